@@ -1,0 +1,49 @@
+# Everything runs in .venv, which the first target makes with nothing but Python >= 3.11 and a package index.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint types protos check-protos lock bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: $(READY) ## Start the three processes, stream a completion, print its numbers, stop
+	@$(BIN)/specd demo
+
+test: $(READY) ## Run the whole test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(READY) ## Measure specd against the target alone and against mlx-lm
+	@$(BIN)/specd bench
+
+lint: $(READY) ## Format check, lint, protobuf lint
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/buf lint
+
+types: $(READY) ## Type check
+	@$(BIN)/mypy
+
+protos: $(READY) ## Regenerate the stubs in specd/v1
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/specd/v1/*.proto
+
+check-protos: protos ## Fail if the committed stubs are not what the protos give
+	@git diff --exit-code --stat -- specd/v1 && test -z "$$(git status --porcelain -- specd/v1)"
+
+lock: $(READY) ## Compile requirements.lock from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+		--extra dev pyproject.toml -o requirements.lock
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing specd and what it needs into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,5 @@
+import math
+
+
+def clamp(value, low, high):
+    """Limit value to the range from low to high."""

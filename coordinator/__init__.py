@@ -1,0 +1,1 @@
+"""The coordinator: sessions, rounds, and the service for clients. No MLX in here."""

@@ -1,0 +1,32 @@
+"""The round loop: speculative decoding of one session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from coordinator.drafter import Drafter
+from coordinator.round import Round
+from coordinator.session import Session
+from coordinator.verifier import Verifier
+
+
+async def decode(
+    session: Session, drafter: Drafter, verifier: Verifier, *, clock: Callable[[], float]
+) -> AsyncGenerator[Round]:
+    """Run a session to its end, a round at a time (Leviathan et al., arXiv 2211.17192, algorithm 1).
+
+    The draft proposes, the target verifies the proposal in one pass, and what it accepts is committed together with
+    its own next token: the recovered token after a rejection, the bonus token otherwise. A round without a proposal
+    is an ordinary decoding step, so a missing draft slows a session down and changes nothing else.
+
+    Raises UnavailableError when the target is lost and does not come back, and what the workers refuse.
+    """
+    started_at = clock()
+    await drafter.prefill(session.token_ids)
+    while session.finish_reason is None:
+        proposal = await drafter.propose(session.token_ids, session.next_num_draft_tokens())
+        verdict = await verifier.verify(session.token_ids, proposal.token_ids)
+        commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
+        ended_at = clock()
+        yield Round.of(proposal, verdict, commit, seconds=ended_at - started_at)
+        started_at = ended_at

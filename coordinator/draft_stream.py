@@ -1,0 +1,36 @@
+"""draft.proto in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from coordinator.round import Exchange
+from coordinator.worker_stream import WorkerStream
+from specd.v1 import draft_pb2, draft_pb2_grpc
+
+
+class GrpcDraftStream:
+    """A `DraftStream` over gRPC."""
+
+    def __init__(self, channel: grpc.aio.Channel, session_id: str) -> None:
+        """Open the stream of a session on the channel of the draft worker."""
+        call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", session_id),))
+        self._stream = WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse](call, worker="draft")
+
+    async def send(self, position: int, token_ids: Sequence[int], num_draft_tokens: int) -> None:
+        """Send a request. Raises WorkerError."""
+        request = draft_pb2.ProposeRequest(
+            round=self._stream.next_round, position=position, token_ids=token_ids, num_draft_tokens=num_draft_tokens
+        )
+        await self._stream.send(request)
+
+    async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
+        """Wait for proposal and cached_len. Raises WorkerError."""
+        response, exchange = await self._stream.receive(timeout_seconds)
+        return list(response.token_ids), response.cached_len, exchange
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.close()

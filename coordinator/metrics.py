@@ -1,0 +1,89 @@
+"""What the coordinator counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from coordinator.round import Round
+from coordinator.statistics import SessionStatistics
+from specd.metrics import SECONDS_BUCKETS
+
+_STAGES = ("draft", "verify", "queue", "wire", "coordinator")
+
+
+class CoordinatorMetrics:
+    """The metrics of the coordinator, in a registry that the caller chose.
+
+    Acceptance rate is specd_accepted_tokens_total / specd_proposed_tokens_total, mean acceptance length
+    specd_generated_tokens_total / specd_rounds_total.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=SECONDS_BUCKETS, registry=registry)
+
+        self.rounds = counter("specd_rounds", "Rounds committed, target-only ones included.")
+        self.prompt_tokens = counter("specd_prompt_tokens", "Tokens of the prompts of sessions that began.")
+        self.generated_tokens = counter("specd_generated_tokens", "Tokens emitted.")
+        self.proposed_tokens = counter("specd_proposed_tokens", "Tokens proposed by the draft and verified.")
+        self.accepted_tokens = counter("specd_accepted_tokens", "Proposed tokens accepted by the target and emitted.")
+        self.accepted_tokens_by_position = counter(
+            "specd_accepted_tokens_by_position", "Accepted tokens by place in the proposal, from 0.", "position"
+        )
+        self.recovered_tokens = counter("specd_recovered_tokens", "Tokens sampled by the target after a rejection.")
+        self.bonus_tokens = counter("specd_bonus_tokens", "Tokens sampled by the target after full acceptance.")
+        self.rounds_without_draft = counter(
+            "specd_rounds_without_draft", "Rounds that asked for a proposal and got none, by reason.", "reason"
+        )
+        self.target_replays = counter("specd_target_replays", "Sessions sent again to a target that had been lost.")
+        self.sessions = counter("specd_sessions", "Sessions that ended: stop, length, cancelled or failed.", "outcome")
+        self.errors = counter("specd_errors", "Requests that ended with an error, by reason.", "reason")
+        self.time_to_first_token = histogram(
+            "specd_time_to_first_token_seconds", "From the arrival of a request to its first token."
+        )
+        self.time_per_output_token = histogram(
+            "specd_time_per_output_token_seconds", "Of a session: first to last token, over the tokens after the first."
+        )
+        self.round_stage = histogram(
+            "specd_round_stage_seconds", "Where a round spends its time (rounds after a session's first).", "stage"
+        )
+        self.active_sessions = Gauge("specd_active_sessions", "Sessions that are decoding.", registry=registry)
+        self.session_tokens = Gauge(
+            "specd_session_tokens", "Tokens of the sessions that are decoding.", registry=registry
+        )
+        self.draft_available = Gauge(
+            "specd_draft_available", "1 while a draft that fits the target is connected.", registry=registry
+        )
+        self.target_available = Gauge("specd_target_available", "1 while the target is connected.", registry=registry)
+        for outcome in ("stop", "length", "cancelled", "failed"):
+            self.sessions.labels(outcome)
+
+    def count_round(self, round_: Round, *, first: bool) -> None:
+        """Count a round; `first` is the one that prefills."""
+        commit = round_.commit
+        self.rounds.inc()
+        self.generated_tokens.inc(len(commit.token_ids))
+        self.proposed_tokens.inc(round_.num_proposed)
+        self.accepted_tokens.inc(commit.num_accepted)
+        for position in range(commit.num_accepted):
+            self.accepted_tokens_by_position.labels(position).inc()
+        self.recovered_tokens.inc(commit.recovered)
+        self.bonus_tokens.inc(commit.bonus)
+        if round_.draft_fault:
+            self.rounds_without_draft.labels(round_.draft_fault).inc()
+        if not first:
+            for stage in _STAGES:
+                self.round_stage.labels(stage).observe(getattr(round_, f"{stage}_seconds"))
+
+    def count_session(self, statistics: SessionStatistics, outcome: str, *, target_replays: int) -> None:
+        """Count a session that ended."""
+        self.sessions.labels(outcome).inc()
+        self.target_replays.inc(target_replays)
+        if statistics.generated_tokens > 0:
+            self.time_to_first_token.observe(statistics.time_to_first_token_seconds)
+        if statistics.generated_tokens > 1:
+            seconds = statistics.decode_seconds / (statistics.generated_tokens - 1)
+            self.time_per_output_token.observe(seconds)

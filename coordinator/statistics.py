@@ -1,0 +1,63 @@
+"""What a session adds up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.round import Round
+
+
+@dataclass
+class SessionStatistics:
+    """Sums over the rounds of a session; the fields are explained in generation.proto.
+
+    The metrics count the same rounds by the same rules, so the sums over sessions equal the counters.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int = 0
+    rounds: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    recovered_tokens: int = 0
+    bonus_tokens: int = 0
+    time_to_first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    rounds_without_draft: int = 0
+    draft_fault: str = ""
+    target_replays: int = 0
+    # Sums over the rounds after the first, the prefill.
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    coordinator_seconds: float = 0.0
+    tokens_after_first_round: int = 0
+
+    def add(self, round_: Round, *, seconds_since_arrival: float) -> None:
+        """Count a round that was committed this long after the request arrived."""
+        commit = round_.commit
+        if self.rounds == 0:
+            self.time_to_first_token_seconds = seconds_since_arrival
+        else:
+            self.draft_seconds += round_.draft_seconds
+            self.verify_seconds += round_.verify_seconds
+            self.queue_seconds += round_.queue_seconds
+            self.wire_seconds += round_.wire_seconds
+            self.coordinator_seconds += round_.coordinator_seconds
+            self.tokens_after_first_round += len(commit.token_ids)
+        self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
+        self.rounds += 1
+        self.generated_tokens += len(commit.token_ids)
+        self.proposed_tokens += round_.num_proposed
+        self.accepted_tokens += commit.num_accepted
+        self.recovered_tokens += commit.recovered
+        self.bonus_tokens += commit.bonus
+        missing = commit.num_accepted - len(self.accepted_by_position)
+        self.accepted_by_position.extend([0] * missing)
+        for position in range(commit.num_accepted):
+            self.accepted_by_position[position] += 1
+        if round_.draft_fault:
+            self.rounds_without_draft += 1
+            self.draft_fault = round_.draft_fault

@@ -1,0 +1,61 @@
+"""Text to tokens and back, with the target's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Tokenizer:
+    """The tokenizer of a model, from the bytes of its tokenizer.json."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json.decode())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, with the special tokens that the model expects in front."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def stream_text(self, prompt_ids: Sequence[int]) -> TextStream:
+        """Start turning what comes after a prompt into text."""
+        return TextStream(self._tokenizer, prompt_ids)
+
+    def difference(self, other: Tokenizer) -> str:
+        """Say for people in which token this map from token to id first differs from another."""
+        own, others = (t._tokenizer.get_vocab(with_added_tokens=True) for t in (self, other))
+        for token, token_id in sorted(own.items(), key=lambda item: item[1]):
+            if others.get(token) != token_id:
+                there = f"id {others[token]}" if token in others else "missing"
+                return f"token {token!r} is id {token_id} in the one and {there} in the other"
+        return f"the one has {len(own)} tokens and the other {len(others)}"
+
+
+class TextStream:
+    """Turns tokens into text as they come, whole characters at a time.
+
+    The texts of all tokens and of `finish` together are what decoding all tokens at once gives.
+    """
+
+    # Of the prompt, decoding needs only what can share a character, or a leading space, with what follows.
+    _CONTEXT_TOKENS = 16
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(ids=list(prompt_ids[-self._CONTEXT_TOKENS :]), skip_special_tokens=True)
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Return the text that a token completes; empty while it ends inside a character."""
+        text = self._stream.step(self._tokenizer, token_id)
+        if text is None:
+            self._held.append(token_id)
+            return ""
+        self._held.clear()
+        return text
+
+    def finish(self) -> str:
+        """Return what is held back of an incomplete character, as replacement characters."""
+        held, self._held = self._held, []
+        return self._tokenizer.decode(held, skip_special_tokens=True) if held else ""

@@ -1,0 +1,112 @@
+"""A session's access to the target worker, which survives the worker's death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from coordinator.prefix import CachedPrefix
+from coordinator.round import Exchange, Verdict
+from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
+from specd.errors import UnavailableError
+
+log = structlog.get_logger()
+
+# Between attempts on a worker that says it is healthy and still breaks the stream.
+_RETRY_SECONDS = 0.05
+
+
+class TargetStream(Protocol):
+    """One session's stream to the target worker: target.proto in plain values."""
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Sequence[int], timeout_seconds: float
+    ) -> tuple[int, int, int, Exchange]:
+        """Run one round: num_accepted, next_token_id, cached_len. Raises WorkerError."""
+
+    def close(self) -> None:
+        """End the stream, and with it the worker's cache."""
+
+
+class TargetLink(Protocol):
+    """The connection to the target worker that all sessions share."""
+
+    def open_stream(self, session_id: str) -> TargetStream:
+        """Open a stream for a session."""
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        """Wait for the worker to be there; return whether it is."""
+
+
+class Verifier:
+    """Gets verdicts for one session from the target worker.
+
+    When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back: nothing is
+    lost, because the coordinator has them all, and nothing is repeated, because only verdicts commit tokens.
+    """
+
+    def __init__(
+        self,
+        link: TargetLink,
+        session_id: str,
+        *,
+        timeout_seconds: float,
+        recovery_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._link = link
+        self._session_id = session_id
+        self._timeout_seconds = timeout_seconds
+        self._recovery_seconds = recovery_seconds
+        self._clock = clock
+        self._stream: TargetStream | None = None
+        self._cached = CachedPrefix()
+        self.num_replays = 0
+
+    async def verify(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
+        """Return the target's verdict on a proposal to come after `token_ids`.
+
+        Raises UnavailableError when the target is lost and not back in time, WorkerError for what it refuses.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                return await self._exchange(token_ids, proposal)
+            except (WorkerLostError, WorkerLateError) as error:
+                self.close()
+                now = self._clock()
+                lost_at = now if lost_at is None else lost_at
+                log.warning("lost the target worker, waiting for it", reason=error.reason, error=str(error))
+                await self._wait_for_target(lost_at + self._recovery_seconds - now)
+                self.num_replays += 1
+
+    def close(self) -> None:
+        """Free what the target worker holds of this session."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._cached = CachedPrefix()
+
+    async def _exchange(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
+        if self._stream is None:
+            self._stream = self._link.open_stream(self._session_id)
+        position = self._cached.position(token_ids)
+        num_accepted, next_token_id, cached_len, exchange = await self._stream.verify(
+            position, token_ids[position:], proposal, self._timeout_seconds
+        )
+        if num_accepted > len(proposal):
+            raise WorkerError("TARGET_BROKEN", f"the target worker accepted {num_accepted} of {len(proposal)} tokens")
+        self._cached.update(len(token_ids), proposal, cached_len)
+        return Verdict(num_accepted, next_token_id, exchange)
+
+    async def _wait_for_target(self, seconds_left: float) -> None:
+        await asyncio.sleep(min(_RETRY_SECONDS, max(seconds_left, 0)))
+        if seconds_left <= 0 or not await self._link.wait_until_ready(seconds_left):
+            raise UnavailableError(
+                "TARGET_UNAVAILABLE",
+                f"the target worker was lost and did not come back within {self._recovery_seconds:g} s",
+                retry_after_seconds=5.0,
+            )

@@ -1,0 +1,150 @@
+"""The coordinator's connection to one worker: whether it is there, and which model it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Generic, TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.tokenizer import Tokenizer
+from specd.channel import open_channel
+from specd.model_info import ModelInfo
+from specd.v1 import model_pb2, model_pb2_grpc
+
+log = structlog.get_logger()
+
+_REMIND_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
+_DESCRIBE_SECONDS = 10.0
+
+Stream = TypeVar("Stream")
+
+
+class RefusedModelError(Exception):
+    """A worker holds a model that the coordinator cannot use; the message names it and says why."""
+
+
+class WorkerLink(Generic[Stream]):
+    """Watches one worker for the life of the coordinator.
+
+    The worker's health stream tells within milliseconds when it dies, and when it is back its model is looked at anew,
+    because it can come back with another. `model` is set exactly while the worker is there and its model is accepted.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        address: str,
+        *,
+        open_stream: Callable[[grpc.aio.Channel, str], Stream],
+        accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
+        on_change: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model."""
+        self.worker = worker
+        self.address = address
+        self.model: ModelInfo | None = None
+        self.fault = f"{worker.upper()}_UNAVAILABLE"
+        self.refusal = ""
+        self._channel = open_channel(address)
+        self._open_stream = open_stream
+        self._accept = accept
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self._watching = asyncio.ensure_future(self._watch())
+
+    def open_stream(self, session_id: str) -> Stream:
+        """Open a stream for a session; if the worker is away, using it fails."""
+        return self._open_stream(self._channel, session_id)
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        """Wait until the worker is there with a model that fits; return whether it is."""
+        return await self._wait_for(lambda: self.model is not None, timeout_seconds)
+
+    async def wait_until_judged(self, timeout_seconds: float) -> bool:
+        """Wait until the worker is there and its model accepted or refused; return whether it is."""
+        return await self._wait_for(lambda: self.model is not None or bool(self.refusal), timeout_seconds)
+
+    async def fetch_tokenizer(self) -> Tokenizer:
+        """Get the tokenizer of the worker's model."""
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=_DESCRIBE_SECONDS)
+        return Tokenizer(b"".join([response.chunk async for response in call]))
+
+    async def close(self) -> None:
+        """Stop watching and close the channel, with all streams on it."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close()
+
+    async def _wait_for(self, condition: Callable[[], bool], timeout_seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_seconds if timeout_seconds < math.inf else None):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def _watch(self) -> None:
+        reminder = asyncio.ensure_future(self._remind())
+        health = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            while True:
+                try:
+                    async for update in health.Watch(  # type: ignore[attr-defined]
+                        health_pb2.HealthCheckRequest(), wait_for_ready=True
+                    ):
+                        if update.status == health_pb2.HealthCheckResponse.SERVING:
+                            await self._look_at_model()
+                        else:
+                            await self._lose("is loading or stopping")
+                except grpc.aio.AioRpcError as error:
+                    await self._lose(error.details() or error.code().name)
+                await asyncio.sleep(_RETRY_SECONDS)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("the watch of a worker failed", worker=self.worker)
+            raise
+        finally:
+            reminder.cancel()
+
+    async def _look_at_model(self) -> None:
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        response = await stub.Describe(model_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
+        values = {field.name: getattr(response.model, field.name) for field in fields(ModelInfo)}
+        model = ModelInfo(**{**values, "eos_token_ids": tuple(response.model.eos_token_ids)})
+        try:
+            await self._accept(model, self)
+        except RefusedModelError as error:
+            self.refusal, self.fault = str(error), f"{self.worker.upper()}_REFUSED"
+            log.error("refused the model of a worker", worker=self.worker, address=self.address, error=str(error))
+        else:
+            self.model, self.refusal, self.fault = model, "", ""
+            log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
+        await self._notify()
+
+    async def _lose(self, why: str) -> None:
+        if self.model is not None:
+            log.warning("lost a worker", worker=self.worker, address=self.address, why=why)
+        if self.model is not None or self.refusal:
+            self.model, self.refusal, self.fault = None, "", f"{self.worker.upper()}_UNAVAILABLE"
+            await self._notify()
+
+    async def _notify(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+        await self._on_change(self.model is not None)
+
+    async def _remind(self) -> None:
+        while True:
+            if self.model is None and not self.refusal:
+                log.info("waiting for a worker", worker=self.worker, address=self.address)
+            await asyncio.sleep(_REMIND_SECONDS)

@@ -1,0 +1,1 @@
+"""The draft worker: proposes tokens."""

@@ -1,0 +1,5 @@
+"""`python -m specd` is the command `specd`."""
+
+from specd.cli import main
+
+main()

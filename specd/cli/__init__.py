@@ -1,0 +1,5 @@
+"""The command `specd`."""
+
+from specd.cli.app import main
+
+__all__ = ["main"]

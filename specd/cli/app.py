@@ -1,0 +1,212 @@
+"""The command line: `specd --help`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from rich.console import Console
+
+from specd import __version__
+from specd.cli.generate import DEMO_PROMPT, show_comparison, show_completion
+from specd.cli.options import load_settings, settings_options
+from specd.errors import StartupError, error_info
+from specd.logs import configure_logging
+from specd.settings import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_TARGET,
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    LogSettings,
+    TargetWorkerSettings,
+    UpSettings,
+)
+from specd.supervisor import Stack
+
+app = typer.Typer(
+    name="specd",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AddressOption = Annotated[
+    str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Where the coordinator listens.")
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; what the user can mend is one line on stderr, and exit code 2."""
+    try:
+        app(args=arguments)
+    except StartupError as error:
+        _complain(str(error))
+        sys.exit(2)
+
+
+@app.callback()
+def configure(
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file, TOML. [SPECD_CONFIG] (default: specd.toml if there is one)")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error. [SPECD_LOG_LEVEL] (default: info)")
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(help="pretty, json, or auto: pretty on a terminal. [SPECD_LOG_FORMAT] (default: auto)"),
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Speculative decoding as a gRPC service on MLX.
+
+    Every option can also be set by the variable in brackets, or in the settings file, in the table of its command.
+    """
+    if version:
+        typer.echo(f"specd {__version__}")
+        raise typer.Exit
+    # In the environment, so that the processes that a command starts have them too.
+    for variable, value in (("CONFIG", config), ("LOG_LEVEL", log_level), ("LOG_FORMAT", log_format)):
+        if value is not None:
+            os.environ[f"SPECD_{variable}"] = str(value)
+
+
+@app.command("draft-worker")
+@settings_options(DraftWorkerSettings)
+def draft_worker(settings: DraftWorkerSettings) -> None:
+    """Serve a draft model."""
+    from draft_worker.__main__ import run
+
+    _serve("draft-worker", run(settings))
+
+
+@app.command("target-worker")
+@settings_options(TargetWorkerSettings)
+def target_worker(settings: TargetWorkerSettings) -> None:
+    """Serve a target model."""
+    from target_worker.__main__ import run
+
+    _serve("target-worker", run(settings))
+
+
+@app.command()
+@settings_options(CoordinatorSettings)
+def coordinator(settings: CoordinatorSettings) -> None:
+    """Serve clients, with a target worker and a draft worker."""
+    from coordinator.__main__ import run
+
+    _serve("coordinator", run(settings))
+
+
+@app.command()
+@settings_options(UpSettings)
+def up(settings: UpSettings) -> None:
+    """Start draft worker, target worker and coordinator, keep them running, and stop them on Ctrl-C."""
+    _configure_logging("up")
+    asyncio.run(_up(settings))
+
+
+async def _up(settings: UpSettings) -> None:
+    stack = Stack(
+        target=settings.target,
+        draft=settings.draft,
+        listen=settings.listen,
+        num_draft_tokens=settings.num_draft_tokens,
+        metrics_ports=(9464, 9465, 9466) if settings.metrics else None,
+    )
+    holding = asyncio.ensure_future(_hold(stack))
+
+    def on_signal() -> None:
+        if holding.cancelling():
+            stack.kill()  # the second signal
+        holding.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    with contextlib.suppress(asyncio.CancelledError):
+        await holding
+
+
+async def _hold(stack: Stack) -> None:
+    async with stack:
+        facts = stack.coordinator.facts
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(
+            f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
+        )
+        for child in stack.children:
+            if child.facts["metrics_address"]:
+                console.print(f"  metrics of the {child.name}: http://{child.facts['metrics_address']}/metrics")
+        console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
+        await asyncio.Event().wait()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.")],
+    num_draft_tokens: Annotated[
+        int | None, typer.Option("--num-draft-tokens", "-k", min=0, help="Draft tokens a round; 0: target alone.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to generate.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the messages as JSON, one a line.")] = False,
+    address: AddressOption = "127.0.0.1:50051",
+) -> None:
+    """Stream a completion from a running coordinator."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with _grpc_errors(address):
+        asyncio.run(
+            show_completion(address, text, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens, as_json=as_json)
+        )
+
+
+@app.command()
+def demo() -> None:
+    """Start everything on the embedded pair, stream a completion, print its numbers, and stop."""
+    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    _configure_logging("demo")
+    asyncio.run(_demo())
+
+
+async def _demo() -> None:
+    Console(stderr=True).print("starting draft worker, target worker and coordinator …", style="dim")
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as stack:
+        await show_comparison(stack.address, DEMO_PROMPT)
+
+
+def _serve(process: str, run: Coroutine[Any, Any, None]) -> None:
+    _configure_logging(process)
+    asyncio.run(run)
+
+
+def _configure_logging(process: str) -> None:
+    configure_logging(load_settings(LogSettings, {}), process=process)
+
+
+@contextlib.contextmanager
+def _grpc_errors(address: str) -> Iterator[None]:
+    """Say in a line what a call came to, and exit with 1."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_info(error).reason:
+            _complain(f"no coordinator answers at {address}: start one with 'specd up'")
+        else:
+            _complain(f"{error.code().name}: {error.details()}")
+        raise typer.Exit(1) from error
+
+
+def _complain(message: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[bold red]specd:[/]", end=" ")
+    console.print(message, markup=False)

@@ -1,0 +1,91 @@
+"""The errors that a caller can meet, each with its gRPC status code and a reason that a program can switch on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "specd"
+
+
+class SpecdError(Exception):
+    """An error that is reported to the caller as it is, in words for people.
+
+    `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(
+        self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_seconds: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequestError(SpecdError):
+    """The request can never succeed as it is."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class CacheTooShortError(SpecdError):
+    """A request to a worker starts at a position that the worker's cache does not reach."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, position: int, cached_len: int) -> None:
+        super().__init__(
+            "CACHE_TOO_SHORT",
+            f"position is {position}, but the cache holds {cached_len} tokens: send the tokens from there",
+            metadata={"cached_len": str(cached_len)},
+        )
+
+
+class UnavailableError(SpecdError):
+    """Something that the request needs is away; trying again later can help."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class InternalError(SpecdError):
+    """Something inside specd broke; the session ends, and nothing that the caller changes would help."""
+
+
+class StartupError(Exception):
+    """The process cannot start; the message says why and what to do about it."""
+
+
+def to_status(error: SpecdError) -> grpc.Status:
+    """Turn an error into what `context.abort_with_status` takes."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    details = [_packed(info)]
+    if error.retry_after_seconds > 0:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = getattr(code_pb2, error.code.name)
+    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+
+
+def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
+    """Return the ErrorInfo that came with a status, or an empty one."""
+    info = error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            break
+    return info
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,20 @@
+"""What is known of a model without loading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a worker says about its model; the fields are those of the message `Model` in model.proto."""
+
+    name: str
+    architecture: str
+    fingerprint: str
+    vocabulary_fingerprint: str
+    vocabulary_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    precision: str
+    device: str

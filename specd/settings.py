@@ -1,0 +1,182 @@
+"""The settings of every process: flags first, then `SPECD_*` variables, then a TOML file, then the defaults here."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from specd.errors import StartupError
+
+# The most draft tokens a round can have, on the wire and in a request.
+MAX_NUM_DRAFT_TOKENS = 32
+
+
+def _check_address(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if address.startswith("unix:") and len(address) > len("unix:"):
+        return address
+    if not (colon and host and port.isdigit() and int(port) < 2**16):
+        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
+    return address
+
+
+def _check_tcp_address(address: str) -> str:
+    if address.startswith("unix:"):
+        raise ValueError(f"{address!r} is not a TCP address: write HOST:PORT")
+    return _check_address(address) if address else address
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+OptionalAddress = Annotated[str, AfterValidator(lambda address: _check_address(address) if address else address)]
+MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+def embedded_model(name: str) -> str:
+    """Return the directory of a model that comes with specd."""
+    packaged = Path(str(files("specd"))) / "models" / name
+    return str(packaged if packaged.is_dir() else Path(__file__).parents[1] / "models" / name)
+
+
+EMBEDDED_TARGET = embedded_model("pycode-47m-4bit")
+EMBEDDED_DRAFT = embedded_model("pycode-3.6m-8bit")
+
+
+class Settings(BaseSettings):
+    """Settings of one command; `table` is its table in the TOML file."""
+
+    table: ClassVar[str] = ""
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_ignore_empty=True, env_prefix="SPECD_")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the TOML file behind flags and environment."""
+        content = _read_config(os.environ.get("SPECD_CONFIG", ""))
+        values = (
+            content.get(cls.table, {}) if cls.table else {k: v for k, v in content.items() if k in cls.model_fields}
+        )
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=values)
+
+
+class LogSettings(Settings):
+    """How all commands log."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe event to log.")
+    log_format: Literal["auto", "pretty", "json"] = Field(
+        "auto", description="'auto' is pretty on a terminal and JSON elsewhere."
+    )
+
+
+class WorkerSettings(Settings):
+    """What the two workers have in common."""
+
+    model: str
+    listen: Address
+    metrics_listen: MetricsAddress
+    blas_threads: int = Field(
+        os.cpu_count() or 1, ge=1, description="OpenBLAS threads, where MLX computes on a Linux CPU."
+    )
+    prefill_chunk_tokens: int = Field(
+        512, ge=16, description="Prompt tokens computed in one step, between which other sessions get their turn."
+    )
+    shutdown_grace_seconds: Seconds = Field(5.0, description="How long a stop waits for open streams.")
+
+
+class DraftWorkerSettings(WorkerSettings):
+    """Settings of `specd draft-worker`."""
+
+    table = "draft-worker"
+    model_config = SettingsConfigDict(env_prefix="SPECD_DRAFT_WORKER_")
+
+    model: str = Field(EMBEDDED_DRAFT, description="Draft model: a directory or a Hugging Face repository.")
+    listen: Address = Field("127.0.0.1:50052", description="gRPC address: HOST:PORT or unix:PATH.")
+    metrics_listen: MetricsAddress = Field(
+        "127.0.0.1:9465", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+    )
+
+
+class TargetWorkerSettings(WorkerSettings):
+    """Settings of `specd target-worker`."""
+
+    table = "target-worker"
+    model_config = SettingsConfigDict(env_prefix="SPECD_TARGET_WORKER_")
+
+    model: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
+    listen: Address = Field("127.0.0.1:50053", description="gRPC address: HOST:PORT or unix:PATH.")
+    metrics_listen: MetricsAddress = Field(
+        "127.0.0.1:9466", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+    )
+
+
+class CoordinatorSettings(Settings):
+    """Settings of `specd coordinator`."""
+
+    table = "coordinator"
+    model_config = SettingsConfigDict(env_prefix="SPECD_COORDINATOR_")
+
+    target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
+    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; empty for none.")
+    listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    metrics_listen: MetricsAddress = Field(
+        "127.0.0.1:9464", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+    )
+    num_draft_tokens: int = Field(
+        4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."
+    )
+    draft_timeout_seconds: Seconds = Field(
+        2.0, description="How long a round waits for its proposal before it goes on with the target alone."
+    )
+    target_timeout_seconds: Seconds = Field(
+        120.0, description="How long a round waits for its verdict before the target counts as lost."
+    )
+    target_recovery_seconds: Seconds = Field(
+        30.0, description="How long a session waits for a lost target to come back before it fails."
+    )
+    draft_startup_seconds: Seconds = Field(
+        60.0, description="How long the start waits for the draft worker before it serves without."
+    )
+    shutdown_grace_seconds: Seconds = Field(10.0, description="How long a stop waits for running sessions.")
+
+
+class UpSettings(Settings):
+    """Settings of `specd up`; the processes that it starts read their own as well."""
+
+    table = "up"
+    model_config = SettingsConfigDict(env_prefix="SPECD_")
+
+    target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
+    draft: str = Field(EMBEDDED_DRAFT, description="Draft model, likewise; empty for none.")
+    listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    num_draft_tokens: int = Field(
+        4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."
+    )
+    metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
+
+
+@cache
+def _read_config(path: str) -> dict[str, Any]:
+    file = Path(path or "specd.toml")
+    if not path and not file.is_file():
+        return {}
+    try:
+        content = tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise StartupError(f"cannot read the settings file {file}: {error}") from error
+    known = {cls.table for cls in (DraftWorkerSettings, TargetWorkerSettings, CoordinatorSettings, UpSettings)}
+    if unknown := sorted(set(content) - known - set(LogSettings.model_fields)):
+        raise StartupError(f"the settings file {file} has unknown entries: {', '.join(unknown)}")
+    return content

@@ -1,0 +1,149 @@
+"""Loads a model the way mlx-lm does, checks that specd can serve it, and describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import structlog
+from huggingface_hub import snapshot_download
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.utils import dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
+
+from specd.errors import StartupError
+from specd.model_info import ModelInfo
+
+log = structlog.get_logger()
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model", "*.tiktoken"]
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NO_CONTEXT_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows]."""
+
+    network: Module
+    info: ModelInfo
+    tokenizer_json: bytes
+
+
+def load(name: str, *, blas: str) -> LoadedModel:
+    """Load a model from a local directory or a Hugging Face repository.
+
+    On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
+    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored.
+
+    Raises StartupError when there is no such model, or when it is not one that specd can serve.
+    """
+    directory = _find(name)
+    _refuse_unsafe_weights(directory)
+    try:
+        network, config = load_model(directory)
+        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+    except (ValueError, KeyError, OSError, RuntimeError, TypeError) as error:
+        raise StartupError(f"cannot load the model {name}: {error}") from error
+    _refuse_caches_without_rewind(name, network)
+
+    if mx.default_device().type == mx.cpu:
+        network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
+        network = dequantize_model(network)
+        precision, device = "float32", f"cpu, {blas}"
+    else:
+        maybe_set_recommended_wired_limit()
+        precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
+    mx.eval(network.parameters())
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    text_config = config.get("text_config") or config
+    info = ModelInfo(
+        name=name,
+        architecture=str(config["model_type"]),
+        fingerprint=_fingerprint(directory),
+        vocabulary_fingerprint=_digest(json.dumps(sorted(vocabulary.items())).encode()),
+        vocabulary_size=max(vocabulary.values()) + 1,
+        context_length=int(text_config.get("max_position_embeddings") or _NO_CONTEXT_LIMIT),
+        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        precision=precision,
+        device=device,
+    )
+    return LoadedModel(network, info, backend.to_str().encode())
+
+
+def _find(name: str) -> Path:
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        raise StartupError(f"the model {name} is a file: name the directory that holds config.json and the weights")
+    if not _REPOSITORY.fullmatch(name):
+        raise StartupError(
+            f"there is no model {name}: name a local directory or a Hugging Face repository "
+            "such as mlx-community/Qwen3-8B-4bit"
+        )
+    log.info("looking up the model", repository=name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED_FILES))
+    except Exception as error:  # the hub client has dozens of error types, all of which mean the same here
+        raise StartupError(
+            f"there is no directory {name}, and the Hugging Face repository cannot be had: {error}"
+        ) from error
+
+
+def _refuse_unsafe_weights(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise StartupError(f"{directory} has no config.json: it is not a model directory")
+    if any(directory.glob("model*.safetensors")):
+        return
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+    if pickles:
+        raise StartupError(
+            f"{directory} holds its weights as pickle ({', '.join(pickles)}), which can run code when loaded: "
+            "convert the model to safetensors with mlx_lm.convert"
+        )
+    raise StartupError(f"{directory} has no weights: no model*.safetensors in it")
+
+
+def _refuse_caches_without_rewind(name: str, network: Module) -> None:
+    unsupported = {type(cache).__name__ for cache in make_prompt_cache(network)} - {KVCache.__name__}
+    if unsupported:
+        raise StartupError(
+            f"the model {name} keeps its state in {', '.join(sorted(unsupported))}, which cannot be rewound exactly; "
+            "specd serves models with full attention in every layer for now"
+        )
+
+
+def _stored_precision(config: dict[str, Any]) -> str:
+    quantization = config.get("quantization") or {}
+    if "bits" in quantization:
+        return f"{quantization['bits']}bit"
+    return str(config.get("torch_dtype") or config.get("dtype") or "as stored")
+
+
+def _fingerprint(directory: Path) -> str:
+    """Digest the config and, of each weight file, its size and sixteen samples: gigabytes would take too long."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    sample = 64 * 1024
+    for path in sorted(directory.glob("model*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for i in range(16):
+                file.seek((size - sample) * i // 15 if size > sample else 0)
+                digest.update(file.read(sample))
+    return digest.hexdigest()[:32]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]

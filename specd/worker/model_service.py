@@ -1,0 +1,45 @@
+"""ModelService: what a worker says about its model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+
+import grpc
+
+from specd.deferred import Deferred
+from specd.errors import SpecdError, to_status
+from specd.v1 import model_pb2, model_pb2_grpc
+from specd.worker.model import LoadedModel
+from specd.worker.worker import Worker
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    """Describes the worker's model and hands out its tokenizer."""
+
+    def __init__(self, worker: Deferred[Worker]) -> None:
+        self._worker = worker
+
+    async def Describe(
+        self, request: model_pb2.DescribeRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> model_pb2.DescribeResponse:
+        """Return the model's description."""
+        model = await self._model(context)
+        return model_pb2.DescribeResponse(model=model_pb2.Model(**dataclasses.asdict(model.info)))
+
+    async def GetTokenizer(
+        self, request: model_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[model_pb2.GetTokenizerResponse]:
+        """Stream the tokenizer."""
+        data = (await self._model(context)).tokenizer_json
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield model_pb2.GetTokenizerResponse(chunk=data[start : start + _CHUNK_BYTES])
+
+    async def _model(self, context: grpc.aio.ServicerContext[object, object]) -> LoadedModel:
+        try:
+            return self._worker.get().model
+        except SpecdError as error:
+            await context.abort_with_status(to_status(error))
+            raise

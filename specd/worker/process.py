@@ -1,0 +1,76 @@
+"""The life of a worker process: load, serve until a signal, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import grpc
+import mlx.core as mx
+import structlog
+
+from specd.deferred import Deferred
+from specd.metrics import MetricsEndpoint, new_registry
+from specd.server import Server
+from specd.settings import WorkerSettings
+from specd.v1 import model_pb2_grpc
+from specd.worker.engine import Engine, Steps
+from specd.worker.metrics import WorkerMetrics
+from specd.worker.model import LoadedModel, load
+from specd.worker.model_service import ModelService
+from specd.worker.session_cache import SessionCache
+from specd.worker.worker import Worker
+
+log = structlog.get_logger()
+
+
+async def run_worker(
+    settings: WorkerSettings,
+    *,
+    process: str,
+    service_name: str,
+    blas: str,
+    add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
+) -> None:
+    """Run a worker process. Raises StartupError when it cannot start."""
+    server = Server(settings.listen, (service_name, "specd.v1.ModelService"))
+    deferred = Deferred[Worker](f"the model {settings.model} to load")
+    add_service(deferred, server.grpc)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
+    # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
+    await server.start()
+    engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
+    stopping = asyncio.ensure_future(server.wait_for_stop())
+    loading = asyncio.ensure_future(engine.run(_load(settings.model, blas, settings.prefill_chunk_tokens)))
+    await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
+
+    try:
+        model = loading.result().result
+        info = model.info
+        registry = new_registry(process, model=info.name, device=info.device, precision=info.precision)
+        caches: set[SessionCache] = set()
+        metrics = WorkerMetrics(registry, caches)
+        with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+            deferred.set(Worker(engine, model, caches, metrics, settings.prefill_chunk_tokens))
+            await server.set_serving(True)
+            server.announce(
+                metrics_address=endpoint.address, model=info.name, device=info.device, precision=info.precision
+            )
+            await stopping
+    finally:
+        await server.stop(settings.shutdown_grace_seconds)
+        engine.stop()
+
+
+def _load(name: str, blas: str, prefill_chunk_tokens: int) -> Steps[LoadedModel]:
+    log.info("loading", model=name, blas=blas)
+    model = load(name, blas=blas)
+    # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
+    cache = SessionCache(model)
+    pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), prefill_chunk_tokens)
+    mx.eval(cache.feed(mx.array(pending)))
+    cache.free()
+    return model

@@ -1,0 +1,90 @@
+"""The KV cache of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+
+from specd.errors import CacheTooShortError
+from specd.worker.engine import Steps
+from specd.worker.model import LoadedModel
+
+# Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
+# decode step, logits of these rows that nobody reads cost little.
+MAX_PENDING = 32
+
+
+class SessionCache:
+    """Keys and values of a prefix of the session's tokens, and which tokens they are.
+
+    Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
+    committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
+    Its arrays belong to the engine's thread: only jobs may call its methods.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._network = model.network
+        self._vocabulary_size = model.info.vocabulary_size
+        self._layers = make_prompt_cache(model.network)
+        self.token_ids: list[int] = []
+        self.num_fed = 0
+
+    @property
+    def cached_len(self) -> int:
+        """How many of the session's tokens the cache holds."""
+        return len(self.token_ids)
+
+    def feed(self, token_ids: mx.array) -> mx.array:
+        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them."""
+        logits: mx.array = self._network(token_ids[None], cache=self._layers)
+        self.num_fed += token_ids.size
+        return logits[0, :, : self._vocabulary_size]
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Say which tokens were fed."""
+        self.token_ids.extend(token_ids)
+        assert self.cached_len <= self.num_fed
+
+    def prefill(self, position: int, token_ids: Sequence[int], chunk_tokens: int) -> Steps[list[int]]:
+        """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
+
+        Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
+        already, from a request that was stopped or repeated, is not computed again. A chunk a step.
+
+        Raises CacheTooShortError when the cache holds fewer than `position` tokens.
+        """
+        if position > self.cached_len:
+            raise CacheTooShortError(position, self.cached_len)
+        reused = _common_prefix_len(self.token_ids[position:], token_ids[:-1])
+        self._rewind(position + reused)
+        pending = list(token_ids[reused:])
+        while len(pending) > MAX_PENDING:
+            chunk = pending[: min(chunk_tokens, len(pending) - 1)]
+            self.feed(mx.array(chunk))
+            mx.eval([layer.state for layer in self._layers])  # without the logits, which are never computed
+            self.commit(chunk)
+            del pending[: len(chunk)]
+            yield
+        return pending
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._layers = []
+        self.token_ids = []
+        self.num_fed = 0
+        mx.clear_cache()
+
+    def _rewind(self, cached_len: int) -> None:
+        surplus = self.num_fed - cached_len
+        if surplus:
+            trimmed: Any = trim_prompt_cache(self._layers, surplus)
+            assert trimmed == surplus, f"rewound {trimmed} tokens instead of {surplus}"
+        self.num_fed = cached_len
+        del self.token_ids[cached_len:]
+
+
+def _common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,108 @@
+"""The server's end of a session: one bidirectional stream, one cache, and the latest request on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+import structlog
+
+from specd.deferred import Deferred
+from specd.errors import SpecdError, to_status
+from specd.worker.engine import Done, Steps
+from specd.worker.session_cache import SessionCache
+from specd.worker.worker import Worker
+
+log = structlog.get_logger()
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Result = TypeVar("Result")
+
+
+class SessionStreams(Generic[Request, Result, Response]):
+    """Serves the sessions of one worker: the prefix protocol, whatever a request computes.
+
+    `begin` checks a request and makes its steps, `answer` makes the response from what they return.
+    """
+
+    def __init__(
+        self,
+        worker: Deferred[Worker],
+        *,
+        begin: Callable[[Worker, SessionCache, Request], Steps[Result]],
+        answer: Callable[[Request, Done[Result]], Response],
+    ) -> None:
+        self._deferred = worker
+        self._begin = begin
+        self._answer = answer
+
+    async def serve(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
+        """Serve one session until its stream ends, then free its cache."""
+        session_id = dict(context.invocation_metadata() or ()).get("specd-session-id", "")
+        structlog.contextvars.bind_contextvars(session_id=session_id)
+        try:
+            await self._serve_session(self._deferred.get(), context)
+        except SpecdError as error:
+            log.warning("request refused", reason=error.reason, error=str(error))
+            await context.abort_with_status(to_status(error))
+        except Exception:
+            log.exception("request failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "the worker failed on this request; its log says why")
+
+    async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
+        cache = SessionCache(worker.model)
+        worker.caches.add(cache)
+        log.debug("session opened")
+        try:
+            await self._serve_latest(worker, context, cache)
+        except Exception:
+            worker.metrics.requests.labels("failed").inc()
+            raise
+        finally:
+            # After the step under way, which may still use it.
+            worker.engine.submit(_close(cache, worker.caches))
+            log.debug("session closed")
+
+    async def _serve_latest(
+        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], cache: SessionCache
+    ) -> None:
+        """Answer requests in order, dropping one that is not done when the next arrives."""
+        reading = asyncio.ensure_future(context.read())
+        working: asyncio.Future[Response] | None = None
+        try:
+            while True:
+                pending: set[asyncio.Future[Any]] = {reading, working} if working else {reading}
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                ended = reading.done() and reading.result() is grpc.aio.EOF
+                if working is not None and (working.done() or ended):
+                    await context.write(await working)
+                    working = None
+                if ended:
+                    return
+                if reading.done():
+                    if working is not None:
+                        working.cancel()
+                        worker.metrics.requests.labels("superseded").inc()
+                    working = asyncio.ensure_future(self._work(worker, cache, reading.result()))
+                    reading = asyncio.ensure_future(context.read())
+        finally:
+            reading.cancel()
+            if working is not None:
+                working.cancel()
+
+    async def _work(self, worker: Worker, cache: SessionCache, request: Request) -> Response:
+        done = await worker.engine.run(self._begin(worker, cache, request))
+        worker.metrics.requests.labels("done").inc()
+        worker.metrics.compute_seconds.observe(done.compute_seconds)
+        worker.metrics.queue_seconds.observe(done.queue_seconds)
+        return self._answer(request, done)
+
+
+def _close(cache: SessionCache, caches: set[SessionCache]) -> Steps[None]:
+    caches.discard(cache)
+    cache.free()
+    return
+    yield  # a job is a generator; this one has a single step

@@ -1,0 +1,1 @@
+"""The target worker: verifies proposals."""
