@@ -16,6 +16,7 @@ from coordinator.drafter import Drafter, DraftLink
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.request import check_num_draft_tokens, check_prompt, resolve_max_tokens
 from coordinator.round import Round
+from coordinator.run_ahead import run_ahead
 from coordinator.session import FinishReason, Session
 from coordinator.statistics import SessionStatistics
 from coordinator.tokenizer import TextStream, Tokenizer
@@ -26,6 +27,9 @@ from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 
 log = structlog.get_logger()
+
+# Rounds that a session may be ahead of what its client has read.
+_ROUNDS_AHEAD = 64
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Coordinator:
             text = self._tokenizer.stream_text(session.token_ids)
             outcome = "failed"
             try:
-                async with aclosing(decode(session, drafter, verifier, clock=time.perf_counter)) as rounds:
+                decoding = decode(session, drafter, verifier, clock=time.perf_counter)
+                async with aclosing(run_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
                     async for round_ in rounds:
                         self._metrics.count_round(round_, first=statistics.rounds == 0)
                         statistics.add(round_, seconds_since_arrival=time.perf_counter() - arrived_at)

@@ -19,12 +19,14 @@ class GrpcDraftStream:
         call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", session_id),))
         self._stream = WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse](call, worker="draft")
 
-    async def send(self, position: int, token_ids: Sequence[int], num_draft_tokens: int) -> None:
+    async def send(
+        self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
+    ) -> None:
         """Send a request. Raises WorkerError."""
         request = draft_pb2.ProposeRequest(
             round=self._stream.next_round, position=position, token_ids=token_ids, num_draft_tokens=num_draft_tokens
         )
-        await self._stream.send(request)
+        await self._stream.send(request, timeout_seconds)
 
     async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
         """Wait for proposal and cached_len. Raises WorkerError."""

@@ -21,7 +21,9 @@ _LONGEST_BACKOFF_SECONDS = 8.0
 class DraftStream(Protocol):
     """One session's stream to the draft worker: draft.proto in plain values."""
 
-    async def send(self, position: int, token_ids: Sequence[int], num_draft_tokens: int) -> None:
+    async def send(
+        self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
+    ) -> None:
         """Send a request, which supersedes one that is not answered yet. Raises WorkerError."""
 
     async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
@@ -80,7 +82,7 @@ class Drafter:
         if self._link.model is None or len(token_ids) > self._link.model.context_length:
             return
         try:
-            await self._open_stream().send(0, token_ids, 0)
+            await self._open_stream().send(0, token_ids, 0, self._timeout_seconds)
         except WorkerError as error:
             self._fail(error.reason)
 
@@ -112,7 +114,7 @@ class Drafter:
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
         stream = self._open_stream()
         position = self._cached.position(token_ids)
-        await stream.send(position, token_ids[position:], num_draft_tokens)
+        await stream.send(position, token_ids[position:], num_draft_tokens, self._timeout_seconds)
         proposal, cached_len, exchange = await stream.receive(self._timeout_seconds)
         # The target worker would refuse the whole round for one bad id.
         if len(proposal) != num_draft_tokens or max(proposal) >= model.vocabulary_size:

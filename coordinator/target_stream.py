@@ -26,7 +26,7 @@ class GrpcTargetStream:
         request = target_pb2.VerifyRequest(
             round=self._stream.next_round, position=position, token_ids=token_ids, proposal=proposal
         )
-        await self._stream.send(request)
+        await self._stream.send(request, timeout_seconds)
         response, exchange = await self._stream.receive(timeout_seconds)
         return response.num_accepted, response.next_token_id, response.cached_len, exchange
 

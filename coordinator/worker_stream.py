@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
@@ -60,68 +60,72 @@ class WorkerStream(Generic[Request, Response]):
         self._worker = worker
         self._round = 0
         self._sent_at = 0.0
-        self._reading: asyncio.Future[Response] | None = None
+        self._ended: WorkerError | None = None
+        self._answer: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
+        # One reader for the life of the stream: cancelling a single read would cancel the whole call.
+        self._reading = asyncio.ensure_future(self._read())
 
     @property
     def next_round(self) -> int:
         """The number that the next request must carry."""
         return self._round + 1
 
-    async def send(self, request: Request) -> None:
+    async def send(self, request: Request, timeout_seconds: float) -> None:
         """Send the next request, which supersedes one that is not answered yet. Raises WorkerError."""
         self._round += 1
         self._sent_at = time.perf_counter()
+        self._answer = asyncio.get_running_loop().create_future()
+        if self._ended is not None:
+            raise self._ended
         try:
-            await self._call.write(request)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise await self._error(error) from error
+            async with asyncio.timeout(timeout_seconds):
+                await self._call.write(request)
+        except TimeoutError:
+            raise self._late(timeout_seconds) from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._reading  # which has the same news, with the status
+            assert self._ended is not None
+            raise self._ended from None
 
     async def receive(self, timeout_seconds: float) -> tuple[Response, Exchange]:
         """Wait for the answer to the last request. Raises WorkerError."""
-        give_up_at = time.perf_counter() + timeout_seconds
-        while True:
-            # Cancelling a read would cancel the whole call, so a read that comes too late is left for the next round.
-            if self._reading is None:
-                self._reading = asyncio.ensure_future(self._call.read())  # type: ignore[arg-type]
-                self._reading.add_done_callback(_mark_retrieved)
-            await asyncio.wait({self._reading}, timeout=give_up_at - time.perf_counter())
-            if not self._reading.done():
-                reason = f"{self._worker.upper()}_LATE"
-                raise WorkerLateError(reason, f"no answer from the {self._worker} worker in {timeout_seconds:g} s")
-            reading, self._reading = self._reading, None
-            try:
-                response = reading.result()
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                raise await self._error(error) from error
-            if response is grpc.aio.EOF:  # type: ignore[comparison-overlap]
-                raise WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
-            if response.round == self._round:
-                return response, self._exchange(response.time)
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, self._settle, self._late(timeout_seconds))
+        try:
+            answer = await self._answer
+        finally:
+            timer.cancel()
+        if isinstance(answer, WorkerError):
+            raise answer
+        elapsed = time.perf_counter() - self._sent_at
+        queue_seconds, compute_seconds = answer.time.queue_seconds, answer.time.compute_seconds
+        return answer, Exchange(queue_seconds, compute_seconds, max(elapsed - queue_seconds - compute_seconds, 0.0))
 
     def close(self) -> None:
         """End the stream; the worker frees the session."""
-        if self._reading is not None:
-            self._reading.cancel()
+        self._reading.cancel()
         self._call.cancel()
 
-    def _exchange(self, worker_time: model_pb2.WorkerTime) -> Exchange:
-        elapsed = time.perf_counter() - self._sent_at
-        queue_seconds, compute_seconds = worker_time.queue_seconds, worker_time.compute_seconds
-        return Exchange(queue_seconds, compute_seconds, max(elapsed - queue_seconds - compute_seconds, 0.0))
+    async def _read(self) -> None:
+        try:
+            while (response := cast(Response, await self._call.read())) is not grpc.aio.EOF:
+                if response.round == self._round:
+                    self._settle(response)
+            self._ended = WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
+        except grpc.aio.AioRpcError as error:
+            code, reason = error.code(), error_info(error).reason
+            kind = WorkerLostError if code in _LOST_CODES else WorkerError
+            self._ended = kind(
+                reason or self._reason(code.name), f"{code.name} from the {self._worker} worker: {error.details()}"
+            )
+        self._settle(self._ended)
 
-    async def _error(self, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> WorkerError:
-        if isinstance(error, asyncio.InvalidStateError):  # a write on a call that has ended
-            code, details, reason = await self._call.code(), await self._call.details() or "", ""
-        else:
-            code, details, reason = error.code(), error.details() or "", error_info(error).reason
-        kind = WorkerLostError if code in _LOST_CODES else WorkerError
-        return kind(reason or self._reason(code.name), f"{code.name} from the {self._worker} worker: {details}")
+    def _settle(self, answer: Response | WorkerError) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer)
 
-    def _reason(self, code: str) -> str:
-        return f"{self._worker.upper()}_{code}"
+    def _late(self, timeout_seconds: float) -> WorkerLateError:
+        message = f"no answer from the {self._worker} worker in {timeout_seconds:g} s"
+        return WorkerLateError(self._reason("LATE"), message)
 
-
-def _mark_retrieved(task: asyncio.Future[Response]) -> None:
-    """Keep asyncio from complaining of the error of a read that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
+    def _reason(self, what: str) -> str:
+        return f"{self._worker.upper()}_{what}"

@@ -7,8 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -30,8 +29,13 @@ class Done(Generic[Result]):
 class _Job(Generic[Result]):
     steps: Steps[Result]
     submitted_at: float
-    future: Future[Done[Result]] = field(default_factory=Future)
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Done[Result]]
     compute_seconds: float = 0.0
+
+    def settle(self, outcome: Done[Result] | Exception) -> None:
+        """Hand the outcome over to the event loop."""
+        self.loop.call_soon_threadsafe(_settle, self.future, outcome)
 
 
 class Engine:
@@ -51,20 +55,19 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, steps: Steps[Result]) -> Done[Result]:
-        """Run a job and return its result; cancelling drops the job at its next step."""
-        return await asyncio.wrap_future(self.submit(steps))
+    def submit(self, steps: Steps[Result]) -> asyncio.Future[Done[Result]]:
+        """Queue a job, from the event loop; cancelling the future drops the job at its next step.
 
-    def submit(self, steps: Steps[Result]) -> Future[Done[Result]]:
-        """Queue a job; any thread may call this. Once the engine is stopped, the job is cancelled."""
-        job = _Job(steps, time.perf_counter())
+        Once the engine is stopped, the job is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(steps, time.perf_counter(), loop, loop.create_future())
         with self._wake:
             if self._stopping:
-                steps.close()
                 job.future.cancel()
-                return job.future
-            self._jobs.append(job)  # type: ignore[arg-type]
-            self._wake.notify()
+            else:
+                self._jobs.append(job)
+                self._wake.notify()
         return job.future
 
     def stop(self) -> None:
@@ -77,9 +80,8 @@ class Engine:
     def _loop(self) -> None:
         while (job := self._next()) is not None:
             self._step(job)
-        for job in self._jobs:
-            job.steps.close()
-            job.future.cancel()
+        for waiting in self._jobs:
+            waiting.loop.call_soon_threadsafe(waiting.future.cancel)
         self._on_exit()
 
     def _next(self) -> _Job[object] | None:
@@ -96,15 +98,20 @@ class Engine:
             next(job.steps)
         except StopIteration as stop:
             now = time.perf_counter()
-            job.compute_seconds += now - started_at
-            queue_seconds = now - job.submitted_at - job.compute_seconds
-            done = Done(stop.value, queue_seconds, job.compute_seconds)
-            if job.future.set_running_or_notify_cancel():  # else it was cancelled meanwhile
-                job.future.set_result(done)
+            compute_seconds = job.compute_seconds + now - started_at
+            job.settle(Done(stop.value, now - job.submitted_at - compute_seconds, compute_seconds))
         except Exception as error:
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)  # the caller's to handle
+            job.settle(error)
         else:
             job.compute_seconds += time.perf_counter() - started_at
             with self._wake:
                 self._jobs.append(job)
+
+
+def _settle(future: asyncio.Future[Done[Result]], outcome: Done[Result] | Exception) -> None:
+    if future.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

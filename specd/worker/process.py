@@ -42,8 +42,8 @@ async def run_worker(
     await server.start()
     engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
     stopping = asyncio.ensure_future(server.wait_for_stop())
-    loading = asyncio.ensure_future(engine.run(_load(settings.model, blas, settings.prefill_chunk_tokens)))
-    await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+    loading = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
+    await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 import structlog
@@ -45,11 +45,12 @@ class SessionStreams(Generic[Request, Result, Response]):
         structlog.contextvars.bind_contextvars(session_id=session_id)
         try:
             await self._serve_session(self._deferred.get(), context)
-        except SpecdError as error:
-            log.warning("request refused", reason=error.reason, error=str(error))
-            await context.abort_with_status(to_status(error))
-        except Exception:
-            log.exception("request failed")
+        except (SpecdError, ExceptionGroup) as raised:
+            error = raised.exceptions[0] if isinstance(raised, ExceptionGroup) else raised
+            if isinstance(error, SpecdError):
+                log.warning("request refused", reason=error.reason, error=str(error))
+                await context.abort_with_status(to_status(error))
+            log.error("request failed", exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, "the worker failed on this request; its log says why")
 
     async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
@@ -69,36 +70,30 @@ class SessionStreams(Generic[Request, Result, Response]):
     async def _serve_latest(
         self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], cache: SessionCache
     ) -> None:
-        """Answer requests in order, dropping one that is not done when the next arrives."""
-        reading = asyncio.ensure_future(context.read())
-        working: asyncio.Future[Response] | None = None
-        try:
-            while True:
-                pending: set[asyncio.Future[Any]] = {reading, working} if working else {reading}
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                ended = reading.done() and reading.result() is grpc.aio.EOF
-                if working is not None and (working.done() or ended):
-                    await context.write(await working)
-                    working = None
-                if ended:
-                    return
-                if reading.done():
-                    if working is not None:
-                        working.cancel()
-                        worker.metrics.requests.labels("superseded").inc()
-                    working = asyncio.ensure_future(self._work(worker, cache, reading.result()))
-                    reading = asyncio.ensure_future(context.read())
-        finally:
-            reading.cancel()
-            if working is not None:
-                working.cancel()
+        """Answer the latest request, dropping one that is not done when the next arrives."""
+        computing: asyncio.Future[Done[Result]] | None = None
+        writing = asyncio.Lock()
+        async with asyncio.TaskGroup() as answers:
+            while (request := await context.read()) is not grpc.aio.EOF:
+                if computing is not None and computing.cancel():
+                    worker.metrics.requests.labels("superseded").inc()
+                computing = worker.engine.submit(self._begin(worker, cache, request))
+                answers.create_task(self._write_answer(worker, context, request, computing, writing))
 
-    async def _work(self, worker: Worker, cache: SessionCache, request: Request) -> Response:
-        done = await worker.engine.run(self._begin(worker, cache, request))
+    async def _write_answer(
+        self,
+        worker: Worker,
+        context: grpc.aio.ServicerContext[Request, Response],
+        request: Request,
+        computing: asyncio.Future[Done[Result]],
+        writing: asyncio.Lock,
+    ) -> None:
+        done = await computing
+        async with writing:  # gRPC takes one message at a time
+            await context.write(self._answer(request, done))
         worker.metrics.requests.labels("done").inc()
         worker.metrics.compute_seconds.observe(done.compute_seconds)
         worker.metrics.queue_seconds.observe(done.queue_seconds)
-        return self._answer(request, done)
 
 
 def _close(cache: SessionCache, caches: set[SessionCache]) -> Steps[None]:
