@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
 
@@ -107,7 +107,7 @@ class WorkerStream(Generic[Request, Response]):
 
     async def _read(self) -> None:
         try:
-            while (response := cast(Response, await self._call.read())) is not grpc.aio.EOF:
+            while (response := cast(Any, await self._call.read())) is not grpc.aio.EOF:
                 if response.round == self._round:
                     self._settle(response)
             self._ended = WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")

@@ -14,7 +14,12 @@ def configure_logging(settings: LogSettings, *, process: str) -> None:
     """Set structlog up for the whole process; libraries that use `logging` go the same way."""
     pretty = settings.log_format == "pretty" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+
+    def name_process(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {"process": process, **event}  # not a context variable: those do not reach other threads
+
     shared: list[structlog.typing.Processor] = [
+        name_process,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if pretty else "iso", utc=not pretty),
@@ -38,4 +43,3 @@ def configure_logging(settings: LogSettings, *, process: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
-    structlog.contextvars.bind_contextvars(process=process)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -48,9 +48,8 @@ class Engine:
 
     def __init__(self, on_exit: Callable[[], None], *, name: str = "mlx-owner") -> None:
         """Start the thread; `on_exit` is the last thing that it runs."""
-        self._jobs: deque[_Job[object]] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None ends the thread
+        self._stopped = False
         self._on_exit = on_exit
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -62,34 +61,27 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         job = _Job(steps, time.perf_counter(), loop, loop.create_future())
-        with self._wake:
-            if self._stopping:
-                job.future.cancel()
-            else:
-                self._jobs.append(job)
-                self._wake.notify()
+        if self._stopped:
+            job.future.cancel()
+        else:
+            self._jobs.put(job)
         return job.future
 
     def stop(self) -> None:
         """Finish the step under way, cancel what waits, and end the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopped = True
+        self._jobs.put(None)
         self._thread.join()
 
     def _loop(self) -> None:
-        while (job := self._next()) is not None:
+        while not self._stopped and (job := self._jobs.get()) is not None:
             self._step(job)
-        for waiting in self._jobs:
-            waiting.loop.call_soon_threadsafe(waiting.future.cancel)
+        while not self._jobs.empty():
+            if (waiting := self._jobs.get()) is not None:
+                waiting.loop.call_soon_threadsafe(waiting.future.cancel)
         self._on_exit()
 
-    def _next(self) -> _Job[object] | None:
-        with self._wake:
-            self._wake.wait_for(lambda: self._jobs or self._stopping)
-            return None if self._stopping else self._jobs.popleft()
-
-    def _step(self, job: _Job[object]) -> None:
+    def _step(self, job: _Job[Any]) -> None:
         if job.future.cancelled():
             job.steps.close()
             return
@@ -104,8 +96,7 @@ class Engine:
             job.settle(error)
         else:
             job.compute_seconds += time.perf_counter() - started_at
-            with self._wake:
-                self._jobs.append(job)
+            self._jobs.put(job)  # behind the others
 
 
 def _settle(future: asyncio.Future[Done[Result]], outcome: Done[Result] | Exception) -> None:

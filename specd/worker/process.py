@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import mlx.core as mx
@@ -41,14 +42,14 @@ async def run_worker(
     # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
     await server.start()
     engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
-    stopping = asyncio.ensure_future(server.wait_for_stop())
-    loading = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
+    stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
+    loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
 
     try:
-        model = loading.result().result
+        model: LoadedModel = loading.result().result
         info = model.info
         registry = new_registry(process, model=info.name, device=info.device, precision=info.precision)
         caches: set[SessionCache] = set()
