@@ -184,6 +184,46 @@ async def _demo() -> None:
         await show_comparison(stack.address, DEMO_PROMPT)
 
 
+@app.command()
+def bench(
+    target: Annotated[str, typer.Option(help="Target model.", show_default=False)] = EMBEDDED_TARGET,
+    draft: Annotated[str, typer.Option(help="Draft model.", show_default=False)] = EMBEDDED_DRAFT,
+    num_draft_tokens: Annotated[
+        list[int] | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Repeat for each k. (default: 3 4 5 7)")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Directory of prompts, a file each. (default: ours)")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Use this many of them, evenly spread.")] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Tokens to generate for each.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs over all prompts.")] = 1,
+    blas_threads: Annotated[int, typer.Option(min=1, help="OpenBLAS threads, on a Linux CPU.")] = os.cpu_count() or 1,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
+) -> None:
+    """Measure specd against its target alone and against mlx-lm in process, in one run on the same prompts."""
+    from specd.worker.blas import load_blas
+
+    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    _configure_logging("bench")
+    os.environ["OPENBLAS_NUM_THREADS"] = str(blas_threads)  # for the workers as well
+    blas = load_blas(blas_threads)
+
+    from specd.bench.prompts import load_prompts
+    from specd.bench.run import Options, run_bench
+
+    chosen = load_prompts(prompts)
+    names = list(chosen)[:: max(1, len(chosen) // num_prompts)][:num_prompts]
+    options = Options(
+        target=target,
+        draft=draft,
+        prompts={name: chosen[name] for name in names},
+        num_draft_tokens=num_draft_tokens or [3, 4, 5, 7],
+        max_tokens=max_tokens,
+        repeats=repeats,
+        blas=blas,
+    )
+    if not run_bench(options, json_path):
+        raise typer.Exit(1)
+
+
 def _serve(process: str, run: Coroutine[Any, Any, None]) -> None:
     _configure_logging(process)
     asyncio.run(run)

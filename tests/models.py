@@ -1,0 +1,70 @@
+"""Models made on the spot: tiny random ones, and variants of the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
+from mlx_lm.utils import dequantize_model, load_model
+
+from specd.model_info import ModelInfo
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.worker.model import LoadedModel
+
+TINY_VOCABULARY_SIZE = 16
+
+
+def tiny_model(seed: int = 0) -> LoadedModel:
+    """Make a random two-layer Llama over 16 tokens."""
+    mx.random.seed(seed)
+    arguments = llama.ModelArgs(
+        model_type="llama",
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        vocab_size=TINY_VOCABULARY_SIZE,
+    )
+    network = llama.Model(arguments)
+    # Larger weights than the initial ones: random models otherwise say the same token everywhere.
+    network.update(tree_map(lambda weight: 3.0 * weight, network.parameters()))
+    mx.eval(network.parameters())
+    info = ModelInfo("tiny", "llama", "", "", TINY_VOCABULARY_SIZE, 4096, (0,), "float32", "cpu")
+    return LoadedModel(network, info, b"")
+
+
+def save_random_draft(directory: Path) -> str:
+    """Save a draft of the embedded draft's shape with random weights."""
+    return _save_variant(EMBEDDED_DRAFT, directory, lambda name, weight: mx.random.normal(weight.shape) * 0.05)
+
+
+def save_always_wrong_draft(directory: Path) -> str:
+    """Save the embedded target with its output turned round: its favourite token is the target's least likely."""
+    return _save_variant(EMBEDDED_TARGET, directory, lambda name, weight: weight, negate_output=True)
+
+
+def _save_variant(
+    source: str, directory: Path, change: Callable[[str, mx.array], mx.array], *, negate_output: bool = False
+) -> str:
+    network, _ = load_model(Path(source))
+    network.set_dtype(mx.float32)
+    network = dequantize_model(network)
+    weights = {name: change(name, weight) for name, weight in tree_flatten(network.parameters())}
+    config = json.loads((Path(source) / "config.json").read_text())
+    del config["quantization"], config["quantization_config"]
+    if negate_output:
+        config["tie_word_embeddings"] = False
+        weights["lm_head.weight"] = -weights["model.embed_tokens.weight"]
+    directory.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(Path(source) / name, directory)
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return str(directory)

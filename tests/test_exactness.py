@@ -1,0 +1,127 @@
+"""The embedded pair, through real processes: what Generate streams is what mlx-lm decodes, for every k and draft."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+
+from specd.client import Client
+from specd.settings import EMBEDDED_TARGET
+from specd.supervisor import Stack
+from specd.v1 import generation_pb2
+from specd.worker.model import LoadedModel, load
+from tests.conftest import PROMPTS
+from tests.models import save_always_wrong_draft, save_random_draft
+
+MAX_TOKENS = 48
+
+_DRAFTS: dict[str, Callable[[Path], str]] = {
+    "random": lambda directory: save_random_draft(directory / "random"),
+    "always right": lambda directory: EMBEDDED_TARGET,
+    "always wrong": lambda directory: save_always_wrong_draft(directory / "wrong"),
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    """The embedded target in this process, with the same weights in the same precision."""
+    return load(EMBEDDED_TARGET, blas="")
+
+
+@pytest.fixture(scope="module")
+def references(target: LoadedModel, prompts: list[str]) -> dict[str, list[int]]:
+    """What mlx-lm's own greedy decoding gives for each prompt, up to and with an end token."""
+    from coordinator.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(target.tokenizer_json)
+    return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt)) for prompt in prompts}
+
+
+def decode_with_mlx_lm(target: LoadedModel, prompt_ids: list[int]) -> list[int]:
+    token_ids: list[int] = []
+    for token_id, _ in generate_step(mx.array(prompt_ids), target.network, max_tokens=MAX_TOKENS):
+        token_ids.append(token_id)
+        if token_id in target.info.eos_token_ids:
+            break
+    return token_ids
+
+
+async def generate(client: Client, prompt: str, k: int) -> tuple[list[int], generation_pb2.SessionStatistics]:
+    responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS, num_draft_tokens=k)]
+    return [token.id for r in responses for token in r.tokens], responses[-1].statistics
+
+
+def test_there_are_prompts_of_every_length(target: LoadedModel, prompts: list[str]) -> None:
+    from coordinator.tokenizer import Tokenizer
+
+    lengths = [len(Tokenizer(target.tokenizer_json).encode(prompt)) for prompt in prompts]
+    assert len(lengths) >= 20
+    assert sum(length < 300 for length in lengths) >= 8
+    assert sum(500 <= length < 1500 for length in lengths) >= 4
+    assert sum(length >= 1500 for length in lengths) >= 4
+
+
+@pytest.mark.parametrize("prompt", [pytest.param(path.read_text(), id=path.stem) for path in PROMPTS])
+async def test_every_k_gives_the_tokens_of_mlx_lm(
+    client: Client, references: dict[str, list[int]], prompt: str
+) -> None:
+    for k in range(9):
+        token_ids, statistics = await generate(client, prompt, k)
+        assert token_ids == references[prompt], f"k = {k}"
+        assert statistics.draft_fault == ""
+        assert (statistics.proposed_tokens > 0) == (k > 0)
+
+
+@pytest.fixture(scope="module", params=_DRAFTS)
+async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
+    draft = _DRAFTS[request.param](tmp_path_factory.mktemp("drafts"))
+    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, Client(stack.address) as client:
+        client.draft_kind = request.param  # type: ignore[attr-defined]
+        yield client
+
+
+async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:
+    kind = odd_client.draft_kind  # type: ignore[attr-defined]
+    for i, (prompt, expected) in enumerate(references.items()):
+        token_ids, statistics = await generate(odd_client, prompt, 1 + i % 8)
+        assert token_ids == expected
+        assert statistics.proposed_tokens > 0
+        if kind == "always wrong":
+            assert statistics.accepted_tokens == 0
+        if kind == "always right" and len(expected) == MAX_TOKENS:
+            assert statistics.accepted_tokens == statistics.proposed_tokens
+
+
+async def test_concurrent_sessions_do_not_mix(client: Client, references: dict[str, list[int]]) -> None:
+    """Sessions of all lengths and k at once, some of them given up on the way."""
+
+    async def give_up(prompt: str) -> None:
+        async for _ in client.generate(prompt, max_tokens=MAX_TOKENS, num_draft_tokens=3):
+            return
+
+    async with asyncio.TaskGroup() as tasks:
+        for prompt in list(references)[::3]:
+            tasks.create_task(give_up(prompt))
+        running = {
+            prompt: tasks.create_task(generate(client, prompt, i % 9)) for i, prompt in enumerate(list(references)[::2])
+        }
+    for prompt, task in running.items():
+        assert task.result()[0] == references[prompt]
+
+
+async def test_text_is_the_decoding_of_the_tokens(client: Client, target: LoadedModel, prompts: list[str]) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(target.tokenizer_json.decode())
+    for prompt in prompts[:16]:
+        responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS)]
+        token_ids = [token.id for r in responses for token in r.tokens]
+        text = "".join(r.text for r in responses)
+        assert text == "".join(token.text for r in responses for token in r.tokens)
+        assert prompt + text == tokenizer.decode([*tokenizer.encode(prompt).ids, *token_ids])

@@ -1,0 +1,281 @@
+"""The round loop against fake workers: whatever draft and faults do, the target's own tokens come out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import verifier as verifier_module
+from coordinator.decoding import decode
+from coordinator.drafter import Drafter
+from coordinator.round import Exchange, Round
+from coordinator.session import FinishReason, Session
+from coordinator.statistics import SessionStatistics
+from coordinator.verifier import Verifier
+from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
+from specd.errors import UnavailableError
+from specd.model_info import ModelInfo
+
+VOCABULARY_SIZE = 5
+CONTEXT_LENGTH = 64
+END_TOKEN = 0
+DRAFT_MODEL = ModelInfo("draft", "fake", "", "", VOCABULARY_SIZE, CONTEXT_LENGTH, (), "", "")
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """Return the fake target's choice, which depends on every token before it."""
+    state = 7
+    for token_id in token_ids:
+        state = (state * 31 + token_id + 1) % 1_000_003
+    return state % VOCABULARY_SIZE
+
+
+def decode_with_target_alone(prompt: list[int], max_tokens: int) -> list[int]:
+    token_ids = list(prompt)
+    while len(token_ids) < len(prompt) + max_tokens:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] == END_TOKEN:
+            break
+    return token_ids[len(prompt) :]
+
+
+class FakeCache:
+    """A worker's cache that holds the protocol to its word."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def hold(self, position: int, token_ids: Sequence[int]) -> list[int]:
+        assert len(token_ids) >= 1
+        assert position <= len(self.token_ids), "the coordinator counted on tokens that the worker does not hold"
+        self.token_ids = [*self.token_ids[:position], *token_ids]
+        return self.token_ids
+
+
+@dataclass
+class FakeTarget:
+    """The target worker and the way to it. Each verify takes the next of `events`; after the last all goes well."""
+
+    events: list[str]
+    comes_back: bool = True
+    num_open: int = 0
+
+    def open_stream(self, session_id: str) -> FakeTargetStream:
+        self.num_open += 1
+        return FakeTargetStream(self)
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        return self.comes_back
+
+
+@dataclass
+class FakeTargetStream:
+    worker: FakeTarget
+    cache: FakeCache = field(default_factory=FakeCache)
+    broken: bool = False
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Sequence[int], timeout_seconds: float
+    ) -> tuple[int, int, int, Exchange]:
+        assert not self.broken, "a stream that broke was used again"
+        event = self.worker.events.pop(0) if self.worker.events else "ok"
+        if event == "lost":
+            self.broken = True
+            raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
+        held = self.cache.hold(position, [*token_ids, *proposal])
+        if event == "late":
+            raise WorkerLateError("TARGET_LATE", "late")
+        committed = len(held) - len(proposal)
+        own = [next_token(held[: committed + i]) for i in range(len(proposal) + 1)]
+        num_accepted = next((i for i, token in enumerate(proposal) if token != own[i]), len(proposal))
+        return num_accepted, own[num_accepted], len(held), Exchange()
+
+    def close(self) -> None:
+        self.worker.num_open -= 1
+
+
+@dataclass
+class FakeDraft:
+    """The draft worker: `choose` makes its proposals, `events` its failures."""
+
+    choose: Callable[[list[int]], int]
+    events: list[str]
+    model: ModelInfo | None = DRAFT_MODEL
+    fault: str = "DRAFT_UNAVAILABLE"
+    num_open: int = 0
+
+    def open_stream(self, session_id: str) -> FakeDraftStream:
+        self.num_open += 1
+        return FakeDraftStream(self)
+
+
+@dataclass
+class FakeDraftStream:
+    worker: FakeDraft
+    cache: FakeCache = field(default_factory=FakeCache)
+    answer: tuple[list[int], int] = ([], 0)
+    event: str = "ok"
+    broken: bool = False
+
+    async def send(
+        self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
+    ) -> None:
+        assert not self.broken, "a stream that broke was used again"
+        self.event = self.worker.events.pop(0) if self.worker.events else "ok"
+        self.broken = self.event in {"lost", "refuses"}
+        if self.event == "lost":
+            raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
+        held = self.cache.hold(position, token_ids)
+        proposal: list[int] = []
+        for _ in range(num_draft_tokens):
+            proposal.append(self.worker.choose([*held, *proposal]))
+        held.extend(proposal[:-1])
+        if not proposal:
+            del held[-1:]  # a prefill leaves the last tokens to the next request
+        self.answer = proposal, len(held)
+
+    async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
+        match self.event:
+            case "late":
+                raise WorkerLateError("DRAFT_LATE", "late")
+            case "refuses":
+                raise WorkerError("DRAFT_INTERNAL", "no")
+            case "short":
+                return self.answer[0][1:], self.answer[1], Exchange()
+            case "foreign":
+                return [VOCABULARY_SIZE] * len(self.answer[0]), self.answer[1], Exchange()
+        return *self.answer, Exchange()
+
+    def close(self) -> None:
+        self.worker.num_open -= 1
+
+
+def make_session(prompt: list[int], max_tokens: int, num_draft_tokens: int) -> Session:
+    return Session("s", list(prompt), max_tokens, num_draft_tokens, frozenset({END_TOKEN}))
+
+
+def run(session: Session, draft: FakeDraft, target: FakeTarget) -> tuple[list[Round], SessionStatistics]:
+    """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
+    clock = itertools.count().__next__
+    drafter = Drafter(draft, "s", timeout_seconds=1.0, clock=clock)
+    verifier = Verifier(target, "s", timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    statistics = SessionStatistics(prompt_tokens=session.prompt_len)
+    rounds: list[Round] = []
+
+    async def drive() -> None:
+        try:
+            async for round_ in decode(session, drafter, verifier, clock=clock):
+                rounds.append(round_)
+                statistics.add(round_, seconds_since_arrival=clock())
+        finally:
+            drafter.close()
+            verifier.close()
+
+    asyncio.run(drive())
+    return rounds, statistics
+
+
+@pytest.fixture(autouse=True)
+def no_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_module, "_RETRY_SECONDS", 0.0)
+
+
+tokens = st.integers(0, VOCABULARY_SIZE - 1)
+prompts = st.lists(tokens, min_size=1, max_size=8)
+max_token_counts = st.integers(1, 40)
+draft_lengths = st.integers(0, 9)
+target_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late"]), max_size=30)
+draft_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late", "refuses", "short", "foreign"]), max_size=30)
+
+
+@st.composite
+def draft_choices(draw: st.DrawFn) -> Callable[[list[int]], int]:
+    """A draft that is right at some positions and says anything at others, from always right to always wrong."""
+    offsets = draw(st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=12))
+    return lambda token_ids: (next_token(token_ids) + offsets[len(token_ids) % len(offsets)]) % VOCABULARY_SIZE
+
+
+@given(prompts, max_token_counts, draft_lengths, draft_choices(), draft_events, target_events)
+def test_what_comes_out_is_what_the_target_alone_decodes(
+    prompt: list[int],
+    max_tokens: int,
+    num_draft_tokens: int,
+    choose: Callable[[list[int]], int],
+    draft_faults: list[str],
+    target_faults: list[str],
+) -> None:
+    session = make_session(prompt, max_tokens, num_draft_tokens)
+    draft, target = FakeDraft(choose, draft_faults), FakeTarget(target_faults)
+    rounds, statistics = run(session, draft, target)
+
+    expected = decode_with_target_alone(prompt, max_tokens)
+    assert session.token_ids[len(prompt) :] == expected
+    assert [token for round_ in rounds for token in round_.commit.token_ids] == expected
+    ended = expected[-1] == END_TOKEN
+    assert session.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+    assert draft.num_open == target.num_open == 0
+
+    assert statistics.generated_tokens == len(expected)
+    assert statistics.accepted_tokens + statistics.recovered_tokens + statistics.bonus_tokens == len(expected)
+    assert sum(statistics.accepted_by_position) == statistics.accepted_tokens <= statistics.proposed_tokens
+    assert statistics.accepted_by_position == sorted(statistics.accepted_by_position, reverse=True)
+
+
+@given(prompts, max_token_counts, st.integers(1, 9))
+def test_a_draft_that_is_always_right_is_always_accepted(prompt: list[int], max_tokens: int, k: int) -> None:
+    session = make_session(prompt, max_tokens, k)
+    rounds, statistics = run(session, FakeDraft(next_token, []), FakeTarget([]))
+    assert statistics.recovered_tokens == 0
+    if session.finish_reason is FinishReason.LENGTH:
+        assert statistics.accepted_tokens == statistics.proposed_tokens
+        assert len(rounds) == 1 + -(-(max_tokens - 1) // (k + 1))
+
+
+@given(prompts, max_token_counts, st.integers(1, 9))
+def test_a_draft_that_is_always_wrong_costs_no_token(prompt: list[int], max_tokens: int, k: int) -> None:
+    wrong = FakeDraft(lambda token_ids: (next_token(token_ids) + 1) % VOCABULARY_SIZE, [])
+    rounds, statistics = run(make_session(prompt, max_tokens, k), wrong, FakeTarget([]))
+    assert statistics.accepted_tokens == 0
+    assert all(len(round_.commit.token_ids) == 1 for round_ in rounds)
+
+
+@given(prompts, max_token_counts, draft_lengths, draft_choices(), st.integers(0, 20))
+def test_a_target_that_stays_away_ends_the_session_and_loses_nothing_before(
+    prompt: list[int], max_tokens: int, k: int, choose: Callable[[list[int]], int], good_rounds: int
+) -> None:
+    session = make_session(prompt, max_tokens, k)
+    draft, target = FakeDraft(choose, []), FakeTarget(["ok"] * good_rounds + ["lost"], comes_back=False)
+    try:
+        run(session, draft, target)
+    except UnavailableError as error:
+        assert error.reason == "TARGET_UNAVAILABLE"
+        assert error.retry_after_seconds > 0
+    else:
+        assert session.finish_reason is not None
+    expected = decode_with_target_alone(prompt, max_tokens)
+    assert session.token_ids[len(prompt) :] == expected[: session.num_generated]
+    assert draft.num_open == target.num_open == 0
+
+
+def test_a_missing_draft_is_counted_with_its_reason() -> None:
+    session = make_session([1, 2], 8, 4)
+    session.eos_token_ids = frozenset()
+    rounds, statistics = run(session, FakeDraft(next_token, [], model=None), FakeTarget([]))
+    # Neither the first round nor the last, which has room for one token only, would have had a proposal.
+    assert statistics.rounds_without_draft == len(rounds) - 2
+    assert statistics.draft_fault == "DRAFT_UNAVAILABLE"
+
+
+def test_a_session_that_outgrows_the_draft_goes_on_without_it() -> None:
+    session = make_session([1] * (CONTEXT_LENGTH - 4), 40, 3)
+    session.eos_token_ids = frozenset()
+    _, statistics = run(session, FakeDraft(next_token, []), FakeTarget([]))
+    assert statistics.generated_tokens == 40
+    assert statistics.accepted_tokens > 0
+    assert statistics.draft_fault == "DRAFT_CONTEXT_EXCEEDED"
