@@ -34,9 +34,9 @@ async def run(settings: CoordinatorSettings) -> None:
     metrics = CoordinatorMetrics(registry)
     deferred = Deferred[Coordinator]("the target worker")
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
-    await server.start()
     async with AsyncExitStack() as connections:
         endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
+        await server.start()
         starting = asyncio.ensure_future(_start(settings, server, metrics, connections))
         stopping = asyncio.ensure_future(server.wait_for_stop())
         try:
@@ -87,7 +87,9 @@ async def _connect_target(
 
     link = WorkerLink("target", settings.target, open_stream=GrpcTargetStream, accept=accept, on_change=on_change)
     connections.push_async_callback(link.close)
-    await link.wait_until_ready(math.inf)
+    await link.wait_until_judged(math.inf)
+    if link.refusal:
+        raise StartupError(link.refusal)
     return link
 
 

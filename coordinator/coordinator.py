@@ -91,7 +91,7 @@ class Coordinator:
         Raises InvalidRequestError, UnavailableError, or InternalError when the target refuses or breaks.
         """
         arrived_at = time.perf_counter()
-        session = self._begin(prompt, max_tokens, num_draft_tokens)
+        session = self._begin(await self._encode(prompt), max_tokens, num_draft_tokens)
         with structlog.contextvars.bound_contextvars(session_id=session.session_id):
             drafter = Drafter(
                 self.draft,
@@ -117,8 +117,10 @@ class Coordinator:
                         statistics.add(round_, seconds_since_arrival=time.perf_counter() - arrived_at)
                         statistics.target_replays = verifier.num_replays
                         log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
-                        tokens = _tokens_with_text(round_, text, last=session.finish_reason is not None)
-                        yield Emission(session.session_id, tokens, round_, session.finish_reason, statistics)
+                        # Not the session's finish reason: its rounds are ahead of this one.
+                        finish_reason = round_.commit.finish_reason
+                        tokens = _tokens_with_text(round_, text, last=finish_reason is not None)
+                        yield Emission(session.session_id, tokens, round_, finish_reason, statistics)
                 assert session.finish_reason is not None
                 outcome = session.finish_reason.value
             except WorkerError as error:
@@ -141,14 +143,17 @@ class Coordinator:
                     accepted=statistics.accepted_tokens,
                 )
 
-    def _begin(self, prompt: str | list[int], max_tokens: int | None, num_draft_tokens: int | None) -> Session:
+    async def _encode(self, prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if not prompt:
+            return []  # and not its encoding, which can be a special token
+        return await asyncio.to_thread(self._tokenizer.encode, prompt)  # a megabyte takes a second
+
+    def _begin(self, token_ids: list[int], max_tokens: int | None, num_draft_tokens: int | None) -> Session:
         if num_draft_tokens is None:
             num_draft_tokens = self.settings.num_draft_tokens
         check_num_draft_tokens(num_draft_tokens)
-        # Not the encoding of an empty text, which can be a special token.
-        token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not prompt:
-            token_ids = []
         check_prompt(self.model, token_ids)
         session = Session(
             session_id=secrets.token_hex(8),

@@ -16,12 +16,16 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Commit:
-    """The tokens that a round emitted: the accepted ones, then the target's own unless the text ended before it."""
+    """The tokens that a round emitted: the accepted ones, then the target's own unless the text ended before it.
+
+    The session's last one has a finish reason.
+    """
 
     token_ids: list[int]
     num_accepted: int
     recovered: bool = False
     bonus: bool = False
+    finish_reason: FinishReason | None = None
 
 
 @dataclass
@@ -76,4 +80,10 @@ class Session:
             self.finish_reason = FinishReason.LENGTH
         own = len(emitted) > num_accepted
         full = num_accepted == len(proposal)
-        return Commit(emitted, min(num_accepted, len(emitted)), recovered=own and not full, bonus=own and full)
+        return Commit(
+            emitted,
+            min(num_accepted, len(emitted)),
+            recovered=own and not full,
+            bonus=own and full,
+            finish_reason=self.finish_reason,
+        )

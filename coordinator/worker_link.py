@@ -95,14 +95,17 @@ class WorkerLink(Generic[Stream]):
     async def _watch(self) -> None:
         reminder = asyncio.ensure_future(self._remind())
         health = health_pb2_grpc.HealthStub(self._channel)
+        service = f"specd.v1.{self.worker.capitalize()}Service"
         try:
             while True:
                 try:
                     async for update in health.Watch(  # type: ignore[attr-defined]
-                        health_pb2.HealthCheckRequest(), wait_for_ready=True
+                        health_pb2.HealthCheckRequest(service=service), wait_for_ready=True
                     ):
                         if update.status == health_pb2.HealthCheckResponse.SERVING:
                             await self._look_at_model()
+                        elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+                            await self._refuse(f"the process at {self.address} is no {self.worker} worker")
                         else:
                             await self._lose("is loading or stopping")
                 except grpc.aio.AioRpcError as error:
@@ -124,11 +127,15 @@ class WorkerLink(Generic[Stream]):
         try:
             await self._accept(model, self)
         except RefusedModelError as error:
-            self.refusal, self.fault = str(error), f"{self.worker.upper()}_REFUSED"
-            log.error("refused the model of a worker", worker=self.worker, address=self.address, error=str(error))
-        else:
-            self.model, self.refusal, self.fault = model, "", ""
-            log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
+            await self._refuse(str(error))
+            return
+        self.model, self.refusal, self.fault = model, "", ""
+        log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
+        await self._notify()
+
+    async def _refuse(self, why: str) -> None:
+        self.model, self.refusal, self.fault = None, why, f"{self.worker.upper()}_REFUSED"
+        log.error("refused a worker", worker=self.worker, address=self.address, error=why)
         await self._notify()
 
     async def _lose(self, why: str) -> None:

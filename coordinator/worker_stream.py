@@ -81,7 +81,10 @@ class WorkerStream(Generic[Request, Response]):
             async with asyncio.timeout(timeout_seconds):
                 await self._call.write(request)
         except TimeoutError:
-            raise self._late(timeout_seconds) from None
+            # A write that is cancelled cancels the call, so that this is no longer only late.
+            late = self._late(timeout_seconds)
+            self._ended = WorkerLostError(late.reason, str(late))
+            raise self._ended from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._reading  # which has the same news, with the status
             assert self._ended is not None

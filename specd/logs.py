@@ -9,6 +9,10 @@ import structlog
 
 from specd.settings import LogSettings
 
+# Without local variables: those hold people's prompts.
+_PRETTY_TRACEBACKS = structlog.dev.RichTracebackFormatter(show_locals=False)
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
 
 def configure_logging(settings: LogSettings, *, process: str) -> None:
     """Set structlog up for the whole process; libraries that use `logging` go the same way."""
@@ -25,9 +29,9 @@ def configure_logging(settings: LogSettings, *, process: str) -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if pretty else "iso", utc=not pretty),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_PRETTY_TRACEBACKS)]
         if pretty
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[*shared, *renderer],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
+_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
+
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # with it, two servers on one port both start, and share the calls
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -32,6 +35,33 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
+
+
+class _HealthServicer(health.aio.HealthServicer):
+    """The standard health service, whose watches end when the server stops, and do not hold it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopping = asyncio.Event()
+
+    async def Watch(  # noqa: N802
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> None:
+        watching = asyncio.ensure_future(super().Watch(request, context))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            stopping.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+    async def enter_graceful_shutdown(self) -> None:
+        await super().enter_graceful_shutdown()
+        self._stopping.set()
 
 
 class Server:
@@ -46,7 +76,7 @@ class Server:
         self.address = listen
         self.grpc = grpc.aio.server(options=_OPTIONS)
         self._services = ("", *service_names)
-        self._health = health.aio.HealthServicer()
+        self._health = _HealthServicer()
         self._stop = asyncio.Event()
         self._announced = False
         self._supervisor: socket.socket | None = None
@@ -124,3 +154,11 @@ def _prepare_socket_path(listen: str) -> None:
         path = Path(listen.removeprefix("unix:"))
         if not path.parent.is_dir():
             raise StartupError(f"cannot listen at {listen}: there is no directory {path.parent}")
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+            raise StartupError(
+                f"cannot listen at {listen}: the path is too long (the most is {_MAX_SOCKET_PATH_BYTES})"
+            )
+        # gRPC replaces a socket that is there, whether or not somebody listens at it.
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(str(path))
+            raise StartupError(f"cannot listen at {listen}: it is in use by another process; choose another")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -22,7 +23,7 @@ def _check_address(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if address.startswith("unix:") and len(address) > len("unix:"):
         return address
-    if not (colon and host and port.isdigit() and int(port) < 2**16):
+    if not (colon and host and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16):
         raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
     return address
 
@@ -174,9 +175,14 @@ def _read_config(path: str) -> dict[str, Any]:
         return {}
     try:
         content = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read the settings file {file}: {error}") from error
     known = {cls.table for cls in (DraftWorkerSettings, TargetWorkerSettings, CoordinatorSettings, UpSettings)}
     if unknown := sorted(set(content) - known - set(LogSettings.model_fields)):
         raise StartupError(f"the settings file {file} has unknown entries: {', '.join(unknown)}")
+    for name in known & set(content):
+        if not isinstance(content[name], dict):
+            raise StartupError(
+                f"in the settings file {file}, {name} is {content[name]!r}: it must be a table, [{name}]"
+            )
     return content

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ log = structlog.get_logger()
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
-_STABLE_SECONDS = 30.0  # a process that ran so long starts again with the first backoff
 _KILL_SECONDS = 15.0
 
 
@@ -48,6 +46,7 @@ class Child:
 
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises StartupError when it ends before that."""
+        self._close_lifeline()
         ours, theirs = socket.socketpair()
         reader, self._lifeline = await asyncio.open_connection(sock=ours)
         try:
@@ -67,22 +66,23 @@ class Child:
         self.facts = json.loads(line)
 
     async def run(self) -> None:
-        """Restart the process whenever it ends, for ever."""
+        """Restart the process whenever it ends, for ever.
+
+        Only restarts that fail are put off longer and longer: for one that was ready, sessions wait.
+        """
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             assert self.process is not None
-            began = time.monotonic()
             code = await self.process.wait()
-            if time.monotonic() - began > _STABLE_SECONDS:
-                backoff = _FIRST_BACKOFF_SECONDS
             log.error("a process ended, starting it again", name=self.name, exit_code=code, after_seconds=backoff)
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
             self.restarts += 1
             try:
                 await self.start()
+                backoff = _FIRST_BACKOFF_SECONDS
             except StartupError as error:
                 log.error("the restart failed", name=self.name, error=str(error))
+                backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
 
     async def stop(self) -> None:
         """Ask the process to stop, and make it."""
@@ -95,8 +95,12 @@ class Child:
                 log.error("a process does not stop: killing it", name=self.name)
                 self.process.kill()
                 await self.process.wait()
+        self._close_lifeline()
+
+    def _close_lifeline(self) -> None:
         if self._lifeline is not None:
             self._lifeline.close()
+            self._lifeline = None
 
 
 class Stack:

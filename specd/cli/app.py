@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +17,13 @@ from rich.console import Console
 
 from specd import __version__
 from specd.cli.generate import DEMO_PROMPT, show_comparison, show_completion
-from specd.cli.options import load_settings, settings_options
+from specd.cli.options import SettingsT, load_settings, settings_options
 from specd.errors import StartupError, error_info
 from specd.logs import configure_logging
 from specd.settings import (
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
+    MAX_NUM_DRAFT_TOKENS,
     CoordinatorSettings,
     DraftWorkerSettings,
     LogSettings,
@@ -35,6 +36,7 @@ app = typer.Typer(
     name="specd",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # the panels cut off variable names that are longer than their last column
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specd {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def configure(
     config: Annotated[
@@ -65,15 +73,14 @@ def configure(
         str | None,
         typer.Option(help="pretty, json, or auto: pretty on a terminal. [SPECD_LOG_FORMAT] (default: auto)"),
     ] = None,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Speculative decoding as a gRPC service on MLX.
 
     Every option can also be set by the variable in brackets, or in the settings file, in the table of its command.
     """
-    if version:
-        typer.echo(f"specd {__version__}")
-        raise typer.Exit
     # In the environment, so that the processes that a command starts have them too.
     for variable, value in (("CONFIG", config), ("LOG_LEVEL", log_level), ("LOG_FORMAT", log_format)):
         if value is not None:
@@ -86,7 +93,7 @@ def draft_worker(settings: DraftWorkerSettings) -> None:
     """Serve a draft model."""
     from draft_worker.__main__ import run
 
-    _serve("draft-worker", run(settings))
+    _serve("draft-worker", run, settings)
 
 
 @app.command("target-worker")
@@ -95,7 +102,7 @@ def target_worker(settings: TargetWorkerSettings) -> None:
     """Serve a target model."""
     from target_worker.__main__ import run
 
-    _serve("target-worker", run(settings))
+    _serve("target-worker", run, settings)
 
 
 @app.command()
@@ -104,7 +111,7 @@ def coordinator(settings: CoordinatorSettings) -> None:
     """Serve clients, with a target worker and a draft worker."""
     from coordinator.__main__ import run
 
-    _serve("coordinator", run(settings))
+    _serve("coordinator", run, settings)
 
 
 @app.command()
@@ -154,20 +161,31 @@ async def _hold(stack: Stack) -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.")],
     num_draft_tokens: Annotated[
-        int | None, typer.Option("--num-draft-tokens", "-k", min=0, help="Draft tokens a round; 0: target alone.")
+        int | None,
+        typer.Option(
+            "--num-draft-tokens", "-k", min=0, max=MAX_NUM_DRAFT_TOKENS, help="Draft tokens a round; 0: target alone."
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to generate.")
+        int | None, typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Most tokens to generate.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the messages as JSON, one a line.")] = False,
     address: AddressOption = "127.0.0.1:50051",
 ) -> None:
     """Stream a completion from a running coordinator."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_prompt(prompt)
     with _grpc_errors(address):
         asyncio.run(
             show_completion(address, text, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens, as_json=as_json)
         )
+
+
+def _read_prompt(argument: str) -> str:
+    data = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise StartupError(f"the prompt is not UTF-8 text: {error}") from error
 
 
 @app.command()
@@ -224,9 +242,9 @@ def bench(
         raise typer.Exit(1)
 
 
-def _serve(process: str, run: Coroutine[Any, Any, None]) -> None:
+def _serve(process: str, run: Callable[[SettingsT], Coroutine[Any, Any, None]], settings: SettingsT) -> None:
     _configure_logging(process)
-    asyncio.run(run)
+    asyncio.run(run(settings))
 
 
 def _configure_logging(process: str) -> None:
@@ -249,4 +267,4 @@ def _grpc_errors(address: str) -> Iterator[None]:
 def _complain(message: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]specd:[/]", end=" ")
-    console.print(message, markup=False)
+    console.print(" ".join(message.split()), markup=False)  # libraries' messages can have several lines

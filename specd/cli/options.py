@@ -17,6 +17,8 @@ from specd.settings import Settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT"}
+
 
 def settings_options(cls: type[SettingsT]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, whose first parameter is a `cls`, an option for each of its fields.
@@ -55,7 +57,8 @@ def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
 
 
 def _option(cls: type[Settings], name: str, field: FieldInfo) -> inspect.Parameter:
-    kind = field.annotation if not get_args(field.annotation) else str
+    # Anything but a switch is read as text and checked with the variables and the file, for the same message.
+    kind = bool if field.annotation is bool else str
     flag = f"--{name.replace('_', '-')}"
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
@@ -65,7 +68,7 @@ def _option(cls: type[Settings], name: str, field: FieldInfo) -> inspect.Paramet
         declaration,
         help=f"{field.description}{choices} [{variable}] (default: {default})",
         show_default=False,
-        metavar=None if kind is bool else getattr(kind, "__name__", "TEXT").upper().replace("STR", "TEXT"),
+        metavar=None if kind is bool else _METAVARS.get(field.annotation, "TEXT"),
     )
     return inspect.Parameter(
         name,

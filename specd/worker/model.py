@@ -49,8 +49,9 @@ def load(name: str, *, blas: str) -> LoadedModel:
     try:
         network, config = load_model(directory)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
-    except (ValueError, KeyError, OSError, RuntimeError, TypeError) as error:
-        raise StartupError(f"cannot load the model {name}: {error}") from error
+    except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
+        why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
+        raise StartupError(f"cannot load the model {name}: {why}") from error
     _refuse_caches_without_rewind(name, network)
 
     if mx.default_device().type == mx.cpu:
