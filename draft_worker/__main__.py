@@ -1,32 +1,7 @@
-"""The draft worker process: `specd draft-worker`, or `python -m draft_worker`."""
+"""`python -m draft_worker` is `specd draft-worker`."""
 
-from __future__ import annotations
+import sys
 
-from specd.settings import DraftWorkerSettings
-from specd.worker.blas import load_blas
+from specd.cli import main
 
-
-async def run(settings: DraftWorkerSettings) -> None:
-    """Run the draft worker until a signal. Raises StartupError when it cannot start."""
-    blas = load_blas(settings.blas_threads)
-
-    # MLX comes in here, after its BLAS.
-    from draft_worker.service import DraftService
-    from specd.v1 import draft_pb2_grpc
-    from specd.worker.process import run_worker
-
-    await run_worker(
-        settings,
-        process="draft-worker",
-        service_name="specd.v1.DraftService",
-        blas=blas,
-        add_service=lambda worker, server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
-            DraftService(worker), server
-        ),
-    )
-
-
-if __name__ == "__main__":
-    from specd.cli import main
-
-    main(["draft-worker"])
+main(["draft-worker", *sys.argv[1:]])

@@ -29,13 +29,13 @@ def test_the_coordinator_imports_no_mlx(path: Path) -> None:
 
 
 def test_a_running_coordinator_has_no_mlx() -> None:
-    code = "import coordinator.__main__, sys; print([m for m in sys.modules if m.split('.')[0] in ('mlx', 'mlx_lm')])"
+    code = "import coordinator.process, sys; print([m for m in sys.modules if m.split('.')[0] in ('mlx', 'mlx_lm')])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "coordinator").glob("*.py")), ids=lambda path: path.name)
 def test_protobuf_stays_at_the_edge(path: Path) -> None:
-    edge = {"service.py", "draft_stream.py", "target_stream.py", "worker_stream.py", "worker_link.py", "__main__.py"}
+    edge = {"service.py", "draft_stream.py", "target_stream.py", "worker_stream.py", "worker_link.py", "process.py"}
     uses_protobuf = any(module.startswith("specd.v1") for module in imported_modules(path))
     assert not uses_protobuf or path.name in edge

@@ -46,7 +46,7 @@ AddressOption = Annotated[
 ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run_command(arguments: Sequence[str] | None) -> None:
     """Run a command; what the user can mend is one line on stderr, and exit code 2."""
     try:
         app(args=arguments)
@@ -91,7 +91,7 @@ def configure(
 @settings_options(DraftWorkerSettings)
 def draft_worker(settings: DraftWorkerSettings) -> None:
     """Serve a draft model."""
-    from draft_worker.__main__ import run
+    from draft_worker.process import run
 
     _serve("draft-worker", run, settings)
 
@@ -100,7 +100,7 @@ def draft_worker(settings: DraftWorkerSettings) -> None:
 @settings_options(TargetWorkerSettings)
 def target_worker(settings: TargetWorkerSettings) -> None:
     """Serve a target model."""
-    from target_worker.__main__ import run
+    from target_worker.process import run
 
     _serve("target-worker", run, settings)
 
@@ -109,7 +109,7 @@ def target_worker(settings: TargetWorkerSettings) -> None:
 @settings_options(CoordinatorSettings)
 def coordinator(settings: CoordinatorSettings) -> None:
     """Serve clients, with a target worker and a draft worker."""
-    from coordinator.__main__ import run
+    from coordinator.process import run
 
     _serve("coordinator", run, settings)
 

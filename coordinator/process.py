@@ -1,0 +1,122 @@
+"""The coordinator process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AsyncExitStack
+
+import structlog
+
+from coordinator.coordinator import Coordinator
+from coordinator.draft_stream import GrpcDraftStream
+from coordinator.drafter import NoDraft
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.service import GenerationService
+from coordinator.target_stream import GrpcTargetStream
+from coordinator.tokenizer import Tokenizer
+from coordinator.worker_link import RefusedModelError, WorkerLink
+from specd.deferred import Deferred
+from specd.errors import StartupError
+from specd.metrics import MetricsEndpoint, new_registry
+from specd.model_info import ModelInfo
+from specd.server import Server
+from specd.settings import CoordinatorSettings
+from specd.v1 import generation_pb2_grpc
+
+log = structlog.get_logger()
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """Run the coordinator until a signal. Raises StartupError when it cannot start."""
+    server = Server(settings.listen, ("specd.v1.GenerationService",))
+    registry = new_registry("coordinator")
+    metrics = CoordinatorMetrics(registry)
+    deferred = Deferred[Coordinator]("the target worker")
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
+    async with AsyncExitStack() as connections:
+        endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
+        await server.start()
+        starting = asyncio.ensure_future(_start(settings, server, metrics, connections))
+        stopping = asyncio.ensure_future(server.wait_for_stop())
+        try:
+            # The workers may never come: a signal ends the wait for them.
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                coordinator = starting.result()
+                deferred.set(coordinator)
+                await server.set_serving(True)
+                server.announce(metrics_address=endpoint.address, **coordinator.model_names())
+                await stopping
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await server.stop(settings.shutdown_grace_seconds)
+
+
+async def _start(
+    settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
+) -> Coordinator:
+    """Wait for the workers and check that they fit."""
+    target = await _connect_target(settings, server, metrics, connections)
+    assert target.model is not None
+    tokenizer = await target.fetch_tokenizer()
+    draft = (
+        await _connect_draft(settings, metrics, connections, target.model, tokenizer) if settings.draft else NoDraft()
+    )
+    return Coordinator(settings, metrics, model=target.model, tokenizer=tokenizer, target=target, draft=draft)
+
+
+async def _connect_target(
+    settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
+) -> WorkerLink[GrpcTargetStream]:
+    first: list[ModelInfo] = []
+
+    async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
+        if first and model.fingerprint != first[0].fingerprint:
+            raise RefusedModelError(
+                f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
+                f"{first[0].name}: restart the coordinator"
+            )
+        first.append(model)
+
+    async def on_change(ready: bool) -> None:
+        metrics.target_available.set(ready)
+        if first and server.announced:
+            await server.set_serving(ready)
+
+    link = WorkerLink("target", settings.target, open_stream=GrpcTargetStream, accept=accept, on_change=on_change)
+    connections.push_async_callback(link.close)
+    await link.wait_until_judged(math.inf)
+    if link.refusal:
+        raise StartupError(link.refusal)
+    return link
+
+
+async def _connect_draft(
+    settings: CoordinatorSettings,
+    metrics: CoordinatorMetrics,
+    connections: AsyncExitStack,
+    target_model: ModelInfo,
+    target_tokenizer: Tokenizer,
+) -> WorkerLink[GrpcDraftStream]:
+    async def accept(model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:
+        if model.vocabulary_fingerprint != target_model.vocabulary_fingerprint:
+            difference = target_tokenizer.difference(await link.fetch_tokenizer())
+            raise RefusedModelError(
+                f"the draft {model.name} and the target {target_model.name} have different tokenizers ({difference}): "
+                "use a draft of the target's family"
+            )
+
+    async def on_change(ready: bool) -> None:
+        metrics.draft_available.set(ready)
+
+    link = WorkerLink("draft", settings.draft, open_stream=GrpcDraftStream, accept=accept, on_change=on_change)
+    connections.push_async_callback(link.close)
+    if not await link.wait_until_judged(settings.draft_startup_seconds):
+        log.warning(
+            "the draft worker does not answer: serving with the target alone until it comes", address=settings.draft
+        )
+    elif link.refusal:
+        raise StartupError(link.refusal)
+    return link
