@@ -207,9 +207,15 @@ def bench(
     target: Annotated[str, typer.Option(help="Target model.", show_default=False)] = EMBEDDED_TARGET,
     draft: Annotated[str, typer.Option(help="Draft model.", show_default=False)] = EMBEDDED_DRAFT,
     num_draft_tokens: Annotated[
-        list[int] | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Repeat for each k. (default: 3 4 5 7)")
+        list[int] | None,
+        typer.Option(
+            "--num-draft-tokens", "-k", min=1, max=MAX_NUM_DRAFT_TOKENS, help="Repeat for each k. (default: 3 4 5 7)"
+        ),
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Directory of prompts, a file each. (default: ours)")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory of prompts, a file each. (default: ours)"),
+    ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Use this many of them, evenly spread.")] = 8,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Tokens to generate for each.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all prompts.")] = 1,

@@ -56,7 +56,8 @@ class GenerationServiceServicer:
 
         Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on:
         INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY),
-        UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE, DRAINING), INTERNAL.
+        UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come), INTERNAL.
+        A coordinator that is stopping refuses new calls with UNAVAILABLE alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

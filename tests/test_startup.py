@@ -1,0 +1,360 @@
+"""What can keep processes from starting: each says so in a line, or says what it waits for and goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import mlx.core as mx
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from mlx.utils import tree_flatten
+from mlx_lm.models import gemma3_text
+
+from specd.client import Client
+from specd.errors import error_info
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
+from specd.v1.generation_pb2 import SessionStatistics
+from tests.processes import complaint, processes_mentioning, run_specd, start_specd
+
+pytestmark = pytest.mark.processes
+
+WORKERS = ["draft-worker", "target-worker"]
+
+
+def refused_start(*arguments: str) -> str:
+    """Run a command that must not start; return what it says about it."""
+    done = run_specd(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    return complaint(done.stderr)
+
+
+# -- Models
+
+
+def copy_of_the_draft(directory: Path, *, without: str = "", config: dict[str, Any] | None = None) -> Path:
+    """Copy the embedded draft, without one of its files, with other values in its config."""
+    shutil.copytree(EMBEDDED_DRAFT, directory)
+    if without:
+        (directory / without).unlink()
+    if config is not None:
+        original = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**original, **config}))
+    return directory
+
+
+def with_pickled_weights(directory: Path) -> Path:
+    copy_of_the_draft(directory, without="model.safetensors")
+    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    return directory
+
+
+def with_file_content(name: str, content: bytes) -> Callable[[Path], Path]:
+    def make(directory: Path) -> Path:
+        copy_of_the_draft(directory)
+        (directory / name).write_bytes(content)
+        return directory
+
+    return make
+
+
+def with_half_of_the_weights(directory: Path) -> Path:
+    copy_of_the_draft(directory)
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    return directory
+
+
+def with_a_sliding_window(directory: Path) -> Path:
+    copy_of_the_draft(directory)
+    config = {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 8192,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "eos_token_id": 0,
+    }
+    network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(config))
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(network.parameters())))
+    return directory
+
+
+def just_a_file(path: Path) -> Path:
+    path.write_text("weights")
+    return path
+
+
+UNSERVABLE_MODELS = [
+    pytest.param(lambda directory: directory, "name a local directory", id="nothing there"),
+    pytest.param(just_a_file, "is a file: name the directory", id="a file"),
+    pytest.param(lambda d: copy_of_the_draft(d, without="config.json"), "has no config.json", id="no config"),
+    pytest.param(lambda d: copy_of_the_draft(d, without="model.safetensors"), "has no weights", id="no weights"),
+    pytest.param(lambda d: copy_of_the_draft(d, without="tokenizer.json"), "tokenizer", id="no tokenizer"),
+    pytest.param(with_pickled_weights, "pytorch_model.bin", id="pickled weights"),
+    pytest.param(with_file_content("model.safetensors", b"\xff" * 999), "model.safetensors", id="corrupt weights"),
+    pytest.param(with_half_of_the_weights, "incomplete download or corrupt", id="half of the weights"),
+    pytest.param(with_file_content("config.json", b"{"), "cannot load the model", id="config is not JSON"),
+    pytest.param(with_file_content("config.json", b"[]"), "cannot load the model", id="config is a list"),
+    pytest.param(with_file_content("config.json", b"{}"), "model_type", id="config is empty"),
+    pytest.param(with_file_content("tokenizer.json", b"{}"), "cannot load the model", id="tokenizer is empty"),
+    pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "nosuch"}), "nosuch", id="unknown architecture"),
+    pytest.param(
+        lambda d: copy_of_the_draft(d, config={"num_hidden_layers": 3}), "Missing", id="weights of another shape"
+    ),
+    pytest.param(
+        lambda d: copy_of_the_draft(d, config={"num_attention_heads": 0}), "cannot load the model", id="absurd config"
+    ),
+    pytest.param(lambda d: copy_of_the_draft(d, config={"model_file": "run_me.py"}), "run_me.py", id="code of its own"),
+    pytest.param(with_a_sliding_window, "RotatingKVCache", id="sliding window"),
+]
+
+
+@pytest.mark.parametrize(("make_model", "named"), UNSERVABLE_MODELS)
+def test_a_worker_refuses_the_model(make_model: Callable[[Path], Path], named: str, tmp_path: Path) -> None:
+    model = str(make_model(tmp_path / "model"))
+    message = refused_start("draft-worker", "--model", model, "--listen", f"unix:{tmp_path}/s", "--metrics-listen", "")
+    assert model in message
+    assert named in message
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_repository_that_cannot_be_had(worker: str) -> None:
+    message = refused_start(worker, "--model", "nobody/nothing", "--listen", "127.0.0.1:0", "--metrics-listen", "")
+    assert "there is no directory nobody/nothing" in message
+    assert "Hugging Face" in message
+
+
+# -- Addresses
+
+
+@pytest.fixture
+def port_in_use() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+COMMANDS = [*WORKERS, "coordinator"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_port_in_use(command: str, port_in_use: int) -> None:
+    address = f"127.0.0.1:{port_in_use}"
+    message = refused_start(command, "--listen", address, "--metrics-listen", "")
+    assert f"cannot listen at {address}" in message
+    assert "choose another" in message
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_metrics_port_in_use(command: str, port_in_use: int) -> None:
+    address = f"127.0.0.1:{port_in_use}"
+    message = refused_start(command, "--listen", "127.0.0.1:0", "--metrics-listen", address)
+    assert f"cannot serve metrics at {address}" in message
+    assert "choose another" in message
+
+
+async def test_a_unix_socket_in_use(stack: Stack, client: Client) -> None:
+    address = stack.target.facts["address"]
+    message = refused_start("draft-worker", "--listen", address, "--metrics-listen", "")
+    assert f"cannot listen at {address}: it is in use" in message
+    assert [response async for response in client.generate("import", max_tokens=1)]  # it still has its socket
+
+
+async def test_a_unix_socket_left_behind_by_a_dead_process_is_used_again(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / "socket"))
+    async with start_specd("draft-worker", "--listen", f"unix:{tmp_path}/socket", "--metrics-listen", "") as worker:
+        await worker.next_event("ready")
+
+
+BAD_ADDRESSES = ["nonsense", "127.0.0.1", ":50051", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:²", "unix:", ""]
+
+
+@pytest.mark.parametrize("address", BAD_ADDRESSES)
+def test_a_malformed_address(address: str) -> None:
+    message = refused_start("coordinator", "--listen", address)
+    assert f"listen: {address!r} is not an address: write HOST:PORT or unix:PATH" in message
+
+
+@pytest.mark.parametrize("option", ["target", "draft", "metrics-listen"])
+def test_the_malformed_address_is_named_by_its_setting(option: str) -> None:
+    message = refused_start("coordinator", f"--{option}", "nonsense")
+    assert f"{option.replace('-', '_')}: 'nonsense'" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        pytest.param("{directory}/missing/socket", "there is no directory {directory}/missing", id="no directory"),
+        pytest.param("{directory}/" + 100 * "x", "too long", id="too long"),
+        pytest.param("{directory}/file", "cannot listen at unix:{directory}/file", id="a file"),
+    ],
+)
+def test_a_socket_path_that_cannot_be(path: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    message = refused_start("coordinator", "--listen", f"unix:{path.format(directory=tmp_path)}")
+    assert named.format(directory=tmp_path) in message
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+# -- Draft and target that do not fit
+
+
+@pytest.fixture(scope="module")
+def draft_of_another_family(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The embedded draft with two entries of its vocabulary swapped."""
+    directory = copy_of_the_draft(tmp_path_factory.mktemp("models") / "other-family")
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["return"], vocabulary["import"] = vocabulary["import"], vocabulary["return"]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(directory)
+
+
+def assert_names_the_difference(message: str, draft: str) -> None:
+    assert f"the draft {draft}" in message
+    assert f"the target {EMBEDDED_TARGET}" in message
+    assert "different tokenizers" in message
+    assert "token 'return'" in message or "token 'import'" in message
+
+
+async def test_the_coordinator_refuses_a_draft_with_another_tokenizer(
+    stack: Stack, draft_of_another_family: str, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path}/draft"
+    worker = ["draft-worker", "--model", draft_of_another_family, "--listen", address, "--metrics-listen", ""]
+    async with start_specd(*worker) as draft:
+        await draft.next_event("ready")
+        target = stack.target.facts["address"]
+        message = refused_start(
+            *("coordinator", "--target", target, "--draft", address, "--listen", f"unix:{tmp_path}/coordinator"),
+            *("--metrics-listen", ""),
+        )
+    assert_names_the_difference(message, draft_of_another_family)
+
+
+def test_up_refuses_a_draft_with_another_tokenizer_and_leaves_nothing(
+    draft_of_another_family: str, tmp_path: Path
+) -> None:
+    done = run_specd(
+        *("up", "--draft", draft_of_another_family, "--listen", "127.0.0.1:0", "--no-metrics"),
+        TMPDIR=str(tmp_path),  # where the workers' sockets are
+    )
+    assert done.returncode == 2
+    of_the_coordinator, of_up = [line for line in done.stderr.splitlines() if line.startswith("specd: ")]
+    assert_names_the_difference(of_the_coordinator, draft_of_another_family)
+    assert "the coordinator did not start" in of_up
+    assert "Traceback" not in done.stderr
+    assert processes_mentioning(str(tmp_path)) == {}
+    assert list(tmp_path.glob("specd-*")) == []
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+async def test_the_coordinator_refuses_a_worker_of_the_other_kind(stack: Stack, tmp_path: Path, role: str) -> None:
+    assert stack.draft is not None
+    addresses = {"target": stack.target.facts["address"], "draft": stack.draft.facts["address"]}
+    addresses[role] = addresses["draft" if role == "target" else "target"]
+    message = refused_start(
+        *("coordinator", "--target", addresses["target"], "--draft", addresses["draft"]),
+        *("--listen", f"unix:{tmp_path}/coordinator", "--metrics-listen", ""),
+    )
+    assert f"at {addresses[role]} is no {role} worker" in message
+
+
+# -- Workers that come late
+
+
+async def health_of(client: Client) -> int:
+    response = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest())
+    return int(response.status)
+
+
+async def statistics_of_a_completion(client: Client) -> SessionStatistics:
+    responses = [response async for response in client.generate("def add(a, b):", max_tokens=12)]
+    assert responses[-1].statistics.generated_tokens == 12
+    return responses[-1].statistics
+
+
+def retry_delay(error: grpc.aio.AioRpcError) -> float:
+    retry = error_details_pb2.RetryInfo()
+    status = rpc_status.from_call(error)
+    assert any(detail.Unpack(retry) for detail in status.details)
+    return retry.retry_delay.ToTimedelta().total_seconds()
+
+
+async def test_the_coordinator_waits_for_its_target(tmp_path: Path) -> None:
+    target, own = f"unix:{tmp_path}/target", f"unix:{tmp_path}/coordinator"
+    options = ["--target", target, "--draft", "", "--listen", own, "--metrics-listen", ""]
+    async with start_specd("coordinator", *options) as coordinator, Client(own) as client:
+        await coordinator.next_event("waiting for a worker", worker="target", address=target)
+        assert await health_of(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+        for call in (statistics_of_a_completion, Client.model_info):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(client)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert error_info(raised.value).reason == "STARTING"
+            assert "the target worker" in (raised.value.details() or "")
+            assert retry_delay(raised.value) > 0
+
+        # The coordinator watches the worker as long as it runs, and the worker must not wait for that to end.
+        worker = ["target-worker", "--listen", target, "--metrics-listen", "", "--shutdown-grace-seconds", "3600"]
+        async with start_specd(*worker) as running_worker:
+            await coordinator.next_event("ready")
+            assert await health_of(client) == health_pb2.HealthCheckResponse.SERVING
+            await statistics_of_a_completion(client)
+            assert (await client.model_info()).draft_fault == "DRAFT_NOT_CONFIGURED"
+
+            assert await running_worker.stop(signal.SIGTERM) == 0
+            assert "Traceback" not in "".join(running_worker.lines)
+            await coordinator.next_event("lost a worker")
+            assert await health_of(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_wait_for_a_worker(tmp_path: Path, number: signal.Signals) -> None:
+    options = ["--target", f"unix:{tmp_path}/target", "--listen", f"unix:{tmp_path}/own", "--metrics-listen", ""]
+    async with start_specd("coordinator", *options) as coordinator:
+        await coordinator.next_event("waiting for a worker")
+        assert await coordinator.stop(number) == 0
+        assert "Traceback" not in "".join(coordinator.lines)
+
+
+async def test_without_a_draft_the_coordinator_serves_until_it_comes(stack: Stack, tmp_path: Path) -> None:
+    draft, own = f"unix:{tmp_path}/draft", f"unix:{tmp_path}/coordinator"
+    options = ["--target", stack.target.facts["address"], "--draft", draft, "--draft-startup-seconds", "0.2"]
+    options += ["--listen", own, "--metrics-listen", ""]
+    async with start_specd("coordinator", *options) as coordinator, Client(own) as client:
+        await coordinator.next_event("ready")
+        assert await health_of(client) == health_pb2.HealthCheckResponse.SERVING
+        info = await client.model_info()
+        assert info.draft_fault == "DRAFT_UNAVAILABLE"
+        assert not info.HasField("draft")
+        statistics = await statistics_of_a_completion(client)
+        assert statistics.proposed_tokens == 0
+        assert statistics.rounds_without_draft > 0
+        assert statistics.draft_fault == "DRAFT_UNAVAILABLE"
+
+        async with start_specd("draft-worker", "--listen", draft, "--metrics-listen", ""):
+            await coordinator.next_event("connected", worker="draft")
+            info = await client.model_info()
+            assert info.draft_fault == ""
+            assert info.draft.name == EMBEDDED_DRAFT
+            statistics = await statistics_of_a_completion(client)
+            assert statistics.proposed_tokens > 0
+            assert statistics.rounds_without_draft == 0
