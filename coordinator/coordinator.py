@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -17,7 +18,7 @@ from coordinator.metrics import CoordinatorMetrics
 from coordinator.request import check_num_draft_tokens, check_prompt, resolve_max_tokens
 from coordinator.round import Round
 from coordinator.run_ahead import run_ahead
-from coordinator.session import FinishReason, Session
+from coordinator.session import FinishReason, Session, SessionState
 from coordinator.statistics import SessionStatistics
 from coordinator.tokenizer import TextStream, Tokenizer
 from coordinator.verifier import TargetLink, Verifier
@@ -74,9 +75,16 @@ class Coordinator:
         self._target = target
         self._sessions: dict[str, Session] = {}
         metrics.active_sessions.set_function(lambda: len(self._sessions))
+        for state in (SessionState.PREFILLING, SessionState.DECODING):
+            metrics.sessions_by_state.labels(state.value).set_function(partial(self._count_sessions, state))
         metrics.session_tokens.set_function(
             lambda: sum(len(session.token_ids) for session in tuple(self._sessions.values()))
         )
+
+    @property
+    def target_is_there(self) -> bool:
+        """Whether the target can take rounds now."""
+        return self._target.model is not None
 
     def model_names(self) -> dict[str, str]:
         """Name the models, for logs."""
@@ -114,19 +122,19 @@ class Coordinator:
                 async with aclosing(run_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
                     async for round_ in rounds:
                         self._metrics.count_round(round_, first=statistics.rounds == 0)
-                        statistics.add(round_, seconds_since_arrival=time.perf_counter() - arrived_at)
+                        statistics.add(round_, arrived_at=arrived_at)
                         statistics.target_replays = verifier.num_replays
                         log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
                         # Not the session's finish reason: its rounds are ahead of this one.
                         finish_reason = round_.commit.finish_reason
                         tokens = _tokens_with_text(round_, text, last=finish_reason is not None)
+                        if finish_reason is not None:
+                            outcome = finish_reason.value
                         yield Emission(session.session_id, tokens, round_, finish_reason, statistics)
-                assert session.finish_reason is not None
-                outcome = session.finish_reason.value
             except WorkerError as error:
                 raise InternalError(error.reason, str(error)) from error
             except (GeneratorExit, asyncio.CancelledError):  # the client went away
-                outcome = "cancelled"
+                outcome = "cancelled" if outcome == "failed" else outcome
                 raise
             finally:
                 drafter.close()
@@ -142,6 +150,9 @@ class Coordinator:
                     proposed=statistics.proposed_tokens,
                     accepted=statistics.accepted_tokens,
                 )
+
+    def _count_sessions(self, state: SessionState) -> int:
+        return sum(session.state is state for session in tuple(self._sessions.values()))
 
     async def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Callable
+
+import structlog
 
 from coordinator.drafter import Drafter
 from coordinator.round import Round
@@ -21,12 +24,14 @@ async def decode(
 
     Raises UnavailableError when the target is lost and does not come back, and what the workers refuse.
     """
-    started_at = clock()
-    await drafter.prefill(session.token_ids)
-    while session.finish_reason is None:
+    if session.will_draft:
+        drafter.start_prefill(session.token_ids)
+    for number in itertools.count(1):
+        structlog.contextvars.bind_contextvars(round=number)
+        started_at = clock()
         proposal = await drafter.propose(session.token_ids, session.next_num_draft_tokens())
         verdict = await verifier.verify(session.token_ids, proposal.token_ids)
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
-        ended_at = clock()
-        yield Round.of(proposal, verdict, commit, seconds=ended_at - started_at)
-        started_at = ended_at
+        yield Round.of(proposal, verdict, commit, started_at=started_at, ended_at=clock())
+        if commit.finish_reason is not None:
+            return

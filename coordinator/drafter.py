@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -72,19 +74,16 @@ class Drafter:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._stream: DraftStream | None = None
+        self._prefilling: asyncio.Future[None] | None = None
         self._cached = CachedPrefix()
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._retry_at = float("-inf")
         self._last_fault = ""
 
-    async def prefill(self, token_ids: Sequence[int]) -> None:
+    def start_prefill(self, token_ids: Sequence[int]) -> None:
         """Let the draft work on the prompt, without waiting for it."""
-        if self._link.model is None or len(token_ids) > self._link.model.context_length:
-            return
-        try:
-            await self._open_stream().send(0, token_ids, 0, self._timeout_seconds)
-        except WorkerError as error:
-            self._fail(error.reason)
+        if self._link.model is not None and len(token_ids) < self._link.model.context_length:
+            self._prefilling = asyncio.ensure_future(self._prefill(token_ids))
 
     async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
         """Return what the draft says comes after `token_ids`: `num_draft_tokens` tokens, or none and the reason."""
@@ -96,22 +95,29 @@ class Drafter:
             return Proposal([], fault=self._link.fault)
         num_draft_tokens = min(num_draft_tokens, model.context_length - len(token_ids))
         if num_draft_tokens <= 0:
+            self.close()  # for good: a session only grows
             return Proposal([], fault="DRAFT_CONTEXT_EXCEEDED")
         if self._clock() < self._retry_at:
             return Proposal([], fault=self._last_fault)
         try:
             return await self._exchange(model, token_ids, num_draft_tokens)
         except WorkerError as error:
-            return Proposal([], fault=self._fail(error.reason, keep_stream=isinstance(error, WorkerLateError)))
+            return Proposal([], fault=self._fail(error))
 
     def close(self) -> None:
         """Free what the draft worker holds of this session."""
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+            self._prefilling = None
         if self._stream is not None:
             self._stream.close()
             self._stream = None
         self._cached = CachedPrefix()
 
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
+        if self._prefilling is not None:
+            await self._prefilling  # two writes at once are one too many for gRPC
+            self._prefilling = None
         stream = self._open_stream()
         position = self._cached.position(token_ids)
         await stream.send(position, token_ids[position:], num_draft_tokens, self._timeout_seconds)
@@ -123,20 +129,27 @@ class Drafter:
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         return Proposal(proposal, exchange)
 
+    async def _prefill(self, token_ids: Sequence[int]) -> None:
+        # An error comes again, and is handled, when the first proposal is asked for on this stream.
+        with contextlib.suppress(WorkerError):
+            await self._open_stream().send(0, token_ids, 0, self._timeout_seconds)
+
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
             self._stream = self._link.open_stream(self._session_id)
             self._cached = CachedPrefix()
         return self._stream
 
-    def _fail(self, reason: str, *, keep_stream: bool = False) -> str:
+    def _fail(self, error: WorkerError) -> str:
         # A late worker goes on with its prefill, so its stream stays; what its cache holds is not known.
-        if keep_stream:
+        if isinstance(error, WorkerLateError):
             self._cached = CachedPrefix()
         else:
             self.close()
-        self._last_fault = reason
+        self._last_fault = error.reason
         self._retry_at = self._clock() + self._backoff_seconds
         self._backoff_seconds = min(2 * self._backoff_seconds, _LONGEST_BACKOFF_SECONDS)
-        log.warning("no proposal from the draft worker, going on with the target alone", reason=reason)
-        return reason
+        log.warning(
+            "no proposal from the draft worker, going on with the target alone", reason=error.reason, error=str(error)
+        )
+        return error.reason

@@ -50,7 +50,10 @@ class CoordinatorMetrics:
         self.round_stage = histogram(
             "specd_round_stage_seconds", "Where a round spends its time (rounds after a session's first).", "stage"
         )
-        self.active_sessions = Gauge("specd_active_sessions", "Sessions that are decoding.", registry=registry)
+        self.active_sessions = Gauge("specd_active_sessions", "Sessions under way.", registry=registry)
+        self.sessions_by_state = Gauge(
+            "specd_sessions_by_state", "Active sessions: prefilling or decoding.", ["state"], registry=registry
+        )
         self.session_tokens = Gauge(
             "specd_session_tokens", "Tokens of the sessions that are decoding.", registry=registry
         )

@@ -18,7 +18,7 @@ from coordinator.tokenizer import Tokenizer
 from coordinator.worker_link import RefusedModelError, WorkerLink
 from specd.deferred import Deferred
 from specd.errors import StartupError
-from specd.metrics import MetricsEndpoint, new_registry
+from specd.metrics import MetricsEndpoint, add_build_info, new_registry
 from specd.model_info import ModelInfo
 from specd.server import Server
 from specd.settings import CoordinatorSettings
@@ -30,7 +30,8 @@ log = structlog.get_logger()
 async def run(settings: CoordinatorSettings) -> None:
     """Run the coordinator until a signal. Raises StartupError when it cannot start."""
     server = Server(settings.listen, ("specd.v1.GenerationService",))
-    registry = new_registry("coordinator")
+    registry = new_registry()
+    add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)
     deferred = Deferred[Coordinator]("the target worker")
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
@@ -45,8 +46,8 @@ async def run(settings: CoordinatorSettings) -> None:
             if starting.done():
                 coordinator = starting.result()
                 deferred.set(coordinator)
-                await server.set_serving(True)
                 server.announce(metrics_address=endpoint.address, **coordinator.model_names())
+                await server.set_serving(coordinator.target_is_there)
                 await stopping
         finally:
             starting.cancel()
@@ -58,31 +59,28 @@ async def _start(
     settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
 ) -> Coordinator:
     """Wait for the workers and check that they fit."""
-    target = await _connect_target(settings, server, metrics, connections)
-    assert target.model is not None
-    tokenizer = await target.fetch_tokenizer()
-    draft = (
-        await _connect_draft(settings, metrics, connections, target.model, tokenizer) if settings.draft else NoDraft()
-    )
-    return Coordinator(settings, metrics, model=target.model, tokenizer=tokenizer, target=target, draft=draft)
+    target, model, tokenizer = await _connect_target(settings, server, metrics, connections)
+    draft = await _connect_draft(settings, metrics, connections, model, tokenizer) if settings.draft else NoDraft()
+    return Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft)
 
 
 async def _connect_target(
     settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
-) -> WorkerLink[GrpcTargetStream]:
-    first: list[ModelInfo] = []
+) -> tuple[WorkerLink[GrpcTargetStream], ModelInfo, Tokenizer]:
+    first: list[tuple[ModelInfo, Tokenizer]] = []
 
     async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
-        if first and model.fingerprint != first[0].fingerprint:
+        if not first:
+            first.append((model, await link.fetch_tokenizer()))
+        elif not model.decodes_like(first[0][0]):
             raise RefusedModelError(
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
-                f"{first[0].name}: restart the coordinator"
+                f"{first[0][0].name}, with other weights or another tokenizer: restart the coordinator"
             )
-        first.append(model)
 
     async def on_change(ready: bool) -> None:
         metrics.target_available.set(ready)
-        if first and server.announced:
+        if server.announced:
             await server.set_serving(ready)
 
     link = WorkerLink("target", settings.target, open_stream=GrpcTargetStream, accept=accept, on_change=on_change)
@@ -90,7 +88,7 @@ async def _connect_target(
     await link.wait_until_judged(math.inf)
     if link.refusal:
         raise StartupError(link.refusal)
-    return link
+    return link, *first[0]
 
 
 async def _connect_draft(

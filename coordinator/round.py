@@ -36,9 +36,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Round:
-    """One propose and one verify, committed. Times in seconds."""
+    """One propose and one verify, committed. Times in seconds, `ended_at` by the clock of the round loop."""
 
     commit: Commit
+    ended_at: float
     num_proposed: int
     draft_fault: str
     draft_seconds: float
@@ -48,19 +49,20 @@ class Round:
     coordinator_seconds: float
 
     @classmethod
-    def of(cls, proposal: Proposal, verdict: Verdict, commit: Commit, *, seconds: float) -> Round:
-        """Account for a round that took `seconds` in all."""
+    def of(cls, proposal: Proposal, verdict: Verdict, commit: Commit, *, started_at: float, ended_at: float) -> Round:
+        """Account for a round."""
         draft, verify = proposal.exchange, verdict.exchange
         queue_seconds = draft.queue_seconds + verify.queue_seconds
         wire_seconds = draft.wire_seconds + verify.wire_seconds
         elsewhere = draft.compute_seconds + verify.compute_seconds + queue_seconds + wire_seconds
         return cls(
             commit=commit,
+            ended_at=ended_at,
             num_proposed=len(proposal.token_ids),
             draft_fault=proposal.fault,
             draft_seconds=draft.compute_seconds,
             verify_seconds=verify.compute_seconds,
             queue_seconds=queue_seconds,
             wire_seconds=wire_seconds,
-            coordinator_seconds=seconds - elsewhere,
+            coordinator_seconds=ended_at - started_at - elsewhere,
         )

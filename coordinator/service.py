@@ -15,7 +15,7 @@ from coordinator.round import Round
 from coordinator.session import FinishReason
 from coordinator.statistics import SessionStatistics
 from specd.deferred import Deferred
-from specd.errors import SpecdError, to_status
+from specd.errors import InternalError, SpecdError, to_status
 from specd.model_info import ModelInfo
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2
@@ -54,6 +54,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             self._metrics.errors.labels(error.reason).inc()
             log.info("request ended with an error", reason=error.reason, error=str(error))
             await context.abort_with_status(to_status(error))
+        except Exception:
+            log.exception("request failed")
+            self._metrics.errors.labels("INTERNAL").inc()
+            unexpected = InternalError("INTERNAL", "the coordinator failed on this request; its log says why")
+            await context.abort_with_status(to_status(unexpected))
 
     async def GetModelInfo(
         self,

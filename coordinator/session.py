@@ -14,6 +14,14 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
+class SessionState(enum.Enum):
+    """What a session is doing."""
+
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
 @dataclass(frozen=True)
 class Commit:
     """The tokens that a round emitted: the accepted ones, then the target's own unless the text ended before it.
@@ -52,6 +60,18 @@ class Session:
     def num_generated(self) -> int:
         """Tokens emitted so far."""
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def will_draft(self) -> bool:
+        """Whether any round can have a proposal: neither the first nor one with room for a single token does."""
+        return self.num_draft_tokens > 0 and self.max_tokens > 2
+
+    @property
+    def state(self) -> SessionState:
+        """What the session is doing."""
+        if self.finish_reason is not None:
+            return SessionState.FINISHED
+        return SessionState.DECODING if self.num_generated else SessionState.PREFILLING
 
     def next_num_draft_tokens(self) -> int:
         """How many tokens are worth proposing now.

@@ -35,9 +35,10 @@ class SessionStatistics:
     coordinator_seconds: float = 0.0
     tokens_after_first_round: int = 0
 
-    def add(self, round_: Round, *, seconds_since_arrival: float) -> None:
-        """Count a round that was committed this long after the request arrived."""
+    def add(self, round_: Round, *, arrived_at: float) -> None:
+        """Count a round of a request that arrived then, by the clock of the round loop."""
         commit = round_.commit
+        seconds_since_arrival = round_.ended_at - arrived_at
         if self.rounds == 0:
             self.time_to_first_token_seconds = seconds_since_arrival
         else:

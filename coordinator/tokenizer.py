@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
+
 
 class Tokenizer:
     """The tokenizer of a model, from the bytes of its tokenizer.json."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json.decode())
+        # Left over from training in some; a prompt is taken as it is.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt, with the special tokens that the model expects in front."""
@@ -43,8 +48,18 @@ class TextStream:
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt_ids[-self._CONTEXT_TOKENS :]), skip_special_tokens=True)
         self._held: list[int] = []
+        # A DecodeStream forgets a context that ends inside a character, and then gives it out as new text. So it gets
+        # the context up to there, the rest is pushed, and what the rest shows as already is cut off.
+        context = list(prompt_ids[-self._CONTEXT_TOKENS :])
+        end = len(context)
+        while end and self._decode(context[:end]).endswith(_REPLACEMENT):
+            end -= 1
+        self._stream = DecodeStream(ids=context[:end], skip_special_tokens=True)
+        self._already_shown = ""
+        for token_id in context[end:]:
+            self._already_shown = _REPLACEMENT
+            self._stream.step(tokenizer, token_id)
 
     def push(self, token_id: int) -> str:
         """Return the text that a token completes; empty while it ends inside a character."""
@@ -53,9 +68,14 @@ class TextStream:
             self._held.append(token_id)
             return ""
         self._held.clear()
+        if self._already_shown:
+            text, self._already_shown = text.lstrip(self._already_shown), ""
         return text
 
     def finish(self) -> str:
         """Return what is held back of an incomplete character, as replacement characters."""
         held, self._held = self._held, []
-        return self._tokenizer.decode(held, skip_special_tokens=True) if held else ""
+        return self._decode(held) if held else ""
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -12,6 +12,7 @@ from coordinator.prefix import CachedPrefix
 from coordinator.round import Exchange, Verdict
 from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
 from specd.errors import UnavailableError
+from specd.model_info import ModelInfo
 
 log = structlog.get_logger()
 
@@ -34,6 +35,18 @@ class TargetStream(Protocol):
 class TargetLink(Protocol):
     """The connection to the target worker that all sessions share."""
 
+    @property
+    def model(self) -> ModelInfo | None:
+        """The target model while the worker is there with the one that the sessions are for, else None."""
+
+    @property
+    def fault(self) -> str:
+        """Why there is no model, as a reason such as TARGET_UNAVAILABLE."""
+
+    @property
+    def refusal(self) -> str:
+        """Why the worker that is there cannot be used, for people; empty if there is none."""
+
     def open_stream(self, session_id: str) -> TargetStream:
         """Open a stream for a session."""
 
@@ -45,7 +58,8 @@ class Verifier:
     """Gets verdicts for one session from the target worker.
 
     When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back: nothing is
-    lost, because the coordinator has them all, and nothing is repeated, because only verdicts commit tokens.
+    lost, because the coordinator has them all, and nothing is repeated, because only verdicts commit tokens. When it
+    is late, they are sent again on the same stream.
     """
 
     def __init__(
@@ -64,6 +78,7 @@ class Verifier:
         self._clock = clock
         self._stream: TargetStream | None = None
         self._cached = CachedPrefix()
+        self._vocabulary_size = 0
         self.num_replays = 0
 
     async def verify(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
@@ -76,12 +91,16 @@ class Verifier:
             try:
                 return await self._exchange(token_ids, proposal)
             except (WorkerLostError, WorkerLateError) as error:
-                self.close()
+                log.warning("no verdict from the target worker, trying again", reason=error.reason, error=str(error))
                 now = self._clock()
                 lost_at = now if lost_at is None else lost_at
-                log.warning("lost the target worker, waiting for it", reason=error.reason, error=str(error))
-                await self._wait_for_target(lost_at + self._recovery_seconds - now)
-                self.num_replays += 1
+                if isinstance(error, WorkerLateError):
+                    # Still at work, perhaps: the next request takes over what this one has done.
+                    self._cached = CachedPrefix()
+                else:
+                    self.close()
+                    self.num_replays += 1
+                await self._wait_for_target(lost_at + self._recovery_seconds - now, error)
 
     def close(self) -> None:
         """Free what the target worker holds of this session."""
@@ -92,21 +111,28 @@ class Verifier:
 
     async def _exchange(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
         if self._stream is None:
+            if self._link.model is None:
+                raise WorkerLostError(self._link.fault, "the target worker is away")
             self._stream = self._link.open_stream(self._session_id)
+            self._vocabulary_size = self._link.model.vocabulary_size
         position = self._cached.position(token_ids)
         num_accepted, next_token_id, cached_len, exchange = await self._stream.verify(
             position, token_ids[position:], proposal, self._timeout_seconds
         )
-        if num_accepted > len(proposal):
-            raise WorkerError("TARGET_BROKEN", f"the target worker accepted {num_accepted} of {len(proposal)} tokens")
+        if num_accepted > len(proposal) or next_token_id >= self._vocabulary_size:
+            raise WorkerError(
+                "TARGET_BROKEN",
+                f"the target worker accepted {num_accepted} of {len(proposal)} tokens and chose {next_token_id}",
+            )
         self._cached.update(len(token_ids), proposal, cached_len)
         return Verdict(num_accepted, next_token_id, exchange)
 
-    async def _wait_for_target(self, seconds_left: float) -> None:
+    async def _wait_for_target(self, seconds_left: float, error: WorkerError) -> None:
         await asyncio.sleep(min(_RETRY_SECONDS, max(seconds_left, 0)))
         if seconds_left <= 0 or not await self._link.wait_until_ready(seconds_left):
             raise UnavailableError(
                 "TARGET_UNAVAILABLE",
-                f"the target worker was lost and did not come back within {self._recovery_seconds:g} s",
+                f"no verdict from the target worker, also not {self._recovery_seconds:g} s after it was first missed: "
+                f"{self._link.refusal or error}",
                 retry_after_seconds=5.0,
             )

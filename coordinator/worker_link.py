@@ -52,6 +52,7 @@ class WorkerLink(Generic[Stream]):
         self.model: ModelInfo | None = None
         self.fault = f"{worker.upper()}_UNAVAILABLE"
         self.refusal = ""
+        self._why = "it has not answered yet"
         self._channel = open_channel(address)
         self._open_stream = open_stream
         self._accept = accept
@@ -94,30 +95,33 @@ class WorkerLink(Generic[Stream]):
 
     async def _watch(self) -> None:
         reminder = asyncio.ensure_future(self._remind())
-        health = health_pb2_grpc.HealthStub(self._channel)
-        service = f"specd.v1.{self.worker.capitalize()}Service"
         try:
             while True:
                 try:
-                    async for update in health.Watch(  # type: ignore[attr-defined]
-                        health_pb2.HealthCheckRequest(service=service), wait_for_ready=True
-                    ):
-                        if update.status == health_pb2.HealthCheckResponse.SERVING:
-                            await self._look_at_model()
-                        elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-                            await self._refuse(f"the process at {self.address} is no {self.worker} worker")
-                        else:
-                            await self._lose("is loading or stopping")
+                    await self._follow_health()
+                    self._why = "it ended the health stream"
                 except grpc.aio.AioRpcError as error:
-                    await self._lose(error.details() or error.code().name)
+                    self._why = error.details() or error.code().name
+                except Exception as error:
+                    self._why = repr(error)
+                    log.exception("cannot use a worker", worker=self.worker, address=self.address)
+                    await asyncio.sleep(_REMIND_SECONDS)
+                await self._lose()
                 await asyncio.sleep(_RETRY_SECONDS)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("the watch of a worker failed", worker=self.worker)
-            raise
         finally:
             reminder.cancel()
+
+    async def _follow_health(self) -> None:
+        health = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=f"specd.v1.{self.worker.capitalize()}Service")
+        async for update in health.Watch(request, wait_for_ready=True):  # type: ignore[attr-defined]
+            if update.status == health_pb2.HealthCheckResponse.SERVING:
+                await self._look_at_model()
+            elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+                await self._refuse(f"the process at {self.address} is no {self.worker} worker")
+            else:
+                self._why = "it is loading or stopping"
+                await self._lose()
 
     async def _look_at_model(self) -> None:
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
@@ -138,12 +142,12 @@ class WorkerLink(Generic[Stream]):
         log.error("refused a worker", worker=self.worker, address=self.address, error=why)
         await self._notify()
 
-    async def _lose(self, why: str) -> None:
-        if self.model is not None:
-            log.warning("lost a worker", worker=self.worker, address=self.address, why=why)
-        if self.model is not None or self.refusal:
-            self.model, self.refusal, self.fault = None, "", f"{self.worker.upper()}_UNAVAILABLE"
-            await self._notify()
+    async def _lose(self) -> None:
+        if self.model is None and not self.refusal:
+            return
+        log.warning("lost a worker", worker=self.worker, address=self.address, why=self._why)
+        self.model, self.refusal, self.fault = None, "", f"{self.worker.upper()}_UNAVAILABLE"
+        await self._notify()
 
     async def _notify(self) -> None:
         self._changed.set()
@@ -153,5 +157,5 @@ class WorkerLink(Generic[Stream]):
     async def _remind(self) -> None:
         while True:
             if self.model is None and not self.refusal:
-                log.info("waiting for a worker", worker=self.worker, address=self.address)
+                log.info("waiting for a worker", worker=self.worker, address=self.address, why=self._why)
             await asyncio.sleep(_REMIND_SECONDS)

@@ -51,6 +51,10 @@ _LOST_CODES = frozenset(
 )
 
 
+# grpc.aio puts this, with INTERNAL, in place of the real status when a write meets the end of its stream.
+_FAILED_WRITE = "Internal error from Core"
+
+
 class WorkerStream(Generic[Request, Response]):
     """One bidirectional call. Requests are numbered; an answer to an older one is dropped."""
 
@@ -115,12 +119,19 @@ class WorkerStream(Generic[Request, Response]):
                     self._settle(response)
             self._ended = WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
         except grpc.aio.AioRpcError as error:
-            code, reason = error.code(), error_info(error).reason
-            kind = WorkerLostError if code in _LOST_CODES else WorkerError
-            self._ended = kind(
-                reason or self._reason(code.name), f"{code.name} from the {self._worker} worker: {error.details()}"
+            self._ended = self._error(error)
+        except Exception as error:  # an answer that cannot be parsed, for one, comes as None
+            self._ended = WorkerError(
+                self._reason("BROKEN"), f"the {self._worker} worker's answer is broken: {error!r}"
             )
         self._settle(self._ended)
+
+    def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:
+        code, details = error.code(), error.details() or ""
+        message = f"{code.name} from the {self._worker} worker: {details}"
+        if code in _LOST_CODES or details == _FAILED_WRITE:
+            return WorkerLostError(error_info(error).reason or self._reason(code.name), message)
+        return WorkerError(error_info(error).reason or self._reason(code.name), message)
 
     def _settle(self, answer: Response | WorkerError) -> None:
         if not self._answer.done():

@@ -17,14 +17,18 @@ SECONDS_BUCKETS = (
 )
 
 
-def new_registry(process: str, **build: str) -> CollectorRegistry:
-    """Make a registry with process, platform and build info; `build` adds to the latter."""
+def new_registry() -> CollectorRegistry:
+    """Make a registry with process and platform info."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
+    return registry
+
+
+def add_build_info(registry: CollectorRegistry, process: str, **build: str) -> None:
+    """Add specd_build_info, with the version and whatever else the caller knows of what runs."""
     info = Info("specd_build", "Version of specd and of what it runs on.", registry=registry)
     info.info({"version": __version__, "process": process, "python": platform.python_version(), **build})
-    return registry
 
 
 class MetricsEndpoint:

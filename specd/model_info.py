@@ -18,3 +18,11 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     precision: str
     device: str
+
+    def decodes_like(self, other: ModelInfo) -> bool:
+        """Whether the sessions of one can go on with the other: same weights, same tokenizer, same end tokens."""
+        return (self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids) == (
+            other.fingerprint,
+            other.vocabulary_fingerprint,
+            other.eos_token_ids,
+        )

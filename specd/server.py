@@ -34,6 +34,9 @@ _OPTIONS = [
     # Clients ping us to notice a hung peer soon: see specd/channel.py.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
+    # And a host that is gone must not keep the sessions of its streams.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
 ]
 
 

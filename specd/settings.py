@@ -28,15 +28,20 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_optional_address(address: str) -> str:
+    return "" if address in {"", "none"} else _check_address(address)
+
+
 def _check_tcp_address(address: str) -> str:
     if address.startswith("unix:"):
         raise ValueError(f"{address!r} is not a TCP address: write HOST:PORT")
-    return _check_address(address) if address else address
+    return _check_optional_address(address)
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-OptionalAddress = Annotated[str, AfterValidator(lambda address: _check_address(address) if address else address)]
+OptionalAddress = Annotated[str, AfterValidator(_check_optional_address)]
 MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
+ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -89,7 +94,9 @@ class WorkerSettings(Settings):
     listen: Address
     metrics_listen: MetricsAddress
     blas_threads: int = Field(
-        os.cpu_count() or 1, ge=1, description="OpenBLAS threads, where MLX computes on a Linux CPU."
+        int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1),
+        ge=1,
+        description="OpenBLAS threads, where MLX computes on a Linux CPU.",
     )
     prefill_chunk_tokens: int = Field(
         512, ge=16, description="Prompt tokens computed in one step, between which other sessions get their turn."
@@ -106,7 +113,7 @@ class DraftWorkerSettings(WorkerSettings):
     model: str = Field(EMBEDDED_DRAFT, description="Draft model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50052", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9465", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+        "127.0.0.1:9465", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
 
 
@@ -119,7 +126,7 @@ class TargetWorkerSettings(WorkerSettings):
     model: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50053", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9466", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+        "127.0.0.1:9466", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
 
 
@@ -130,10 +137,10 @@ class CoordinatorSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="SPECD_COORDINATOR_")
 
     target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
-    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; empty for none.")
+    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; 'none' for none.")
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9464", description="HOST:PORT of /metrics; empty for none, port 0 for any free."
+        "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
     num_draft_tokens: int = Field(
         4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."
@@ -160,7 +167,7 @@ class UpSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="SPECD_")
 
     target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
-    draft: str = Field(EMBEDDED_DRAFT, description="Draft model, likewise; empty for none.")
+    draft: ModelOrNone = Field(EMBEDDED_DRAFT, description="Draft model, likewise; 'none' for none.")
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     num_draft_tokens: int = Field(
         4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,9 @@ log = structlog.get_logger()
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
+_STABLE_SECONDS = 1.0  # a process that ends sooner after its start backs off as one that did not start
 _KILL_SECONDS = 15.0
+_PATIENCE = ["--draft-startup-seconds", "86400"]
 
 
 @dataclass
@@ -68,21 +71,23 @@ class Child:
     async def run(self) -> None:
         """Restart the process whenever it ends, for ever.
 
-        Only restarts that fail are put off longer and longer: for one that was ready, sessions wait.
+        Only restarts that do not last are put off longer and longer: for any other, sessions wait.
         """
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             assert self.process is not None
+            began_at = time.monotonic()
             code = await self.process.wait()
+            if time.monotonic() - began_at > _STABLE_SECONDS:
+                backoff = _FIRST_BACKOFF_SECONDS
             log.error("a process ended, starting it again", name=self.name, exit_code=code, after_seconds=backoff)
             await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
             self.restarts += 1
             try:
                 await self.start()
-                backoff = _FIRST_BACKOFF_SECONDS
-            except StartupError as error:
+            except (StartupError, OSError) as error:
                 log.error("the restart failed", name=self.name, error=str(error))
-                backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
 
     async def stop(self) -> None:
         """Ask the process to stop, and make it."""
@@ -116,30 +121,31 @@ class Stack:
         draft: str,
         listen: str = "127.0.0.1:0",
         num_draft_tokens: int | None = None,
-        metrics_ports: tuple[int, int, int] | None = (0, 0, 0),
+        metrics_listen: str | None = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Serve these models (a draft of "" means none) at `listen`; port 0 is any free one.
 
-        `metrics_ports` are those of coordinator, draft and target; `environment` is added to that of the processes.
+        All three serve metrics at `metrics_listen` ("" is nowhere), or, with None, each where its own settings say.
+        `environment` is added to that of the processes.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
         sockets = Path(self._directory.name)
-        metrics = [f"127.0.0.1:{port}" for port in metrics_ports] if metrics_ports is not None else ["", "", ""]
+        metrics_options = [] if metrics_listen is None else ["--metrics-listen", metrics_listen]
 
-        def child(name: str, metrics_listen: str, *options: str) -> Child:
-            command = [sys.executable, "-m", "specd", name, "--metrics-listen", metrics_listen, *options]
+        def child(name: str, *options: str) -> Child:
+            command = [sys.executable, "-m", "specd", name, *metrics_options, *options]
             return Child(name, command, environment or {})
 
         target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
-        # A draft that cannot start is seen here; one that downloads for an hour is worth waiting for.
-        coordinator_options += ["--draft-startup-seconds", "86400"]
+        # At the first start a draft that fails is seen here, and one that downloads for an hour is worth waiting for.
+        coordinator_options += _PATIENCE
         if num_draft_tokens is not None:
             coordinator_options += ["--num-draft-tokens", str(num_draft_tokens)]
-        self.coordinator = child("coordinator", metrics[0], *coordinator_options)
-        self.draft = child("draft-worker", metrics[1], "--model", draft, "--listen", draft_address) if draft else None
-        self.target = child("target-worker", metrics[2], "--model", target, "--listen", target_address)
+        self.coordinator = child("coordinator", *coordinator_options)
+        self.draft = child("draft-worker", "--model", draft, "--listen", draft_address) if draft else None
+        self.target = child("target-worker", "--model", target, "--listen", target_address)
         self._watching: list[asyncio.Task[None]] = []
 
     @property
@@ -154,7 +160,7 @@ class Stack:
 
     async def __aenter__(self) -> Stack:
         """Start all processes. Raises StartupError when one of them cannot."""
-        starting = [asyncio.ensure_future(child.start()) for child in self.children]
+        starting = [asyncio.ensure_future(self._start(child)) for child in self.children]
         try:
             await asyncio.gather(*starting)
         except BaseException:
@@ -163,16 +169,19 @@ class Stack:
             await asyncio.gather(*starting, return_exceptions=True)
             await self._stop()
             raise
-        # A restarted coordinator must come back where its clients look for it.
-        self.coordinator.command[self.coordinator.command.index("--listen") + 1] = self.address
-        self._watching = [asyncio.ensure_future(child.run()) for child in self.children]
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for watch in self._watching:
-            watch.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
         await self._stop()
+
+    async def _start(self, child: Child) -> None:
+        await child.start()
+        if child is self.coordinator:
+            # A restarted coordinator must come back where its clients look for it, with the draft or without.
+            child.command[child.command.index("--listen") + 1] = self.address
+            patience = child.command.index(_PATIENCE[0])
+            del child.command[patience : patience + len(_PATIENCE)]
+        self._watching.append(asyncio.ensure_future(child.run()))
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -181,6 +190,9 @@ class Stack:
                 child.process.kill()
 
     async def _stop(self) -> None:
+        for watch in self._watching:
+            watch.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         for child in self.children:
             await child.stop()
         self._directory.cleanup()

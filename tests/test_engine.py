@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from specd.worker import engine as engine_module
 from specd.worker.engine import Engine, Steps
 
 
@@ -31,7 +32,8 @@ def hold_until(event: threading.Event) -> Steps[None]:
     yield
 
 
-async def test_jobs_take_turns(engine: Engine) -> None:
+async def test_jobs_take_turns(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "TURN_SECONDS", 0.0)
     journal: list[str] = []
     start = threading.Event()
     holding = engine.submit(hold_until(start))
@@ -40,6 +42,29 @@ async def test_jobs_take_turns(engine: Engine) -> None:
     await holding
     assert [(await job).result for job in jobs] == ["long", "short"]
     assert journal == ["long", "short", "long", "short", "long", "long"]
+
+
+async def test_short_steps_of_a_job_stay_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "TURN_SECONDS", 60.0)
+    journal: list[str] = []
+    start = threading.Event()
+    holding = engine.submit(hold_until(start))
+    jobs = [engine.submit(steps("first", 3, journal)), engine.submit(steps("second", 2, journal))]
+    start.set()
+    await holding
+    await asyncio.wait(jobs)
+    assert journal == ["first"] * 3 + ["second"] * 2
+
+
+async def test_what_is_urgent_runs_after_the_step_under_way(engine: Engine) -> None:
+    journal: list[str] = []
+    start = threading.Event()
+    holding = engine.submit(hold_until(start))
+    waiting = engine.submit(steps("waits", 2, journal))
+    engine.run_soon(lambda: journal.append("urgent"))
+    start.set()
+    await asyncio.wait([holding, waiting])
+    assert journal == ["urgent", "waits", "waits"]
 
 
 async def test_every_step_runs_on_the_same_thread(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from specd.model_info import ModelInfo
 VOCABULARY_SIZE = 5
 CONTEXT_LENGTH = 64
 END_TOKEN = 0
-DRAFT_MODEL = ModelInfo("draft", "fake", "", "", VOCABULARY_SIZE, CONTEXT_LENGTH, (), "", "")
+MODEL = ModelInfo("fake", "fake", "", "", VOCABULARY_SIZE, CONTEXT_LENGTH, (), "", "")
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -65,6 +65,9 @@ class FakeTarget:
     events: list[str]
     comes_back: bool = True
     num_open: int = 0
+    model: ModelInfo | None = MODEL
+    fault: str = "TARGET_UNAVAILABLE"
+    refusal: str = ""
 
     def open_stream(self, session_id: str) -> FakeTargetStream:
         self.num_open += 1
@@ -106,7 +109,7 @@ class FakeDraft:
 
     choose: Callable[[list[int]], int]
     events: list[str]
-    model: ModelInfo | None = DRAFT_MODEL
+    model: ModelInfo | None = MODEL
     fault: str = "DRAFT_UNAVAILABLE"
     num_open: int = 0
 
@@ -122,11 +125,15 @@ class FakeDraftStream:
     answer: tuple[list[int], int] = ([], 0)
     event: str = "ok"
     broken: bool = False
+    uses_when_broken: int = 0
 
     async def send(
         self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
     ) -> None:
-        assert not self.broken, "a stream that broke was used again"
+        if self.broken:
+            self.uses_when_broken += 1
+            assert self.uses_when_broken == 1, "after a prefill whose error nobody saw, one use may find it broken"
+            raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
         self.event = self.worker.events.pop(0) if self.worker.events else "ok"
         self.broken = self.event in {"lost", "refuses"}
         if self.event == "lost":
@@ -171,8 +178,9 @@ def run(session: Session, draft: FakeDraft, target: FakeTarget) -> tuple[list[Ro
     async def drive() -> None:
         try:
             async for round_ in decode(session, drafter, verifier, clock=clock):
+                assert round_.commit.finish_reason is session.finish_reason
                 rounds.append(round_)
-                statistics.add(round_, seconds_since_arrival=clock())
+                statistics.add(round_, arrived_at=0.0)
         finally:
             drafter.close()
             verifier.close()
@@ -279,3 +287,31 @@ def test_a_session_that_outgrows_the_draft_goes_on_without_it() -> None:
     assert statistics.generated_tokens == 40
     assert statistics.accepted_tokens > 0
     assert statistics.draft_fault == "DRAFT_CONTEXT_EXCEEDED"
+
+
+def test_a_target_that_was_refused_gets_no_session() -> None:
+    target = FakeTarget([], comes_back=False, model=None, fault="TARGET_REFUSED", refusal="it serves another model")
+    with pytest.raises(UnavailableError, match="it serves another model"):
+        run(make_session([1, 2], 8, 2), FakeDraft(next_token, []), target)
+    assert target.num_open == 0
+
+
+def test_a_target_only_session_leaves_the_draft_alone() -> None:
+    opened: list[str] = []
+    draft = FakeDraft(next_token, [])
+    draft.open_stream = opened.append  # type: ignore[assignment,method-assign]
+    run(make_session([1, 2], 8, 0), draft, FakeTarget([]))
+    assert opened == []
+
+
+@pytest.mark.parametrize(("num_accepted", "next_token_id"), [(9, 1), (0, VOCABULARY_SIZE)])
+def test_a_target_that_answers_nonsense_ends_the_session(num_accepted: int, next_token_id: int) -> None:
+    class NonsenseStream(FakeTargetStream):
+        async def verify(self, *request: object) -> tuple[int, int, int, Exchange]:
+            return num_accepted, next_token_id, 2, Exchange()
+
+    target = FakeTarget([])
+    target.open_stream = lambda session_id: NonsenseStream(target)  # type: ignore[method-assign]
+    with pytest.raises(WorkerError) as error:
+        run(make_session([1, 2], 8, 2), FakeDraft(next_token, []), target)
+    assert error.value.reason == "TARGET_BROKEN"

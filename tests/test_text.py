@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from hypothesis import given
@@ -39,6 +40,33 @@ def test_an_unfinished_character_is_held_back_and_shown_at_the_end() -> None:
     pieces = stream([END_OF_TEXT], token_ids[:-1])
     assert pieces[:-1] == [""] * (len(token_ids) - 1)
     assert pieces[-1] == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_prompt_that_ends_inside_a_character_is_not_repeated() -> None:
+    snowman = TOKENIZER.encode("\N{SNOWMAN}")[1:]
+    prompt_ids = [*TOKENIZER.encode("name = 'hello "), *snowman[:1]]
+    assert stream(prompt_ids, snowman[1:])[:-1] == [*[""] * (len(snowman) - 2), "\N{SNOWMAN}"]
+
+
+def test_a_prompt_that_ends_with_a_replacement_character_is_not_repeated() -> None:
+    prompt = "s = '\N{REPLACEMENT CHARACTER}"
+    assert "".join(stream(TOKENIZER.encode(prompt), TOKENIZER.encode("x = 1")[1:])) == "x = 1"
+
+
+def test_truncation_and_padding_of_training_are_left_out() -> None:
+    padded = json.loads(TOKENIZER_JSON)
+    padded["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    padded["padding"] = {
+        "strategy": {"Fixed": 8},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "<|pad|>",
+    }
+    other = Tokenizer(json.dumps(padded).encode())
+    for text in ("def add(a, b):\n    return a + b", "x"):
+        assert other.encode(text) == TOKENIZER.encode(text)
 
 
 def test_end_tokens_have_no_text() -> None:

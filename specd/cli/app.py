@@ -127,8 +127,9 @@ async def _up(settings: UpSettings) -> None:
         target=settings.target,
         draft=settings.draft,
         listen=settings.listen,
-        num_draft_tokens=settings.num_draft_tokens,
-        metrics_ports=(9464, 9465, 9466) if settings.metrics else None,
+        # Else the coordinator's own settings hold.
+        num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
+        metrics_listen=None if settings.metrics else "",
     )
     holding = asyncio.ensure_future(_hold(stack))
 

@@ -89,10 +89,8 @@ async def _echo(
 
 
 def _print_tokens(console: Console, response: generation_pb2.GenerateResponse) -> None:
-    line = Text()
-    for token in response.tokens:
-        line.append(token.text, style=_DRAFTED_STYLE if token.drafted else "")
-    console.print(line, end="")
+    for token in response.tokens:  # with `out`, since `print` would turn tabs into spaces
+        console.out(token.text, style=_DRAFTED_STYLE if token.drafted else None, highlight=False, end="")
 
 
 def _summary(statistics: generation_pb2.SessionStatistics) -> str:

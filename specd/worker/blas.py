@@ -38,13 +38,13 @@ def load_blas(num_threads: int) -> str:
 
 
 def _load_openblas(num_threads: int) -> str:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(num_threads))
+    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)
     # Idle threads spin for 2^26 cycles by default, which steals the core of the other worker: 2^4 measured no slower.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     problems = []
-    for find in (_wheel_library, _system_library):
+    for load in (_load_wheel_library, _load_system_library):
         try:
-            library = ctypes.CDLL(str(find()), mode=ctypes.RTLD_GLOBAL)
+            library = load()
             library.openblas_get_config.restype = ctypes.c_char_p
             version = " ".join(library.openblas_get_config().decode().split()[:2])
             return f"{version}, {library.openblas_get_num_threads()} threads"
@@ -58,41 +58,52 @@ def _load_openblas(num_threads: int) -> str:
     return "reference BLAS (slow)"
 
 
-def _wheel_library() -> Path:
-    """Copy the OpenBLAS of the wheel `scipy-openblas32` to the user's cache, its symbols without their prefix."""
+def _load_wheel_library() -> ctypes.CDLL:
+    """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix."""
+    version = importlib.metadata.version("scipy-openblas32")
+    directory = _cache_directory()
+    if directory is None:  # a read-only home, as in a hardened container: a copy that goes once it is loaded
+        with tempfile.NamedTemporaryFile(suffix=".so") as copy:
+            _copy_without_prefix(Path(copy.name))
+            return ctypes.CDLL(copy.name, mode=ctypes.RTLD_GLOBAL)
+    kept = directory / f"libopenblas-{version}.so"
+    if not kept.exists():
+        # Written beside and renamed: two workers that start together must not read half a file.
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as partial:
+            _copy_without_prefix(Path(partial.name))
+        Path(partial.name).rename(kept)
+    try:
+        return ctypes.CDLL(str(kept), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        kept.unlink()  # a damaged copy must not make every later start slow
+        raise
+
+
+def _copy_without_prefix(copy: Path) -> None:
     import lief
     import scipy_openblas32
 
-    version = importlib.metadata.version("scipy-openblas32")
     source = Path(scipy_openblas32.get_lib_dir()) / scipy_openblas32.get_library(fullname=True)
-    copy = _cache_directory() / f"libopenblas-{version}.so"
-    if not copy.exists():
-        library = lief.ELF.parse(str(source))
-        if library is None:
-            raise OSError(f"{source} is not an ELF library")
-        for symbol in library.dynamic_symbols:
-            symbol.name = str(symbol.name).removeprefix(_PREFIX)
-        # Written beside and renamed: two workers that start together must not read half a file.
-        with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as partial:
-            library.write(partial.name)
-        Path(partial.name).rename(copy)
-    return copy
+    library = lief.ELF.parse(str(source))
+    if library is None:
+        raise OSError(f"{source} is not an ELF library")
+    for symbol in library.dynamic_symbols:
+        symbol.name = str(symbol.name).removeprefix(_PREFIX)
+    library.write(str(copy))
 
 
-def _system_library() -> str:
+def _load_system_library() -> ctypes.CDLL:
     name = ctypes.util.find_library("openblas")
     if name is None:
         raise OSError("the system has no libopenblas")
-    return name
+    return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
 
 
-def _cache_directory() -> Path:
+def _cache_directory() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directory = Path(base) / "specd"
     try:
-        directory = Path(base) / "specd"
         directory.mkdir(parents=True, exist_ok=True)
-        if os.access(directory, os.W_OK):
-            return directory
     except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="specd-"))  # a read-only home, as in a hardened container
+        return None
+    return directory if os.access(directory, os.W_OK) else None

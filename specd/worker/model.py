@@ -68,12 +68,14 @@ def load(name: str, *, blas: str) -> LoadedModel:
         raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     text_config = config.get("text_config") or config
+    rows = network(mx.array([[0]])).shape[-1]  # only the shape: nothing is computed
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
         fingerprint=_fingerprint(directory),
         vocabulary_fingerprint=_digest(json.dumps(sorted(vocabulary.items())).encode()),
-        vocabulary_size=max(vocabulary.values()) + 1,
+        # Some models have more rows than tokens, for padding; in some, added tokens have no row.
+        vocabulary_size=min(max(vocabulary.values()) + 1, rows),
         context_length=int(text_config.get("max_position_embeddings") or _NO_CONTEXT_LIMIT),
         eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
         precision=precision,

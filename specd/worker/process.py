@@ -12,7 +12,7 @@ import mlx.core as mx
 import structlog
 
 from specd.deferred import Deferred
-from specd.metrics import MetricsEndpoint, new_registry
+from specd.metrics import MetricsEndpoint, add_build_info, new_registry
 from specd.server import Server
 from specd.settings import WorkerSettings
 from specd.v1 import model_pb2_grpc
@@ -41,29 +41,27 @@ async def run_worker(
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
     # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
     await server.start()
-    engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
-    stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
-    loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
-    await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
-        os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
-
-    try:
-        model: LoadedModel = loading.result().result
-        info = model.info
-        registry = new_registry(process, model=info.name, device=info.device, precision=info.precision)
-        caches: set[SessionCache] = set()
-        metrics = WorkerMetrics(registry, caches)
-        with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+    registry = new_registry()
+    with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+        engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
+        loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
+        await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
+        try:
+            model: LoadedModel = loading.result().result
+            facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
+            add_build_info(registry, process, **facts)
+            caches: set[SessionCache] = set()
+            metrics = WorkerMetrics(registry, caches)
             deferred.set(Worker(engine, model, caches, metrics, settings.prefill_chunk_tokens))
             await server.set_serving(True)
-            server.announce(
-                metrics_address=endpoint.address, model=info.name, device=info.device, precision=info.precision
-            )
+            server.announce(metrics_address=endpoint.address, **facts)
             await stopping
-    finally:
-        await server.stop(settings.shutdown_grace_seconds)
-        engine.stop()
+        finally:
+            await server.stop(settings.shutdown_grace_seconds)
+            await asyncio.to_thread(engine.stop)  # it waits for the step under way
 
 
 def _load(name: str, blas: str, prefill_chunk_tokens: int) -> Steps[LoadedModel]:

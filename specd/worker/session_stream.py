@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
 import structlog
@@ -17,7 +18,13 @@ from specd.worker.worker import Worker
 
 log = structlog.get_logger()
 
-Request = TypeVar("Request")
+
+class _Request(Protocol):
+    @property
+    def round(self) -> int: ...
+
+
+Request = TypeVar("Request", bound=_Request)
 Response = TypeVar("Response")
 Result = TypeVar("Result")
 
@@ -63,8 +70,8 @@ class SessionStreams(Generic[Request, Result, Response]):
             worker.metrics.requests.labels("failed").inc()
             raise
         finally:
-            # After the step under way, which may still use it.
-            worker.engine.submit(_close(cache, worker.caches))
+            # On the engine's thread: the step under way may still use it.
+            worker.engine.run_soon(partial(_close, cache, worker.caches))
             log.debug("session closed")
 
     async def _serve_latest(
@@ -74,9 +81,10 @@ class SessionStreams(Generic[Request, Result, Response]):
         computing: asyncio.Future[Done[Result]] | None = None
         writing = asyncio.Lock()
         async with asyncio.TaskGroup() as answers:
-            while (request := await context.read()) is not grpc.aio.EOF:
+            while (request := cast(Any, await context.read())) is not grpc.aio.EOF:
                 if computing is not None and computing.cancel():
                     worker.metrics.requests.labels("superseded").inc()
+                structlog.contextvars.bind_contextvars(round=request.round)
                 computing = worker.engine.submit(self._begin(worker, cache, request))
                 answers.create_task(self._write_answer(worker, context, request, computing, writing))
 
@@ -96,8 +104,6 @@ class SessionStreams(Generic[Request, Result, Response]):
         worker.metrics.queue_seconds.observe(done.queue_seconds)
 
 
-def _close(cache: SessionCache, caches: set[SessionCache]) -> Steps[None]:
+def _close(cache: SessionCache, caches: set[SessionCache]) -> None:
     caches.discard(cache)
     cache.free()
-    return
-    yield  # a job is a generator; this one has a single step
