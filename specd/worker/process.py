@@ -39,10 +39,10 @@ async def run_worker(
     deferred = Deferred[Worker](f"the model {settings.model} to load")
     add_service(deferred, server.grpc)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
-    # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
-    await server.start()
     registry = new_registry()
     with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+        # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
+        await server.start()
         engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
