@@ -294,3 +294,23 @@ def test_demo(directory: Path) -> None:
     assert "the same tokens" in done.stdout
     assert "NOT" not in done.stdout
     assert_nothing_left(directory)
+
+
+def test_bench_measures_all_contenders_and_writes_json(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    done = run_specd("bench", "-k", "2", "--num-prompts", "1", "-n", "8", "--json", str(file), COLUMNS="160")
+
+    assert done.returncode == 0, done.stderr
+    assert "all contenders gave the same tokens" in done.stdout
+    report = json.loads(file.read_text())
+    names = ["specd, target alone", "specd, k = 2", "mlx-lm, target alone", "mlx-lm, k = 2"]
+    assert [result["name"] for result in report["results"]] == names
+    assert all(result["tokens_per_second"] > 0 for result in report["results"])
+    assert report["same_tokens"] is True
+    assert report["samples"]["specd, k = 2"][0]["token_ids"] == 8
+
+
+def test_bench_refuses_a_directory_without_prompts(tmp_path: Path) -> None:
+    done = run_specd("bench", "--prompts", str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in complaint(done.stderr)

@@ -65,7 +65,7 @@ def run_bench(options: Options, json_path: Path | None) -> bool:
             "results": [dataclasses.asdict(result) for result in results],
             "comparison": verdicts,
             "same_tokens": same,
-            "samples": {name: [dataclasses.asdict(sample) for sample in own] for name, own in samples.items()},
+            "samples": {name: [sample.as_record() for sample in own] for name, own in samples.items()},
         }
         json_path.write_text(json.dumps(report, indent=1) + "\n")
     return same

@@ -33,8 +33,13 @@ class Sample:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first over the time from the first to the last."""
-        return (len(self.token_ids) - 1) / self.decode_seconds
+        """Tokens after the first over the time from the first to the last; 0 when there is only one."""
+        return (len(self.token_ids) - 1) / self.decode_seconds if len(self.token_ids) > 1 else 0.0
+
+    def as_record(self) -> dict[str, object]:
+        """Return what is worth keeping, with counts in place of tokens and rounds."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**record, "token_ids": len(self.token_ids), "rounds": len(self.rounds)}
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ def summarise(name: str, samples: Sequence[Sample], baseline: Sequence[Sample]) 
     return Result(
         name=name,
         tokens_per_second=median(sample.tokens_per_second for sample in samples),
-        speedup=median(own.tokens_per_second / other.tokens_per_second for own, other in pairs),
+        speedup=median(
+            own.tokens_per_second / other.tokens_per_second for own, other in pairs if other.tokens_per_second
+        ),
         time_to_first_token_seconds=median(sample.time_to_first_token_seconds for sample in samples),
         acceptance_rate=sum(sample.accepted_tokens for sample in samples) / proposed if proposed else None,
         acceptance_length=decoded / len(rounds) if rounds else None,
