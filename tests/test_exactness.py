@@ -9,7 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from coordinator.tokenizer import Tokenizer
 from specd.client import Client
 from specd.settings import EMBEDDED_TARGET
 from specd.supervisor import Stack
@@ -18,7 +20,10 @@ from specd.worker.model import LoadedModel, load
 from tests.conftest import PROMPTS
 from tests.models import save_always_wrong_draft, save_random_draft
 
-MAX_TOKENS = 48
+MAX_TOKENS = 40
+
+# All the short prompts, and every other of the long ones, whose prefill takes most of the time.
+EXACT_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
 
 _DRAFTS: dict[str, Callable[[Path], str]] = {
     "random": lambda directory: save_random_draft(directory / "random"),
@@ -36,8 +41,6 @@ def target() -> LoadedModel:
 @pytest.fixture(scope="module")
 def references(target: LoadedModel, prompts: list[str]) -> dict[str, list[int]]:
     """What mlx-lm's own greedy decoding gives for each prompt, up to and with an end token."""
-    from coordinator.tokenizer import Tokenizer
-
     tokenizer = Tokenizer(target.tokenizer_json)
     return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt)) for prompt in prompts}
 
@@ -56,17 +59,16 @@ async def generate(client: Client, prompt: str, k: int) -> tuple[list[int], gene
     return [token.id for r in responses for token in r.tokens], responses[-1].statistics
 
 
-def test_there_are_prompts_of_every_length(target: LoadedModel, prompts: list[str]) -> None:
-    from coordinator.tokenizer import Tokenizer
-
-    lengths = [len(Tokenizer(target.tokenizer_json).encode(prompt)) for prompt in prompts]
+def test_there_are_prompts_of_every_length(target: LoadedModel) -> None:
+    tokenizer = Tokenizer(target.tokenizer_json)
+    lengths = [len(tokenizer.encode(path.read_text())) for path in EXACT_PROMPTS]
     assert len(lengths) >= 20
     assert sum(length < 300 for length in lengths) >= 8
-    assert sum(500 <= length < 1500 for length in lengths) >= 4
-    assert sum(length >= 1500 for length in lengths) >= 4
+    assert sum(500 <= length < 1500 for length in lengths) >= 2
+    assert sum(length >= 1500 for length in lengths) >= 2
 
 
-@pytest.mark.parametrize("prompt", [pytest.param(path.read_text(), id=path.stem) for path in PROMPTS])
+@pytest.mark.parametrize("prompt", [pytest.param(path.read_text(), id=path.stem) for path in EXACT_PROMPTS])
 async def test_every_k_gives_the_tokens_of_mlx_lm(
     client: Client, references: dict[str, list[int]], prompt: str
 ) -> None:
@@ -116,9 +118,7 @@ async def test_concurrent_sessions_do_not_mix(client: Client, references: dict[s
 
 
 async def test_text_is_the_decoding_of_the_tokens(client: Client, target: LoadedModel, prompts: list[str]) -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(target.tokenizer_json.decode())
+    tokenizer = HuggingFaceTokenizer.from_str(target.tokenizer_json.decode())
     for prompt in prompts[:16]:
         responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS)]
         token_ids = [token.id for r in responses for token in r.tokens]
