@@ -39,9 +39,10 @@ def target() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def references(target: LoadedModel, prompts: list[str]) -> dict[str, list[int]]:
+def references(target: LoadedModel) -> dict[str, list[int]]:
     """What mlx-lm's own greedy decoding gives for each prompt, up to and with an end token."""
     tokenizer = Tokenizer(target.tokenizer_json)
+    prompts = [path.read_text() for path in EXACT_PROMPTS]
     return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt)) for prompt in prompts}
 
 
