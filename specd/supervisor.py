@@ -36,7 +36,6 @@ class Child:
     command: list[str]
     environment: Mapping[str, str]
     facts: dict[str, str] = field(default_factory=dict)
-    restarts: int = 0
     process: asyncio.subprocess.Process | None = None
     # Open as long as the supervisor lives: a child that sees it closed stops.
     _lifeline: asyncio.StreamWriter | None = None
@@ -83,7 +82,6 @@ class Child:
             log.error("a process ended, starting it again", name=self.name, exit_code=code, after_seconds=backoff)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
-            self.restarts += 1
             try:
                 await self.start()
             except (StartupError, OSError) as error:

@@ -221,15 +221,16 @@ def bench(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Tokens to generate for each.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all prompts.")] = 1,
     blas_threads: Annotated[int, typer.Option(min=1, help="OpenBLAS threads, on a Linux CPU.")] = os.cpu_count() or 1,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the results and every sample to this file.")
+    ] = None,
 ) -> None:
     """Measure specd against its target alone and against mlx-lm in process, in one run on the same prompts."""
     from specd.worker.blas import load_blas
 
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     _configure_logging("bench")
-    os.environ["OPENBLAS_NUM_THREADS"] = str(blas_threads)  # for the workers as well
-    blas = load_blas(blas_threads)
+    blas = load_blas(blas_threads)  # whose variables the workers inherit
 
     from specd.bench.prompts import load_prompts
     from specd.bench.run import Options, run_bench
