@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,16 +15,20 @@ import structlog
 from coordinator.decoding import decode
 from coordinator.drafter import Drafter, DraftLink
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.request import check_num_draft_tokens, check_prompt, resolve_max_tokens
+from coordinator.output import EmittedToken, Output
+from coordinator.prompt import encode_prompt
+from coordinator.request import GenerationRequest, check_num_draft_tokens, check_prompt, resolve_max_tokens
 from coordinator.round import Round
 from coordinator.run_ahead import run_ahead
 from coordinator.session import FinishReason, Session, SessionState
+from coordinator.session_store import SessionStore
 from coordinator.statistics import SessionStatistics
-from coordinator.tokenizer import TextStream, Tokenizer
+from coordinator.tokenizer import Tokenizer
 from coordinator.verifier import TargetLink, Verifier
 from coordinator.worker_stream import WorkerError
 from specd.errors import InternalError
 from specd.model_info import ModelInfo
+from specd.sampling import Sampling
 from specd.settings import CoordinatorSettings
 
 log = structlog.get_logger()
@@ -34,23 +38,21 @@ _ROUNDS_AHEAD = 64
 
 
 @dataclass(frozen=True)
-class EmittedToken:
-    """A token, the text that it completes, and whether the draft proposed it."""
-
-    token_id: int
-    text: str
-    drafted: bool
-
-
-@dataclass(frozen=True)
 class Emission:
-    """What one round gives the client; the last one has a finish reason."""
+    """What one round gives the client; the last one has a finish reason, and the stop string if that was it."""
 
     session_id: str
+    seed: int
     tokens: list[EmittedToken]
     round: Round
-    finish_reason: FinishReason | None
     statistics: SessionStatistics
+    stop_string: str | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why this is the last one, if it is."""
+        # Not the session's own: its rounds are ahead of this one.
+        return self.round.commit.finish_reason
 
 
 class Coordinator:
@@ -70,16 +72,19 @@ class Coordinator:
         self.settings = settings
         self.model = model
         self.draft = draft
+        self.sessions = SessionStore(settings.session_idle_seconds, settings.session_budget_tokens, time.time)
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._target = target
-        self._sessions: dict[str, Session] = {}
-        metrics.active_sessions.set_function(lambda: len(self._sessions))
+        self._decoding: dict[str, Session] = {}
+        metrics.active_sessions.set_function(lambda: len(self._decoding))
         for state in (SessionState.PREFILLING, SessionState.DECODING):
             metrics.sessions_by_state.labels(state.value).set_function(partial(self._count_sessions, state))
         metrics.session_tokens.set_function(
-            lambda: sum(len(session.token_ids) for session in tuple(self._sessions.values()))
+            lambda: sum(len(session.token_ids) for session in tuple(self._decoding.values()))
         )
+        metrics.kept_sessions.set_function(lambda: len(self.sessions))
+        metrics.kept_session_tokens.set_function(lambda: self.sessions.num_tokens)
 
     @property
     def target_is_there(self) -> bool:
@@ -91,98 +96,134 @@ class Coordinator:
         draft = self.draft.model
         return {"target": self.model.name, "draft": draft.name if draft else f"none ({self.draft.fault})"}
 
-    async def generate(
-        self, prompt: str | list[int], *, max_tokens: int | None, num_draft_tokens: int | None
-    ) -> AsyncGenerator[Emission]:
-        """Generate what comes after a prompt, a round at a time; closing the iterator ends the session.
+    def decode_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. May be called from any thread."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-        Raises InvalidRequestError, UnavailableError, or InternalError when the target refuses or breaks.
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Emission]:
+        """Generate what comes after a prompt, a round at a time; closing the iterator ends the generation.
+
+        The session is kept, for another Generate to continue it, once this one finishes, and before the last emission.
+        Raises InvalidRequestError, NotFoundError, ConflictError, UnavailableError, or InternalError when the target
+        refuses or breaks.
         """
         arrived_at = time.perf_counter()
-        session = self._begin(await self._encode(prompt), max_tokens, num_draft_tokens)
-        with structlog.contextvars.bound_contextvars(session_id=session.session_id):
-            drafter = Drafter(
-                self.draft,
-                session.session_id,
-                timeout_seconds=self.settings.draft_timeout_seconds,
-                clock=time.perf_counter,
-            )
-            verifier = Verifier(
-                self._target,
-                session.session_id,
-                timeout_seconds=self.settings.target_timeout_seconds,
-                recovery_seconds=self.settings.target_recovery_seconds,
-                clock=time.perf_counter,
-            )
-            statistics = SessionStatistics(prompt_tokens=session.prompt_len)
-            text = self._tokenizer.stream_text(session.token_ids)
-            outcome = "failed"
-            try:
-                decoding = decode(session, drafter, verifier, clock=time.perf_counter)
-                async with aclosing(run_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
-                    async for round_ in rounds:
-                        self._metrics.count_round(round_, first=statistics.rounds == 0)
-                        statistics.add(round_, arrived_at=arrived_at)
-                        statistics.target_replays = verifier.num_replays
-                        log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
-                        # Not the session's finish reason: its rounds are ahead of this one.
-                        finish_reason = round_.commit.finish_reason
-                        tokens = _tokens_with_text(round_, text, last=finish_reason is not None)
-                        if finish_reason is not None:
-                            outcome = finish_reason.value
-                        yield Emission(session.session_id, tokens, round_, finish_reason, statistics)
-            except WorkerError as error:
-                raise InternalError(error.reason, str(error)) from error
-            except (GeneratorExit, asyncio.CancelledError):  # the client went away
-                outcome = "cancelled" if outcome == "failed" else outcome
-                raise
-            finally:
-                drafter.close()
-                verifier.close()
-                del self._sessions[session.session_id]
-                self._metrics.count_session(statistics, outcome, target_replays=verifier.num_replays)
-                log.info(
-                    "session ended",
-                    outcome=outcome,
-                    prompt_tokens=statistics.prompt_tokens,
-                    generated_tokens=statistics.generated_tokens,
-                    rounds=statistics.rounds,
-                    proposed=statistics.proposed_tokens,
-                    accepted=statistics.accepted_tokens,
+        new_id = secrets.token_hex(8)
+        kept = self.sessions.acquire(request.session_id) if request.session_id else self.sessions.begin(new_id)
+        is_ours = True
+        try:
+            with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
+                prompt = await asyncio.to_thread(encode_prompt, self._tokenizer, request.prompt, kept)
+                session, sampling = self._plan(kept.session_id, prompt.token_ids, request)
+                output = Output(
+                    self._tokenizer,
+                    prompt.token_ids,
+                    stop_strings=request.stop.strings,
+                    min_tokens=request.stop.min_tokens,
                 )
+                reply: list[str] = []
+                async with aclosing(self._run(session, sampling, output, arrived_at)) as emissions:
+                    async for emission in emissions:
+                        reply.extend(token.text for token in emission.tokens)
+                        if emission.finish_reason is not None:
+                            token_ids = session.token_ids[: session.prompt_len + emission.statistics.generated_tokens]
+                            chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
+                            self.sessions.finish(kept, token_ids, chat)
+                            is_ours = False
+                        yield emission
+        finally:
+            if is_ours:
+                self.sessions.abandon(kept)
+
+    async def _run(
+        self, session: Session, sampling: Sampling, output: Output, arrived_at: float
+    ) -> AsyncGenerator[Emission]:
+        """Decode a session. When the last emission comes, nothing of the session runs any more."""
+        drafter = Drafter(
+            self.draft,
+            session.session_id,
+            sampling,
+            timeout_seconds=self.settings.draft_timeout_seconds,
+            clock=time.perf_counter,
+        )
+        verifier = Verifier(
+            self._target,
+            session.session_id,
+            sampling,
+            timeout_seconds=self.settings.target_timeout_seconds,
+            recovery_seconds=self.settings.target_recovery_seconds,
+            clock=time.perf_counter,
+        )
+        statistics = SessionStatistics(prompt_tokens=session.prompt_len)
+        self._decoding[session.session_id] = session
+        self._metrics.prompt_tokens.inc(session.prompt_len)
+        outcome = "failed"
+        try:
+            decoding = decode(session, drafter, verifier, clock=time.perf_counter)
+            async with aclosing(run_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
+                async for committed in rounds:
+                    round_, tokens = output.take(committed)
+                    self._metrics.count_round(round_, first=statistics.rounds == 0)
+                    statistics.add(round_, arrived_at=arrived_at)
+                    statistics.target_replays = verifier.num_replays
+                    statistics.target_reused_tokens = verifier.reused_len or 0
+                    statistics.draft_reused_tokens = drafter.reused_len or 0
+                    log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
+                    emission = Emission(
+                        session.session_id, sampling.seed, tokens, round_, statistics, output.stop_string
+                    )
+                    if emission.finish_reason is not None:
+                        outcome = emission.finish_reason.value
+                        break
+                    yield emission
+        except WorkerError as error:
+            raise InternalError(error.reason, str(error)) from error
+        except (GeneratorExit, asyncio.CancelledError):  # the client went away
+            outcome = "cancelled"
+            raise
+        finally:
+            drafter.close()
+            verifier.close()
+            del self._decoding[session.session_id]
+            self._metrics.count_session(statistics, outcome, target_replays=verifier.num_replays)
+            log.info(
+                "session ended",
+                outcome=outcome,
+                prompt_tokens=statistics.prompt_tokens,
+                generated_tokens=statistics.generated_tokens,
+                rounds=statistics.rounds,
+                proposed=statistics.proposed_tokens,
+                accepted=statistics.accepted_tokens,
+            )
+        yield emission
 
     def _count_sessions(self, state: SessionState) -> int:
-        return sum(session.state is state for session in tuple(self._sessions.values()))
+        return sum(session.state is state for session in tuple(self._decoding.values()))
 
-    async def _encode(self, prompt: str | list[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if not prompt:
-            return []  # and not its encoding, which can be a special token
-        return await asyncio.to_thread(self._tokenizer.encode, prompt)  # a megabyte takes a second
-
-    def _begin(self, token_ids: list[int], max_tokens: int | None, num_draft_tokens: int | None) -> Session:
+    def _plan(self, session_id: str, prompt_ids: list[int], request: GenerationRequest) -> tuple[Session, Sampling]:
+        """Check a request, and say what to decode and how to choose its tokens. Raises InvalidRequestError."""
+        num_draft_tokens = request.num_draft_tokens
         if num_draft_tokens is None:
             num_draft_tokens = self.settings.num_draft_tokens
         check_num_draft_tokens(num_draft_tokens)
-        check_prompt(self.model, token_ids)
+        request.sampling.check(vocabulary_size=self.model.vocabulary_size, model_name=self.model.name)
+        check_prompt(self.model, prompt_ids)
+        max_tokens = resolve_max_tokens(self.model, len(prompt_ids), request.max_tokens)
+        stop = request.stop
+        stop.check(self.model, max_tokens)
         session = Session(
-            session_id=secrets.token_hex(8),
-            token_ids=token_ids,
-            max_tokens=resolve_max_tokens(self.model, len(token_ids), max_tokens),
+            session_id=session_id,
+            token_ids=prompt_ids,
+            max_tokens=max_tokens,
             num_draft_tokens=num_draft_tokens,
-            eos_token_ids=frozenset(self.model.eos_token_ids),
+            eos_token_ids=frozenset(() if stop.ignore_eos else self.model.eos_token_ids),
+            stop_token_ids=frozenset(stop.token_ids),
+            min_tokens=stop.min_tokens,
         )
-        self._sessions[session.session_id] = session
-        self._metrics.prompt_tokens.inc(session.prompt_len)
-        return session
-
-
-def _tokens_with_text(round_: Round, text: TextStream, *, last: bool) -> list[EmittedToken]:
-    tokens = [
-        EmittedToken(token_id, text.push(token_id), drafted=i < round_.commit.num_accepted)
-        for i, token_id in enumerate(round_.commit.token_ids)
-    ]
-    if last:
-        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + text.finish())
-    return tokens
+        if not stop.min_tokens:
+            return session, request.sampling
+        return session, replace(
+            request.sampling,
+            suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
+            suppressed_before=session.prompt_len + stop.min_tokens,
+        )

@@ -30,7 +30,7 @@ async def decode(
         structlog.contextvars.bind_contextvars(round=number)
         started_at = clock()
         proposal = await drafter.propose(session.token_ids, session.next_num_draft_tokens())
-        verdict = await verifier.verify(session.token_ids, proposal.token_ids)
+        verdict = await verifier.verify(session.token_ids, proposal)
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
         yield Round.of(proposal, verdict, commit, started_at=started_at, ended_at=clock())
         if commit.finish_reason is not None:

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 import grpc
 
-from coordinator.round import Exchange
+from coordinator.round import Proposal
 from coordinator.worker_stream import WorkerStream
+from specd.sampling import Sampling
+from specd.sampling_messages import distribution_from, to_session_sampling
 from specd.v1 import draft_pb2, draft_pb2_grpc
 
 
 class GrpcDraftStream:
     """A `DraftStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, session_id: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
         """Open the stream of a session on the channel of the draft worker."""
         call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", session_id),))
         self._stream = WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse](call, worker="draft")
+        self._unsent_sampling: Sampling | None = sampling
 
     async def send(
         self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
@@ -26,12 +29,21 @@ class GrpcDraftStream:
         request = draft_pb2.ProposeRequest(
             round=self._stream.next_round, position=position, token_ids=token_ids, num_draft_tokens=num_draft_tokens
         )
+        if self._unsent_sampling is not None:
+            request.sampling.CopyFrom(to_session_sampling(self._unsent_sampling))
+            self._unsent_sampling = None
         await self._stream.send(request, timeout_seconds)
 
-    async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
-        """Wait for proposal and cached_len. Raises WorkerError."""
+    async def receive(self, timeout_seconds: float) -> Proposal:
+        """Wait for the proposal. Raises WorkerError."""
         response, exchange = await self._stream.receive(timeout_seconds)
-        return list(response.token_ids), response.cached_len, exchange
+        return Proposal(
+            list(response.token_ids),
+            [distribution_from(message) for message in response.distributions],
+            response.cached_len,
+            response.reused_len,
+            exchange,
+        )
 
     def close(self) -> None:
         """End the stream."""

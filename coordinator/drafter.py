@@ -10,9 +10,10 @@ from typing import Protocol
 import structlog
 
 from coordinator.prefix import CachedPrefix
-from coordinator.round import Exchange, Proposal
+from coordinator.round import Proposal
 from coordinator.worker_stream import WorkerError, WorkerLateError
 from specd.model_info import ModelInfo
+from specd.sampling import Acceptance, Sampling
 
 log = structlog.get_logger()
 
@@ -28,8 +29,8 @@ class DraftStream(Protocol):
     ) -> None:
         """Send a request, which supersedes one that is not answered yet. Raises WorkerError."""
 
-    async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
-        """Wait for the answer to the last request: the proposal and cached_len. Raises WorkerError."""
+    async def receive(self, timeout_seconds: float) -> Proposal:
+        """Wait for the answer to the last request. Raises WorkerError."""
 
     def close(self) -> None:
         """End the stream, and with it the worker's cache."""
@@ -46,8 +47,8 @@ class DraftLink(Protocol):
     def fault(self) -> str:
         """Why there is no model, as a reason such as DRAFT_UNAVAILABLE."""
 
-    def open_stream(self, session_id: str) -> DraftStream:
-        """Open a stream for a session."""
+    def open_stream(self, session_id: str, sampling: Sampling) -> DraftStream:
+        """Open a stream for a session whose tokens are chosen like this."""
 
 
 class NoDraft:
@@ -56,7 +57,7 @@ class NoDraft:
     model: ModelInfo | None = None
     fault = "DRAFT_NOT_CONFIGURED"
 
-    def open_stream(self, session_id: str) -> DraftStream:
+    def open_stream(self, session_id: str, sampling: Sampling) -> DraftStream:
         """Never called: there is no model."""
         raise AssertionError(session_id)
 
@@ -68,9 +69,19 @@ class Drafter:
     proposal with the reason, and tries again after a while, longer each time.
     """
 
-    def __init__(self, link: DraftLink, session_id: str, *, timeout_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        link: DraftLink,
+        session_id: str,
+        sampling: Sampling,
+        *,
+        timeout_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._link = link
         self._session_id = session_id
+        self._sampling = sampling
+        self.reused_len: int | None = None  # of the session's first stream
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._stream: DraftStream | None = None
@@ -121,13 +132,17 @@ class Drafter:
         stream = self._open_stream()
         position = self._cached.position(token_ids)
         await stream.send(position, token_ids[position:], num_draft_tokens, self._timeout_seconds)
-        proposal, cached_len, exchange = await stream.receive(self._timeout_seconds)
+        proposal = await stream.receive(self._timeout_seconds)
         # The target worker would refuse the whole round for one bad id.
-        if len(proposal) != num_draft_tokens or max(proposal) >= model.vocabulary_size:
-            raise WorkerError("DRAFT_BROKEN", f"the draft worker answered with {proposal}")
-        self._cached.update(len(token_ids), proposal, cached_len)
+        if len(proposal.token_ids) != num_draft_tokens or max(proposal.token_ids) >= model.vocabulary_size:
+            raise WorkerError("DRAFT_BROKEN", f"the draft worker answered with {proposal.token_ids}")
+        if self._sampling.acceptance is Acceptance.REJECTION and len(proposal.distributions) != num_draft_tokens:
+            raise WorkerError("DRAFT_BROKEN", f"the draft worker sent {len(proposal.distributions)} distributions")
+        self._cached.update(len(token_ids), proposal.token_ids, proposal.cached_len)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
-        return Proposal(proposal, exchange)
+        if self.reused_len is None:
+            self.reused_len = proposal.reused_len
+        return proposal
 
     async def _prefill(self, token_ids: Sequence[int]) -> None:
         # An error comes again, and is handled, when the first proposal is asked for on this stream.
@@ -136,7 +151,7 @@ class Drafter:
 
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
-            self._stream = self._link.open_stream(self._session_id)
+            self._stream = self._link.open_stream(self._session_id, self._sampling)
             self._cached = CachedPrefix()
         return self._stream
 

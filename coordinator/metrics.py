@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coordinator.round import Round
+from coordinator.session import FinishReason
 from coordinator.statistics import SessionStatistics
 from specd.metrics import SECONDS_BUCKETS
 
@@ -33,13 +34,21 @@ class CoordinatorMetrics:
         self.accepted_tokens_by_position = counter(
             "specd_accepted_tokens_by_position", "Accepted tokens by place in the proposal, from 0.", "position"
         )
+        self.proposed_tokens_by_position = counter(
+            "specd_proposed_tokens_by_position", "Proposed tokens by place in the proposal, from 0.", "position"
+        )
         self.recovered_tokens = counter("specd_recovered_tokens", "Tokens sampled by the target after a rejection.")
         self.bonus_tokens = counter("specd_bonus_tokens", "Tokens sampled by the target after full acceptance.")
         self.rounds_without_draft = counter(
             "specd_rounds_without_draft", "Rounds that asked for a proposal and got none, by reason.", "reason"
         )
         self.target_replays = counter("specd_target_replays", "Sessions sent again to a target that had been lost.")
-        self.sessions = counter("specd_sessions", "Sessions that ended: stop, length, cancelled or failed.", "outcome")
+        self.sessions = counter(
+            "specd_sessions", "Generations that ended, by finish reason, cancelled or failed.", "outcome"
+        )
+        self.reused_tokens = counter(
+            "specd_reused_prompt_tokens", "Prompt tokens that a worker had in its prefix cache, by worker.", "worker"
+        )
         self.errors = counter("specd_errors", "Requests that ended with an error, by reason.", "reason")
         self.time_to_first_token = histogram(
             "specd_time_to_first_token_seconds", "From the arrival of a request to its first token."
@@ -57,12 +66,21 @@ class CoordinatorMetrics:
         self.session_tokens = Gauge(
             "specd_session_tokens", "Tokens of the sessions that are decoding.", registry=registry
         )
+        self.kept_sessions = Gauge(
+            "specd_kept_sessions", "Sessions that are kept to be continued, or run now.", registry=registry
+        )
+        self.kept_session_tokens = Gauge(
+            "specd_kept_session_tokens", "Tokens of the kept sessions that do not run now.", registry=registry
+        )
         self.draft_available = Gauge(
             "specd_draft_available", "1 while a draft that fits the target is connected.", registry=registry
         )
         self.target_available = Gauge("specd_target_available", "1 while the target is connected.", registry=registry)
-        for outcome in ("stop", "length", "cancelled", "failed"):
+        self.wire_bytes = counter("specd_wire_bytes", "Size of the messages between coordinator and workers.")
+        for outcome in (*(reason.value for reason in FinishReason), "cancelled", "failed"):
             self.sessions.labels(outcome)
+        for worker in ("draft", "target"):
+            self.reused_tokens.labels(worker)
 
     def count_round(self, round_: Round, *, first: bool) -> None:
         """Count a round; `first` is the one that prefills."""
@@ -71,6 +89,9 @@ class CoordinatorMetrics:
         self.generated_tokens.inc(len(commit.token_ids))
         self.proposed_tokens.inc(round_.num_proposed)
         self.accepted_tokens.inc(commit.num_accepted)
+        self.wire_bytes.inc(round_.wire_bytes)
+        for position in range(round_.num_proposed):
+            self.proposed_tokens_by_position.labels(position).inc()
         for position in range(commit.num_accepted):
             self.accepted_tokens_by_position.labels(position).inc()
         self.recovered_tokens.inc(commit.recovered)
@@ -85,6 +106,8 @@ class CoordinatorMetrics:
         """Count a session that ended."""
         self.sessions.labels(outcome).inc()
         self.target_replays.inc(target_replays)
+        self.reused_tokens.labels("draft").inc(statistics.draft_reused_tokens)
+        self.reused_tokens.labels("target").inc(statistics.target_reused_tokens)
         if statistics.generated_tokens > 0:
             self.time_to_first_token.observe(statistics.time_to_first_token_seconds)
         if statistics.generated_tokens > 1:

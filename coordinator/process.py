@@ -13,6 +13,7 @@ from coordinator.draft_stream import GrpcDraftStream
 from coordinator.drafter import NoDraft
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.service import GenerationService
+from coordinator.session_service import SessionService
 from coordinator.target_stream import GrpcTargetStream
 from coordinator.tokenizer import Tokenizer
 from coordinator.worker_link import RefusedModelError, WorkerLink
@@ -22,19 +23,22 @@ from specd.metrics import MetricsEndpoint, add_build_info, new_registry
 from specd.model_info import ModelInfo
 from specd.server import Server
 from specd.settings import CoordinatorSettings
-from specd.v1 import generation_pb2_grpc
+from specd.v1 import generation_pb2_grpc, session_pb2_grpc
 
 log = structlog.get_logger()
+
+_FORGET_SECONDS = 10.0
 
 
 async def run(settings: CoordinatorSettings) -> None:
     """Run the coordinator until a signal. Raises StartupError when it cannot start."""
-    server = Server(settings.listen, ("specd.v1.GenerationService",))
+    server = Server(settings.listen, ("specd.v1.GenerationService", "specd.v1.SessionService"))
     registry = new_registry()
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)
     deferred = Deferred[Coordinator]("the target worker")
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
+    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
     async with AsyncExitStack() as connections:
         endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
         await server.start()
@@ -48,11 +52,20 @@ async def run(settings: CoordinatorSettings) -> None:
                 deferred.set(coordinator)
                 server.announce(metrics_address=endpoint.address, **coordinator.model_names())
                 await server.set_serving(coordinator.target_is_there)
+                forgetting = asyncio.ensure_future(_forget_sessions(coordinator))
                 await stopping
+                forgetting.cancel()
         finally:
             starting.cancel()
             stopping.cancel()
             await server.stop(settings.shutdown_grace_seconds)
+
+
+async def _forget_sessions(coordinator: Coordinator) -> None:
+    """Forget what people said in time, also when nobody calls any more."""
+    while True:
+        await asyncio.sleep(_FORGET_SECONDS)
+        coordinator.sessions.expire()
 
 
 async def _start(
@@ -71,7 +84,7 @@ async def _connect_target(
 
     async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
         if not first:
-            first.append((model, await link.fetch_tokenizer()))
+            first.append((model, await link.fetch_tokenizer(model.name)))
         elif not model.decodes_like(first[0][0]):
             raise RefusedModelError(
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "

@@ -3,13 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from coordinator.prompt import Prompt
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
+from specd.sampling import MAX_STOP_TOKENS, Sampling, check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 # Tokens that are generated when a request does not say.
 DEFAULT_MAX_TOKENS = 256
+
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_STRING_CHARACTERS = 256
+
+
+@dataclass(frozen=True)
+class StopConditions:
+    """What ends a generation besides max_tokens; generation.proto explains the fields."""
+
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+
+    def check(self, model: ModelInfo, max_tokens: int) -> None:
+        """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
+        for name, count, most in (
+            ("stop.token_ids", len(self.token_ids), MAX_STOP_TOKENS),
+            ("stop.strings", len(self.strings), _MAX_STOP_STRINGS),
+        ):
+            if count > most:
+                raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
+        for string in self.strings:
+            if not 1 <= len(string) <= _MAX_STOP_STRING_CHARACTERS:
+                shown = repr(string if len(string) <= 40 else f"{string[:40]}…")
+                raise InvalidRequestError(
+                    "OUT_OF_RANGE",
+                    f"stop.strings has {shown} of {len(string)} characters: "
+                    f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
+                )
+        check_token_ids("stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+        if self.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                "CONTRADICTION", f"min_tokens is {self.min_tokens}, but max_tokens is {max_tokens}"
+            )
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session."""
+
+    prompt: Prompt = None
+    max_tokens: int | None = None
+    num_draft_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: StopConditions = field(default_factory=StopConditions)
+    session_id: str = ""
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
@@ -23,12 +73,8 @@ def check_num_draft_tokens(num_draft_tokens: int) -> None:
 def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
     """Raise InvalidRequestError if the target cannot continue these tokens."""
     if not prompt_ids:
-        raise InvalidRequestError("EMPTY_PROMPT", "the prompt is empty: set `text` or `token_ids`")
-    if max(prompt_ids) >= model.vocabulary_size:
-        raise InvalidRequestError(
-            "TOKEN_OUT_OF_VOCABULARY",
-            f"token_ids has {max(prompt_ids)}, but the vocabulary of {model.name} ends at {model.vocabulary_size - 1}",
-        )
+        raise InvalidRequestError("EMPTY_PROMPT", "the prompt is empty: set `text`, `token_ids` or `chat`")
+    check_token_ids("token_ids", prompt_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
     if len(prompt_ids) >= model.context_length:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",

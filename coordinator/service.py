@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc
-import structlog
 
+from coordinator.chat import Chat, plain
 from coordinator.coordinator import Coordinator, Emission
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.output import EmittedToken
+from coordinator.prompt import Prompt
+from coordinator.request import GenerationRequest, StopConditions
 from coordinator.round import Round
 from coordinator.session import FinishReason
 from coordinator.statistics import SessionStatistics
 from specd.deferred import Deferred
-from specd.errors import InternalError, SpecdError, to_status
 from specd.model_info import ModelInfo
+from specd.reporting import reporting_errors
+from specd.sampling import Sampling
+from specd.sampling_messages import sampling_from, to_log_probabilities
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2
-
-log = structlog.get_logger()
+from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
 
 _FINISH_REASONS = {
-    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
 }
+
+# Short enough to be read aloud, and for languages whose numbers are all doubles.
+_SEED_BITS = 32
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
@@ -41,24 +50,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse],
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Stream a completion."""
-        try:
-            emissions = self._coordinator.get().generate(
-                list(request.token_ids.ids) if request.HasField("token_ids") else request.text,
-                max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-                num_draft_tokens=request.num_draft_tokens if request.HasField("num_draft_tokens") else None,
-            )
+        async with reporting_errors(context, self._metrics.errors):
+            emissions = self._coordinator.get().generate(_request(request))
             async with aclosing(emissions):
                 async for emission in emissions:
                     yield _response(emission)
-        except SpecdError as error:
-            self._metrics.errors.labels(error.reason).inc()
-            log.info("request ended with an error", reason=error.reason, error=str(error))
-            await context.abort_with_status(to_status(error))
-        except Exception:
-            log.exception("request failed")
-            self._metrics.errors.labels("INTERNAL").inc()
-            unexpected = InternalError("INTERNAL", "the coordinator failed on this request; its log says why")
-            await context.abort_with_status(to_status(unexpected))
 
     async def GetModelInfo(
         self,
@@ -66,35 +62,89 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[generation_pb2.GetModelInfoRequest, generation_pb2.GetModelInfoResponse],
     ) -> generation_pb2.GetModelInfoResponse:
         """Describe the models and the limits of a request."""
-        try:
+        async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
-        except SpecdError as error:
-            await context.abort_with_status(to_status(error))
-            raise
-        draft = coordinator.draft
-        return generation_pb2.GetModelInfoResponse(
-            target=_model(coordinator.model),
-            draft=_model(draft.model) if draft.model is not None else None,
-            draft_fault=draft.fault,
-            default_num_draft_tokens=coordinator.settings.num_draft_tokens,
-            max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
-        )
+            draft = coordinator.draft
+            return generation_pb2.GetModelInfoResponse(
+                target=_model(coordinator.model),
+                draft=_model(draft.model) if draft.model is not None else None,
+                draft_fault=draft.fault,
+                default_num_draft_tokens=coordinator.settings.num_draft_tokens,
+                max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
+            )
+
+
+def _request(request: generation_pb2.GenerateRequest) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=_prompt(request),
+        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        num_draft_tokens=request.num_draft_tokens if request.HasField("num_draft_tokens") else None,
+        sampling=_sampling(request),
+        stop=StopConditions(
+            request.stop.ignore_eos,
+            request.stop.min_tokens,
+            tuple(request.stop.token_ids),
+            tuple(request.stop.strings),
+        ),
+        session_id=request.session_id,
+    )
+
+
+def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case "chat":
+            return _chat(request.chat)
+    return None
+
+
+def _chat(chat: generation_pb2.Chat) -> Chat:
+    return Chat(
+        messages=tuple(
+            {**plain(message.fields), "role": message.role, "content": message.content} for message in chat.messages
+        ),
+        tools=tuple(plain(tool) for tool in chat.tools),
+        template_arguments=plain(chat.template_arguments),
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
+    message = sampling_pb2.SessionSampling(parameters=request.sampling)
+    if request.HasField("top_log_probabilities"):
+        message.top_log_probabilities = request.top_log_probabilities
+    sampling = sampling_from(message)
+    if request.sampling.HasField("seed"):
+        return sampling
+    return dataclasses.replace(sampling, seed=secrets.randbits(_SEED_BITS))
 
 
 def _response(emission: Emission) -> generation_pb2.GenerateResponse:
     response = generation_pb2.GenerateResponse(
         session_id=emission.session_id,
         text="".join(token.text for token in emission.tokens),
-        tokens=[
-            generation_pb2.GeneratedToken(id=token.token_id, text=token.text, drafted=token.drafted)
-            for token in emission.tokens
-        ],
+        tokens=map(_token, emission.tokens),
         round=_round(emission.round),
+        seed=emission.seed,
     )
     if emission.finish_reason is not None:
         response.finish_reason = _FINISH_REASONS[emission.finish_reason]
         response.statistics.CopyFrom(_statistics(emission.statistics))
+        if emission.finish_reason is FinishReason.STOP_TOKEN:
+            response.stop_token_id = emission.tokens[-1].token_id
+        elif emission.stop_string is not None:
+            response.stop_string = emission.stop_string
     return response
+
+
+def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
+    message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text, drafted=token.drafted)
+    if token.log_probabilities is not None:
+        message.log_probabilities.CopyFrom(to_log_probabilities(token.log_probabilities, token.texts))
+    return message
 
 
 def _round(round_: Round) -> generation_pb2.Round:
@@ -106,17 +156,20 @@ def _round(round_: Round) -> generation_pb2.Round:
         queue_seconds=round_.queue_seconds,
         wire_seconds=round_.wire_seconds,
         coordinator_seconds=round_.coordinator_seconds,
+        wire_bytes=round_.wire_bytes,
     )
+
+
+_AVERAGED = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes")
 
 
 def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatistics:
     values = dataclasses.asdict(statistics)
-    sums = {name: values.pop(name) for name in ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds")}
-    sums["coordinator_seconds"] = values.pop("coordinator_seconds")
+    sums = {name: values.pop(name) for name in _AVERAGED}
     sums["tokens"] = values.pop("tokens_after_first_round")
     rounds = max(statistics.rounds - 1, 1)
     averages = generation_pb2.RoundAverages(**{name: value / rounds for name, value in sums.items()})
-    return generation_pb2.SessionStatistics(**values, round_averages=averages)
+    return generation_pb2.SessionStatistics(**values, wasted_tokens=statistics.wasted_tokens, round_averages=averages)
 
 
 def _model(model: ModelInfo) -> model_pb2.Model:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 class FinishReason(enum.Enum):
     """Why a session ended."""
 
-    STOP = "stop"
+    EOS = "eos"
     LENGTH = "length"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
 
 
 class SessionState(enum.Enum):
@@ -35,11 +37,24 @@ class Commit:
     bonus: bool = False
     finish_reason: FinishReason | None = None
 
+    def cut(self, num_tokens: int, finish_reason: FinishReason) -> Commit:
+        """Return what is left when the session ends with the first `num_tokens` of these tokens."""
+        assert 0 < num_tokens <= len(self.token_ids)
+        whole = num_tokens == len(self.token_ids)
+        return Commit(
+            self.token_ids[:num_tokens],
+            min(self.num_accepted, num_tokens),
+            recovered=self.recovered and whole,
+            bonus=self.bonus and whole,
+            finish_reason=finish_reason,
+        )
+
 
 @dataclass
 class Session:
     """One decode. The coordinator owns its tokens; the workers' caches are copies of prefixes of them.
 
+    End and stop tokens end it only after `min_tokens` others.
     Invariant: len(token_ids) == prompt_len + num_generated, 0 <= num_generated <= max_tokens.
     """
 
@@ -48,6 +63,8 @@ class Session:
     max_tokens: int
     num_draft_tokens: int
     eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
     finish_reason: FinishReason | None = None
     prompt_len: int = field(init=False)
 
@@ -86,24 +103,26 @@ class Session:
     def commit(self, proposal: Sequence[int], num_accepted: int, next_token_id: int) -> Commit:
         """Append what a round gave: the accepted part of the proposal and the target's own next token.
 
-        The text ends at the first end token, whether it was accepted or the target's own.
+        The text ends at the first end or stop token, whether it was accepted or the target's own.
         """
         assert self.finish_reason is None
         assert 0 <= num_accepted <= len(proposal) < self.max_tokens - self.num_generated
-        emitted = [*proposal[:num_accepted], next_token_id]
-        end = next((i for i, token_id in enumerate(emitted) if token_id in self.eos_token_ids), None)
-        if end is not None:
-            del emitted[end + 1 :]
-            self.finish_reason = FinishReason.STOP
-        self.token_ids.extend(emitted)
-        if self.finish_reason is None and self.num_generated == self.max_tokens:
-            self.finish_reason = FinishReason.LENGTH
-        own = len(emitted) > num_accepted
         full = num_accepted == len(proposal)
-        return Commit(
-            emitted,
-            min(num_accepted, len(emitted)),
-            recovered=own and not full,
-            bonus=own and full,
-            finish_reason=self.finish_reason,
-        )
+        commit = Commit([*proposal[:num_accepted], next_token_id], num_accepted, recovered=not full, bonus=full)
+        for i, token_id in enumerate(commit.token_ids):
+            reason = self._finish_reason(token_id, self.num_generated + i)
+            if reason is not None:
+                commit = commit.cut(i + 1, reason)
+                break
+        self.token_ids.extend(commit.token_ids)
+        self.finish_reason = commit.finish_reason
+        return commit
+
+    def _finish_reason(self, token_id: int, num_before: int) -> FinishReason | None:
+        """Return why a token with `num_before` generated ones before it is the last, if it is."""
+        if num_before >= self.min_tokens:
+            if token_id in self.eos_token_ids:
+                return FinishReason.EOS
+            if token_id in self.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if num_before + 1 == self.max_tokens else None

@@ -20,6 +20,7 @@ class SessionStatistics:
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
+    proposed_by_position: list[int] = field(default_factory=list)
     recovered_tokens: int = 0
     bonus_tokens: int = 0
     time_to_first_token_seconds: float = 0.0
@@ -27,6 +28,8 @@ class SessionStatistics:
     rounds_without_draft: int = 0
     draft_fault: str = ""
     target_replays: int = 0
+    target_reused_tokens: int = 0
+    draft_reused_tokens: int = 0
     # Sums over the rounds after the first, the prefill.
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -34,6 +37,12 @@ class SessionStatistics:
     wire_seconds: float = 0.0
     coordinator_seconds: float = 0.0
     tokens_after_first_round: int = 0
+    wire_bytes: int = 0
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Tokens that the draft proposed and that were not emitted."""
+        return self.proposed_tokens - self.accepted_tokens
 
     def add(self, round_: Round, *, arrived_at: float) -> None:
         """Count a round of a request that arrived then, by the clock of the round loop."""
@@ -48,6 +57,7 @@ class SessionStatistics:
             self.wire_seconds += round_.wire_seconds
             self.coordinator_seconds += round_.coordinator_seconds
             self.tokens_after_first_round += len(commit.token_ids)
+            self.wire_bytes += round_.wire_bytes
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
@@ -55,10 +65,14 @@ class SessionStatistics:
         self.accepted_tokens += commit.num_accepted
         self.recovered_tokens += commit.recovered
         self.bonus_tokens += commit.bonus
-        missing = commit.num_accepted - len(self.accepted_by_position)
-        self.accepted_by_position.extend([0] * missing)
-        for position in range(commit.num_accepted):
-            self.accepted_by_position[position] += 1
+        _count_by_position(self.proposed_by_position, round_.num_proposed)
+        _count_by_position(self.accepted_by_position, commit.num_accepted)
         if round_.draft_fault:
             self.rounds_without_draft += 1
             self.draft_fault = round_.draft_fault
+
+
+def _count_by_position(counts: list[int], num_tokens: int) -> None:
+    counts.extend([0] * (num_tokens - len(counts)))
+    for position in range(num_tokens):
+        counts[position] += 1

@@ -6,29 +6,46 @@ from collections.abc import Sequence
 
 import grpc
 
-from coordinator.round import Exchange
+from coordinator.round import Proposal, Verdict
 from coordinator.worker_stream import WorkerStream
+from specd.sampling import Sampling
+from specd.sampling_messages import log_probabilities_from, to_distribution, to_session_sampling
 from specd.v1 import target_pb2, target_pb2_grpc
 
 
 class GrpcTargetStream:
     """A `TargetStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, session_id: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
         """Open the stream of a session on the channel of the target worker."""
         call = target_pb2_grpc.TargetServiceStub(channel).Verify(metadata=(("specd-session-id", session_id),))
         self._stream = WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse](call, worker="target")
+        self._unsent_sampling: Sampling | None = sampling
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Sequence[int], timeout_seconds: float
-    ) -> tuple[int, int, int, Exchange]:
-        """Run one round: num_accepted, next_token_id and cached_len. Raises WorkerError."""
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
+        """Run one round. Raises WorkerError."""
         request = target_pb2.VerifyRequest(
-            round=self._stream.next_round, position=position, token_ids=token_ids, proposal=proposal
+            round=self._stream.next_round,
+            position=position,
+            token_ids=token_ids,
+            proposal=proposal.token_ids,
+            distributions=map(to_distribution, proposal.distributions),
         )
+        if self._unsent_sampling is not None:
+            request.sampling.CopyFrom(to_session_sampling(self._unsent_sampling))
+            self._unsent_sampling = None
         await self._stream.send(request, timeout_seconds)
         response, exchange = await self._stream.receive(timeout_seconds)
-        return response.num_accepted, response.next_token_id, response.cached_len, exchange
+        return Verdict(
+            response.num_accepted,
+            response.next_token_id,
+            response.cached_len,
+            response.reused_len,
+            [log_probabilities_from(message) for message in response.log_probabilities],
+            exchange,
+        )
 
     def close(self) -> None:
         """End the stream."""

@@ -7,21 +7,40 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
+from coordinator.chat import Chat, ChatTemplate
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
 class Tokenizer:
-    """The tokenizer of a model, from the bytes of its tokenizer.json."""
+    """The tokenizer of a model, from the bytes of its tokenizer.json, and its chat template.
 
-    def __init__(self, tokenizer_json: bytes) -> None:
+    Encoding, also of conversations, may be called from any thread, and should be: a megabyte of text takes a second.
+    """
+
+    def __init__(self, tokenizer_json: bytes, chat_template: ChatTemplate | None = None) -> None:
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json.decode())
         # Left over from training in some; a prompt is taken as it is.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._chat_template = chat_template or ChatTemplate()
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a prompt, with the special tokens that the model expects in front."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a prompt, with the special tokens that the model expects in front unless told not to."""
+        # A batch of one, because `encode` holds the interpreter lock and would stop the other threads too.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def encode_chat(self, chat: Chat) -> list[int]:
+        """Return the tokens of a conversation as the model's chat template writes it, special tokens included.
+
+        Raises what ChatTemplate.render raises.
+        """
+        return self.encode(self._chat_template.render(chat), add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens, with replacement characters for incomplete ones."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def stream_text(self, prompt_ids: Sequence[int]) -> TextStream:
         """Start turning what comes after a prompt into text."""

@@ -9,10 +9,11 @@ from typing import Protocol
 import structlog
 
 from coordinator.prefix import CachedPrefix
-from coordinator.round import Exchange, Verdict
+from coordinator.round import Proposal, Verdict
 from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
 from specd.errors import UnavailableError
 from specd.model_info import ModelInfo
+from specd.sampling import Sampling
 
 log = structlog.get_logger()
 
@@ -24,9 +25,9 @@ class TargetStream(Protocol):
     """One session's stream to the target worker: target.proto in plain values."""
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Sequence[int], timeout_seconds: float
-    ) -> tuple[int, int, int, Exchange]:
-        """Run one round: num_accepted, next_token_id, cached_len. Raises WorkerError."""
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
+        """Run one round. Raises WorkerError."""
 
     def close(self) -> None:
         """End the stream, and with it the worker's cache."""
@@ -47,8 +48,8 @@ class TargetLink(Protocol):
     def refusal(self) -> str:
         """Why the worker that is there cannot be used, for people; empty if there is none."""
 
-    def open_stream(self, session_id: str) -> TargetStream:
-        """Open a stream for a session."""
+    def open_stream(self, session_id: str, sampling: Sampling) -> TargetStream:
+        """Open a stream for a session whose tokens are chosen like this."""
 
     async def wait_until_ready(self, timeout_seconds: float) -> bool:
         """Wait for the worker to be there; return whether it is."""
@@ -66,6 +67,7 @@ class Verifier:
         self,
         link: TargetLink,
         session_id: str,
+        sampling: Sampling,
         *,
         timeout_seconds: float,
         recovery_seconds: float,
@@ -73,6 +75,7 @@ class Verifier:
     ) -> None:
         self._link = link
         self._session_id = session_id
+        self._sampling = sampling
         self._timeout_seconds = timeout_seconds
         self._recovery_seconds = recovery_seconds
         self._clock = clock
@@ -80,8 +83,9 @@ class Verifier:
         self._cached = CachedPrefix()
         self._vocabulary_size = 0
         self.num_replays = 0
+        self.reused_len: int | None = None  # of the session's first stream
 
-    async def verify(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
+    async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
         """Return the target's verdict on a proposal to come after `token_ids`.
 
         Raises UnavailableError when the target is lost and not back in time, WorkerError for what it refuses.
@@ -109,23 +113,26 @@ class Verifier:
             self._stream = None
         self._cached = CachedPrefix()
 
-    async def _exchange(self, token_ids: Sequence[int], proposal: Sequence[int]) -> Verdict:
+    async def _exchange(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
         if self._stream is None:
             if self._link.model is None:
                 raise WorkerLostError(self._link.fault, "the target worker is away")
-            self._stream = self._link.open_stream(self._session_id)
+            self._stream = self._link.open_stream(self._session_id, self._sampling)
             self._vocabulary_size = self._link.model.vocabulary_size
         position = self._cached.position(token_ids)
-        num_accepted, next_token_id, cached_len, exchange = await self._stream.verify(
-            position, token_ids[position:], proposal, self._timeout_seconds
-        )
-        if num_accepted > len(proposal) or next_token_id >= self._vocabulary_size:
+        verdict = await self._stream.verify(position, token_ids[position:], proposal, self._timeout_seconds)
+        num_proposed, num_accepted = len(proposal.token_ids), verdict.num_accepted
+        if num_accepted > num_proposed or verdict.next_token_id >= self._vocabulary_size:
             raise WorkerError(
                 "TARGET_BROKEN",
-                f"the target worker accepted {num_accepted} of {len(proposal)} tokens and chose {next_token_id}",
+                f"the target worker accepted {num_accepted} of {num_proposed} tokens and chose {verdict.next_token_id}",
             )
-        self._cached.update(len(token_ids), proposal, cached_len)
-        return Verdict(num_accepted, next_token_id, exchange)
+        if self._sampling.top_log_probabilities is not None and len(verdict.log_probabilities) != num_accepted + 1:
+            raise WorkerError("TARGET_BROKEN", "the target worker did not send the log-probabilities of its tokens")
+        self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
+        if self.reused_len is None:
+            self.reused_len = verdict.reused_len
+        return verdict
 
     async def _wait_for_target(self, seconds_left: float, error: WorkerError) -> None:
         await asyncio.sleep(min(_RETRY_SECONDS, max(seconds_left, 0)))

@@ -12,9 +12,11 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.chat import ChatTemplate
 from coordinator.tokenizer import Tokenizer
 from specd.channel import open_channel
 from specd.model_info import ModelInfo
+from specd.sampling import Sampling
 from specd.v1 import model_pb2, model_pb2_grpc
 
 log = structlog.get_logger()
@@ -42,7 +44,7 @@ class WorkerLink(Generic[Stream]):
         worker: str,
         address: str,
         *,
-        open_stream: Callable[[grpc.aio.Channel, str], Stream],
+        open_stream: Callable[[grpc.aio.Channel, str, Sampling], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
     ) -> None:
@@ -60,9 +62,9 @@ class WorkerLink(Generic[Stream]):
         self._changed = asyncio.Event()
         self._watching = asyncio.ensure_future(self._watch())
 
-    def open_stream(self, session_id: str) -> Stream:
+    def open_stream(self, session_id: str, sampling: Sampling) -> Stream:
         """Open a stream for a session; if the worker is away, using it fails."""
-        return self._open_stream(self._channel, session_id)
+        return self._open_stream(self._channel, session_id, sampling)
 
     async def wait_until_ready(self, timeout_seconds: float) -> bool:
         """Wait until the worker is there with a model that fits; return whether it is."""
@@ -72,11 +74,14 @@ class WorkerLink(Generic[Stream]):
         """Wait until the worker is there and its model accepted or refused; return whether it is."""
         return await self._wait_for(lambda: self.model is not None or bool(self.refusal), timeout_seconds)
 
-    async def fetch_tokenizer(self) -> Tokenizer:
-        """Get the tokenizer of the worker's model."""
+    async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
+        """Get the tokenizer and the chat template of the worker's model, which errors of the template will name."""
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
         call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=_DESCRIBE_SECONDS)
-        return Tokenizer(b"".join([response.chunk async for response in call]))
+        responses = [response async for response in call]
+        config = responses[0].config if responses else model_pb2.TokenizerConfig()
+        template = ChatTemplate(config.chat_template, dict(config.special_tokens), model_name)
+        return Tokenizer(b"".join(response.chunk for response in responses), template)
 
     async def close(self) -> None:
         """Stop watching and close the channel, with all streams on it."""

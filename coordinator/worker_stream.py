@@ -29,14 +29,18 @@ class WorkerLateError(WorkerError):
     """No answer in time. The stream is still open, and the worker perhaps still at work."""
 
 
-class _Response(Protocol):
+class _Request(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802
+
+
+class _Response(_Request, Protocol):
     @property
     def round(self) -> int: ...
     @property
     def time(self) -> model_pb2.WorkerTime: ...
 
 
-Request = TypeVar("Request")
+Request = TypeVar("Request", bound=_Request)
 Response = TypeVar("Response", bound=_Response)
 
 # Codes after which the same request, on a new stream, can succeed: the worker went away (UNAVAILABLE, CANCELLED), shut
@@ -64,6 +68,7 @@ class WorkerStream(Generic[Request, Response]):
         self._worker = worker
         self._round = 0
         self._sent_at = 0.0
+        self._sent_bytes = 0
         self._ended: WorkerError | None = None
         self._answer: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
         # One reader for the life of the stream: cancelling a single read would cancel the whole call.
@@ -78,6 +83,7 @@ class WorkerStream(Generic[Request, Response]):
         """Send the next request, which supersedes one that is not answered yet. Raises WorkerError."""
         self._round += 1
         self._sent_at = time.perf_counter()
+        self._sent_bytes = request.ByteSize()
         self._answer = asyncio.get_running_loop().create_future()
         if self._ended is not None:
             raise self._ended
@@ -105,7 +111,8 @@ class WorkerStream(Generic[Request, Response]):
             raise answer
         elapsed = time.perf_counter() - self._sent_at
         queue_seconds, compute_seconds = answer.time.queue_seconds, answer.time.compute_seconds
-        return answer, Exchange(queue_seconds, compute_seconds, max(elapsed - queue_seconds - compute_seconds, 0.0))
+        wire_seconds = max(elapsed - queue_seconds - compute_seconds, 0.0)
+        return answer, Exchange(queue_seconds, compute_seconds, wire_seconds, self._sent_bytes + answer.ByteSize())
 
     def close(self) -> None:
         """End the stream; the worker frees the session."""

@@ -8,10 +8,11 @@ import grpc
 
 from draft_worker.proposal import Proposal, propose
 from specd.deferred import Deferred
+from specd.sampling_messages import to_distribution
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2
 from specd.worker.engine import Done, Steps
 from specd.worker.requests import check_request
-from specd.worker.session_cache import SessionCache
+from specd.worker.session import WorkerSession
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker
 
@@ -31,11 +32,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         await self._streams.serve(context)
 
 
-def _begin(worker: Worker, cache: SessionCache, request: draft_pb2.ProposeRequest) -> Steps[Proposal]:
+def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeRequest) -> Steps[Proposal]:
     token_ids = list(request.token_ids)
     check_request(worker.model.info, request.position, token_ids, num_draft_tokens=request.num_draft_tokens)
     return propose(
-        cache,
+        session.cache,
+        session.sampler,
         request.position,
         token_ids,
         request.num_draft_tokens,
@@ -43,10 +45,14 @@ def _begin(worker: Worker, cache: SessionCache, request: draft_pb2.ProposeReques
     )
 
 
-def _answer(request: draft_pb2.ProposeRequest, done: Done[Proposal]) -> draft_pb2.ProposeResponse:
+def _answer(
+    session: WorkerSession, request: draft_pb2.ProposeRequest, done: Done[Proposal]
+) -> draft_pb2.ProposeResponse:
     return draft_pb2.ProposeResponse(
         round=request.round,
         token_ids=done.result.token_ids,
         cached_len=done.result.cached_len,
         time=model_pb2.WorkerTime(queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds),
+        reused_len=session.cache.reused_len,
+        distributions=map(to_distribution, done.result.distributions),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from specd.channel import open_channel
-from specd.v1 import generation_pb2, generation_pb2_grpc
+from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 
 class Client:
@@ -24,15 +25,20 @@ class Client:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | generation_pb2.Chat,
         *,
-        max_tokens: int | None = None,
-        num_draft_tokens: int | None = None,
+        sampling: sampling_pb2.SamplingParameters | None = None,
+        **fields: Any,
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        """Stream a completion of a text, or of token ids. Raises grpc.aio.AioRpcError."""
-        request = generation_pb2.GenerateRequest(max_tokens=max_tokens, num_draft_tokens=num_draft_tokens)
+        """Stream what comes after a text, token ids or a conversation; `fields` are those of GenerateRequest.
+
+        Raises grpc.aio.AioRpcError.
+        """
+        request = generation_pb2.GenerateRequest(sampling=sampling, **fields)
         if isinstance(prompt, str):
             request.text = prompt
+        elif isinstance(prompt, generation_pb2.Chat):
+            request.chat.CopyFrom(prompt)
         else:
             request.token_ids.ids.extend(prompt)
         call: AsyncIterator[generation_pb2.GenerateResponse] = self._stub.Generate(request)

@@ -49,6 +49,18 @@ class CacheTooShortError(SpecdError):
         )
 
 
+class NotFoundError(SpecdError):
+    """What the request names is not there, or not any more."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class ConflictError(SpecdError):
+    """Another request is in the way; the same one can succeed when that has ended."""
+
+    code = grpc.StatusCode.ABORTED
+
+
 class UnavailableError(SpecdError):
     """Something that the request needs is away; trying again later can help."""
 

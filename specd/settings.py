@@ -8,9 +8,9 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from specd.errors import StartupError
@@ -101,6 +101,11 @@ class WorkerSettings(Settings):
     prefill_chunk_tokens: int = Field(
         512, ge=16, description="Prompt tokens computed in one step, between which other sessions get their turn."
     )
+    prefix_cache_bytes: ByteSize = Field(
+        cast(Any, f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 16 // 2**20}MiB"),  # --help shows it
+        description="Memory for the caches of ended sessions, which new ones with the same beginning take over: "
+        "a size such as 512MiB, by default a sixteenth of the machine's, 0 for none.",
+    )
     shutdown_grace_seconds: Seconds = Field(5.0, description="How long a stop waits for open streams.")
 
 
@@ -156,6 +161,12 @@ class CoordinatorSettings(Settings):
     )
     draft_startup_seconds: Seconds = Field(
         60.0, description="How long the start waits for the draft worker before it serves without."
+    )
+    session_idle_seconds: float = Field(
+        600.0, ge=0, description="How long a session is kept after its last use, to be continued; 0 keeps none."
+    )
+    session_budget_tokens: int = Field(
+        1_000_000, ge=0, description="Most tokens of all kept sessions together; the least recently used ones go."
     )
     shutdown_grace_seconds: Seconds = Field(10.0, description="How long a stop waits for running sessions.")
 

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 import grpc
 
 from specd.deferred import Deferred
+from specd.errors import InvalidRequestError
+from specd.sampling_messages import distribution_from, to_log_probabilities
 from specd.v1 import model_pb2, target_pb2, target_pb2_grpc
+from specd.worker.distribution import decode_distributions
 from specd.worker.engine import Done, Steps
 from specd.worker.requests import check_request
-from specd.worker.session_cache import SessionCache
+from specd.worker.session import WorkerSession
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker
 from target_worker.verification import Verdict, verify
@@ -31,17 +34,38 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         await self._streams.serve(context)
 
 
-def _begin(worker: Worker, cache: SessionCache, request: target_pb2.VerifyRequest) -> Steps[Verdict]:
+def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest) -> Steps[Verdict]:
     token_ids, proposal = list(request.token_ids), list(request.proposal)
     check_request(worker.model.info, request.position, token_ids, proposal=proposal)
-    return verify(cache, request.position, token_ids, proposal, prefill_chunk_tokens=worker.prefill_chunk_tokens)
+    num_distributions = len(proposal) if session.sampler.rejects else 0
+    # Checked before they are read, because each takes as much memory as the vocabulary has tokens.
+    if len(request.distributions) != num_distributions:
+        raise InvalidRequestError(
+            "BROKEN_DISTRIBUTION",
+            f"there are {len(request.distributions)} distributions for {len(proposal)} proposed tokens: acceptance by "
+            f"{session.sampler.sampling.acceptance.name} needs {num_distributions}",
+        )
+    distributions = [distribution_from(message) for message in request.distributions]
+    return verify(
+        session.cache,
+        session.sampler,
+        request.position,
+        token_ids,
+        proposal,
+        decode_distributions(distributions, worker.model.info.vocabulary_size),
+        prefill_chunk_tokens=worker.prefill_chunk_tokens,
+    )
 
 
-def _answer(request: target_pb2.VerifyRequest, done: Done[Verdict]) -> target_pb2.VerifyResponse:
+def _answer(
+    session: WorkerSession, request: target_pb2.VerifyRequest, done: Done[Verdict]
+) -> target_pb2.VerifyResponse:
     return target_pb2.VerifyResponse(
         round=request.round,
         num_accepted=done.result.num_accepted,
         next_token_id=done.result.next_token_id,
         cached_len=done.result.cached_len,
         time=model_pb2.WorkerTime(queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds),
+        reused_len=session.cache.reused_len,
+        log_probabilities=map(to_log_probabilities, done.result.log_probabilities),
     )

@@ -3,42 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from specd.sampling import TokenLogProbabilities
+from specd.worker.distribution import Rows
 from specd.worker.engine import Steps
+from specd.worker.sampler import NonFiniteLogitsError, Sampler, are_finite
 from specd.worker.session_cache import SessionCache
+from target_worker.acceptance import accept_by_rejection, accept_coupled
+from target_worker.log_probabilities import log_probabilities
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How much of a proposal the target accepts, its own next token, and how much its cache holds now."""
+    """How much of a proposal the target accepts, its own next token, and how much its cache holds now.
+
+    `log_probabilities`, if asked for, are those of the accepted tokens and of the next one.
+    """
 
     num_accepted: int
     next_token_id: int
     cached_len: int
+    log_probabilities: list[TokenLogProbabilities] = field(default_factory=list)
 
 
 def verify(
-    cache: SessionCache, position: int, token_ids: Sequence[int], proposal: Sequence[int], *, prefill_chunk_tokens: int
+    cache: SessionCache,
+    sampler: Sampler,
+    position: int,
+    token_ids: Sequence[int],
+    proposal: Sequence[int],
+    draft_probabilities: Rows | None = None,
+    *,
+    prefill_chunk_tokens: int,
 ) -> Steps[Verdict]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and say how much of it the target accepts.
 
-    One forward pass over the last of `token_ids` and the proposal gives the target's own choice at each of these
-    len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1, in the greedy case).
+    One forward pass over the last of `token_ids` and the proposal gives the target's distribution at each of these
+    len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs
+    `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from.
+
+    Raises NonFiniteLogitsError when the model's logits are not finite.
     """
     pending = yield from cache.prefill(position, token_ids, prefill_chunk_tokens)
 
     fed = [*pending, *proposal]
+    history = sampler.history(cache.token_ids, pending, proposal)
     logits = cache.feed(mx.array(fed))[len(pending) - 1 :]
-    chosen: list[int] = mx.argmax(logits, axis=-1).tolist()  # type: ignore[assignment]
+    next_position = position + len(token_ids)
+    scores = sampler.scores(logits, next_position, history)
+    proposed = mx.array(list(proposal), mx.uint32)
+    if sampler.rejects and proposal:
+        assert draft_probabilities is not None
+        accepted, own = accept_by_rejection(sampler, scores, next_position, proposed, mx.array(draft_probabilities))
+    else:
+        accepted, own = accept_coupled(sampler, scores, next_position, proposed)
+    finite = are_finite(logits)
+    mx.eval(accepted, own, finite)
+    if not finite:
+        raise NonFiniteLogitsError
     cache.commit(fed)
-    num_accepted = count_accepted(proposal, chosen)
-    return Verdict(num_accepted, chosen[num_accepted], cache.cached_len)
+
+    num_accepted = count_accepted(accepted.tolist())  # type: ignore[arg-type]
+    own_ids: list[int] = own.tolist()  # type: ignore[assignment]
+    next_token_id = own_ids[num_accepted]
+    sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)
+    emitted = [*proposal[:num_accepted], next_token_id]
+    top = sampler.sampling.top_log_probabilities
+    return Verdict(
+        num_accepted,
+        next_token_id,
+        cache.cached_len,
+        log_probabilities(sampler, logits[: len(emitted)], scores[: len(emitted)], emitted, top)
+        if top is not None
+        else [],
+    )
 
 
-def count_accepted(proposal: Sequence[int], chosen: Sequence[int]) -> int:
-    """Count the proposed tokens before the first that is not the target's own choice at its place."""
-    pairs = zip(proposal, chosen, strict=False)
-    return next((i for i, (proposed, own) in enumerate(pairs) if proposed != own), len(proposal))
+def count_accepted(accepted: Sequence[bool]) -> int:
+    """Count the tokens before the first that is not accepted."""
+    return next((i for i, is_accepted in enumerate(accepted) if not is_accepted), len(accepted))

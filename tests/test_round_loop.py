@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from coordinator import verifier as verifier_module
 from coordinator.decoding import decode
 from coordinator.drafter import Drafter
-from coordinator.round import Exchange, Round
+from coordinator.round import Proposal, Round, Verdict
 from coordinator.session import FinishReason, Session
 from coordinator.statistics import SessionStatistics
 from coordinator.verifier import Verifier
 from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
 from specd.errors import UnavailableError
 from specd.model_info import ModelInfo
+from specd.sampling import Sampling
 
 VOCABULARY_SIZE = 5
 CONTEXT_LENGTH = 64
@@ -69,7 +70,7 @@ class FakeTarget:
     fault: str = "TARGET_UNAVAILABLE"
     refusal: str = ""
 
-    def open_stream(self, session_id: str) -> FakeTargetStream:
+    def open_stream(self, session_id: str, sampling: Sampling) -> FakeTargetStream:
         self.num_open += 1
         return FakeTargetStream(self)
 
@@ -84,20 +85,21 @@ class FakeTargetStream:
     broken: bool = False
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Sequence[int], timeout_seconds: float
-    ) -> tuple[int, int, int, Exchange]:
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
         assert not self.broken, "a stream that broke was used again"
         event = self.worker.events.pop(0) if self.worker.events else "ok"
         if event == "lost":
             self.broken = True
             raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
-        held = self.cache.hold(position, [*token_ids, *proposal])
+        proposed = proposal.token_ids
+        held = self.cache.hold(position, [*token_ids, *proposed])
         if event == "late":
             raise WorkerLateError("TARGET_LATE", "late")
-        committed = len(held) - len(proposal)
-        own = [next_token(held[: committed + i]) for i in range(len(proposal) + 1)]
-        num_accepted = next((i for i, token in enumerate(proposal) if token != own[i]), len(proposal))
-        return num_accepted, own[num_accepted], len(held), Exchange()
+        committed = len(held) - len(proposed)
+        own = [next_token(held[: committed + i]) for i in range(len(proposed) + 1)]
+        num_accepted = next((i for i, token in enumerate(proposed) if token != own[i]), len(proposed))
+        return Verdict(num_accepted, own[num_accepted], len(held))
 
     def close(self) -> None:
         self.worker.num_open -= 1
@@ -113,7 +115,7 @@ class FakeDraft:
     fault: str = "DRAFT_UNAVAILABLE"
     num_open: int = 0
 
-    def open_stream(self, session_id: str) -> FakeDraftStream:
+    def open_stream(self, session_id: str, sampling: Sampling) -> FakeDraftStream:
         self.num_open += 1
         return FakeDraftStream(self)
 
@@ -147,17 +149,18 @@ class FakeDraftStream:
             del held[-1:]  # a prefill leaves the last tokens to the next request
         self.answer = proposal, len(held)
 
-    async def receive(self, timeout_seconds: float) -> tuple[list[int], int, Exchange]:
+    async def receive(self, timeout_seconds: float) -> Proposal:
+        token_ids, cached_len = self.answer
         match self.event:
             case "late":
                 raise WorkerLateError("DRAFT_LATE", "late")
             case "refuses":
                 raise WorkerError("DRAFT_INTERNAL", "no")
             case "short":
-                return self.answer[0][1:], self.answer[1], Exchange()
+                token_ids = token_ids[1:]
             case "foreign":
-                return [VOCABULARY_SIZE] * len(self.answer[0]), self.answer[1], Exchange()
-        return *self.answer, Exchange()
+                token_ids = [VOCABULARY_SIZE] * len(token_ids)
+        return Proposal(token_ids, cached_len=cached_len)
 
     def close(self) -> None:
         self.worker.num_open -= 1
@@ -170,8 +173,8 @@ def make_session(prompt: list[int], max_tokens: int, num_draft_tokens: int) -> S
 def run(session: Session, draft: FakeDraft, target: FakeTarget) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = itertools.count().__next__
-    drafter = Drafter(draft, "s", timeout_seconds=1.0, clock=clock)
-    verifier = Verifier(target, "s", timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    drafter = Drafter(draft, "s", Sampling(), timeout_seconds=1.0, clock=clock)
+    verifier = Verifier(target, "s", Sampling(), timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
     statistics = SessionStatistics(prompt_tokens=session.prompt_len)
     rounds: list[Round] = []
 
@@ -226,7 +229,7 @@ def test_what_comes_out_is_what_the_target_alone_decodes(
     assert session.token_ids[len(prompt) :] == expected
     assert [token for round_ in rounds for token in round_.commit.token_ids] == expected
     ended = expected[-1] == END_TOKEN
-    assert session.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+    assert session.finish_reason is (FinishReason.EOS if ended else FinishReason.LENGTH)
     assert draft.num_open == target.num_open == 0
 
     assert statistics.generated_tokens == len(expected)
@@ -299,7 +302,7 @@ def test_a_target_that_was_refused_gets_no_session() -> None:
 def test_a_target_only_session_leaves_the_draft_alone() -> None:
     opened: list[str] = []
     draft = FakeDraft(next_token, [])
-    draft.open_stream = opened.append  # type: ignore[assignment,method-assign]
+    draft.open_stream = lambda *session: opened.append(session)  # type: ignore[assignment,method-assign]
     run(make_session([1, 2], 8, 0), draft, FakeTarget([]))
     assert opened == []
 
@@ -307,11 +310,11 @@ def test_a_target_only_session_leaves_the_draft_alone() -> None:
 @pytest.mark.parametrize(("num_accepted", "next_token_id"), [(9, 1), (0, VOCABULARY_SIZE)])
 def test_a_target_that_answers_nonsense_ends_the_session(num_accepted: int, next_token_id: int) -> None:
     class NonsenseStream(FakeTargetStream):
-        async def verify(self, *request: object) -> tuple[int, int, int, Exchange]:
-            return num_accepted, next_token_id, 2, Exchange()
+        async def verify(self, *request: object) -> Verdict:
+            return Verdict(num_accepted, next_token_id, 2)
 
     target = FakeTarget([])
-    target.open_stream = lambda session_id: NonsenseStream(target)  # type: ignore[method-assign]
+    target.open_stream = lambda session_id, sampling: NonsenseStream(target)  # type: ignore[method-assign]
     with pytest.raises(WorkerError) as error:
         run(make_session([1, 2], 8, 2), FakeDraft(next_token, []), target)
     assert error.value.reason == "TARGET_BROKEN"

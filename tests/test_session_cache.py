@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from draft_worker.proposal import Proposal, propose
 from specd.errors import CacheTooShortError
+from specd.sampling import Sampling
 from specd.worker import session_cache
 from specd.worker.engine import Result, Steps
+from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.verification import Verdict, verify
 from tests.models import TINY_VOCABULARY_SIZE, tiny_model
 
 MODEL = tiny_model()
+GREEDY = Sampler(Sampling(), TINY_VOCABULARY_SIZE)
 
 token_lists = st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), min_size=1, max_size=12)
 
@@ -44,11 +47,11 @@ def greedy_choices(token_ids: Sequence[int]) -> list[int]:
 
 
 def verify_in_one_go(cache: SessionCache, position: int, token_ids: list[int], proposal: list[int]) -> Verdict:
-    return finish(verify(cache, position, token_ids, proposal, prefill_chunk_tokens=3))
+    return finish(verify(cache, GREEDY, position, token_ids, proposal, prefill_chunk_tokens=3))
 
 
 def propose_in_one_go(cache: SessionCache, position: int, token_ids: list[int], k: int) -> Proposal:
-    return finish(propose(cache, position, token_ids, k, prefill_chunk_tokens=3))
+    return finish(propose(cache, GREEDY, position, token_ids, k, prefill_chunk_tokens=3))
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +92,13 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
                 assert proposal.token_ids == expected[len(session) :]
                 assert proposal.cached_len == cache.cached_len == len(session) + k - 1
             case "superseded verify":
-                run_some(verify(cache, position, token_ids, [], prefill_chunk_tokens=3), data.draw(st.integers(0, 3)))
+                run_some(
+                    verify(cache, GREEDY, position, token_ids, [], prefill_chunk_tokens=3), data.draw(st.integers(0, 3))
+                )
             case "superseded propose":
-                run_some(propose(cache, position, token_ids, 4, prefill_chunk_tokens=3), data.draw(st.integers(0, 6)))
+                run_some(
+                    propose(cache, GREEDY, position, token_ids, 4, prefill_chunk_tokens=3), data.draw(st.integers(0, 6))
+                )
 
 
 @given(token_lists, st.integers(1, 100))
@@ -108,7 +115,7 @@ def test_a_repeated_request_computes_only_the_last_token_again() -> None:
     cache = SessionCache(MODEL)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     first = verify_in_one_go(cache, 0, prompt, [])
-    steps = verify(cache, 0, prompt, [], prefill_chunk_tokens=3)
+    steps = verify(cache, GREEDY, 0, prompt, [], prefill_chunk_tokens=3)
     with pytest.raises(StopIteration) as stop:  # at once: there is no chunk to prefill
         next(steps)
     assert stop.value.value == first

@@ -13,6 +13,8 @@ _GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, or those of the process."""
     os.environ.setdefault("GRPC_EXPERIMENTS", _GRPC_EXPERIMENTS)
+    # transformers renders chat templates here, and misses PyTorch aloud.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
     from specd.cli.app import run_command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
@@ -32,23 +33,25 @@ class Vector:
 _DRAFTED_STYLE = "green"
 
 
-async def show_completion(
-    address: str, prompt: str, *, max_tokens: int | None, num_draft_tokens: int | None, as_json: bool
-) -> None:
-    """Stream a completion to standard output, and a line of its statistics to standard error."""
+async def show_completion(address: str, prompt: str | generation_pb2.Chat, *, as_json: bool, **fields: Any) -> None:
+    """Stream a completion to standard output, and a line of its statistics to standard error.
+
+    `fields` are those of GenerateRequest.
+    """
     async with Client(address) as client:
-        responses = client.generate(prompt, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens)
+        responses = client.generate(prompt, **fields)
         if as_json:
             async for response in responses:
                 print(MessageToJson(response, indent=None, preserving_proto_field_name=True), flush=True)  # noqa: T201
             return
-        statistics = generation_pb2.SessionStatistics()
+        last = generation_pb2.GenerateResponse()
         console = Console(highlight=False, soft_wrap=True)
-        async for response in responses:
-            _print_tokens(console, response)
-            statistics = response.statistics
+        async for last in responses:
+            _print_tokens(console, last)
         console.print()
-        Console(stderr=True, style="dim", highlight=False, soft_wrap=True).print(_summary(statistics))
+        sampled = [f"seed {last.seed}"] if fields["sampling"].temperature else []
+        summary = " · ".join([_summary(last.statistics), *sampled, f"session {last.session_id}"])
+        Console(stderr=True, style="dim", highlight=False, soft_wrap=True).print(summary)
 
 
 async def show_comparison(address: str, prompt: str, *, max_tokens: int = 200) -> None:

@@ -23,19 +23,20 @@ _sym_db = _symbol_database.Default()
 
 
 from specd.v1 import model_pb2 as specd_dot_v1_dot_model__pb2
+from specd.v1 import sampling_pb2 as specd_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/draft.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\"^\n\x0eProposeRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\"k\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\"\n\x04time\x18\x04 \x01(\x0b\x32\x14.specd.v1.WorkerTime2R\n\x0c\x44raftService\x12\x42\n\x07Propose\x12\x18.specd.v1.ProposeRequest\x1a\x19.specd.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/draft.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\x8b\x01\n\x0eProposeRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.specd.v1.SessionSampling\"\xb3\x01\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\"\n\x04time\x18\x04 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\x12\n\nreused_len\x18\x05 \x01(\r\x12\x32\n\rdistributions\x18\x06 \x03(\x0b\x32\x1b.specd.v1.TokenDistribution2R\n\x0c\x44raftService\x12\x42\n\x07Propose\x12\x18.specd.v1.ProposeRequest\x1a\x19.specd.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSEREQUEST']._serialized_start=56
-  _globals['_PROPOSEREQUEST']._serialized_end=150
-  _globals['_PROPOSERESPONSE']._serialized_start=152
-  _globals['_PROPOSERESPONSE']._serialized_end=259
-  _globals['_DRAFTSERVICE']._serialized_start=261
-  _globals['_DRAFTSERVICE']._serialized_end=343
+  _globals['_PROPOSEREQUEST']._serialized_start=82
+  _globals['_PROPOSEREQUEST']._serialized_end=221
+  _globals['_PROPOSERESPONSE']._serialized_start=224
+  _globals['_PROPOSERESPONSE']._serialized_end=403
+  _globals['_DRAFTSERVICE']._serialized_start=405
+  _globals['_DRAFTSERVICE']._serialized_end=487
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from specd.v1 import model_pb2 as _model_pb2
+from specd.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,27 +9,35 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "proposal")
+    __slots__ = ("round", "position", "token_ids", "proposal", "sampling", "distributions")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     proposal: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ...) -> None: ...
+    sampling: _sampling_pb2.SessionSampling
+    distributions: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenDistribution]
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time")
+    __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time", "reused_len", "log_probabilities")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    REUSED_LEN_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     round: int
     num_accepted: int
     next_token_id: int
     cached_len: int
     time: _model_pb2.WorkerTime
-    def __init__(self, round: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ...) -> None: ...
+    reused_len: int
+    log_probabilities: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogProbabilities]
+    def __init__(self, round: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ..., reused_len: _Optional[int] = ..., log_probabilities: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]]] = ...) -> None: ...

@@ -51,7 +51,7 @@ class TargetServiceServicer:
 
         The prefix protocol is that of DraftService.Propose: "hold exactly the first `position` tokens, then append
         `token_ids` and the proposal". One forward pass computes the target's own token at every position of the proposal
-        and the one after it; the proposal is accepted up to the first difference.
+        and the one after it; the proposal is accepted up to the first difference (or, by REJECTION, the first rejection).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

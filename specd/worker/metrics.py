@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from specd.metrics import SECONDS_BUCKETS
+from specd.worker.prefix_cache import PrefixCache
 from specd.worker.session_cache import SessionCache
 
 
 class WorkerMetrics:
     """The metrics of one worker, in a registry that the caller chose."""
 
-    def __init__(self, registry: CollectorRegistry, caches: Collection[SessionCache]) -> None:
-        """Register the metrics; `caches` are the worker's live ones, read at each scrape."""
+    def __init__(self, registry: CollectorRegistry, caches: Collection[SessionCache], prefixes: PrefixCache) -> None:
+        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape."""
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
-        cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in all caches.", registry=registry)
+        cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
         cached_tokens.set_function(lambda: sum(cache.cached_len for cache in tuple(caches)))
+        registry.register(_PrefixCacheMetrics(prefixes))
         self.requests = Counter(
             "specd_worker_requests", "Requests by outcome: done, superseded or failed.", ["outcome"], registry=registry
         )
@@ -36,3 +40,29 @@ class WorkerMetrics:
         )
         for outcome in ("done", "superseded", "failed"):
             self.requests.labels(outcome)
+
+
+class _PrefixCacheMetrics(Collector):
+    """Reads a prefix cache, which itself knows nothing of metrics."""
+
+    def __init__(self, prefixes: PrefixCache) -> None:
+        self._prefixes = prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the prefix cache."""
+        yield GaugeMetricFamily(
+            "specd_worker_prefix_cache_bytes", "Memory of the caches that ended sessions left.", self._prefixes.nbytes
+        )
+        yield GaugeMetricFamily(
+            "specd_worker_prefix_cache_entries", "Caches that ended sessions left.", self._prefixes.num_entries
+        )
+        yield CounterMetricFamily(
+            "specd_worker_reused_tokens",
+            "Tokens that sessions took over from ended ones.",
+            self._prefixes.num_reused_tokens,
+        )
+        yield CounterMetricFamily(
+            "specd_worker_prefix_cache_evictions",
+            "Caches of ended sessions that were dropped for want of memory.",
+            self._prefixes.num_evictions,
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,21 @@ _NO_CONTEXT_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True)
+class TokenizerConfig:
+    """What tokenizer.json does not say; the fields are those of the message `TokenizerConfig` in model.proto."""
+
+    chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows]."""
 
     network: Module
     info: ModelInfo
     tokenizer_json: bytes
+    tokenizer_config: TokenizerConfig = TokenizerConfig()
 
 
 def load(name: str, *, blas: str) -> LoadedModel:
@@ -81,7 +91,15 @@ def load(name: str, *, blas: str) -> LoadedModel:
         precision=precision,
         device=device,
     )
-    return LoadedModel(network, info, backend.to_str().encode())
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several by name; the others are for tools and retrieval
+        template = template.get("default")
+    return LoadedModel(
+        network,
+        info,
+        backend.to_str().encode(),
+        TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
+    )
 
 
 def _find(name: str) -> Path:

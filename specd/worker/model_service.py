@@ -32,9 +32,12 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def GetTokenizer(
         self, request: model_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[model_pb2.GetTokenizerResponse]:
-        """Stream the tokenizer."""
-        data = (await self._model(context)).tokenizer_json
-        for start in range(0, len(data), _CHUNK_BYTES):
+        """Stream the tokenizer, with what tokenizer.json does not say in the first message."""
+        model = await self._model(context)
+        data = model.tokenizer_json
+        config = model_pb2.TokenizerConfig(**dataclasses.asdict(model.tokenizer_config))
+        yield model_pb2.GetTokenizerResponse(chunk=data[:_CHUNK_BYTES], config=config)
+        for start in range(_CHUNK_BYTES, len(data), _CHUNK_BYTES):
             yield model_pb2.GetTokenizerResponse(chunk=data[start : start + _CHUNK_BYTES])
 
     async def _model(self, context: grpc.aio.ServicerContext[object, object]) -> LoadedModel:

@@ -20,6 +20,7 @@ from specd.worker.engine import Engine, Steps
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model import LoadedModel, load
 from specd.worker.model_service import ModelService
+from specd.worker.prefix_cache import PrefixCache
 from specd.worker.session_cache import SessionCache
 from specd.worker.worker import Worker
 
@@ -54,8 +55,9 @@ async def run_worker(
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **facts)
             caches: set[SessionCache] = set()
-            metrics = WorkerMetrics(registry, caches)
-            deferred.set(Worker(engine, model, caches, metrics, settings.prefill_chunk_tokens))
+            prefixes = PrefixCache(settings.prefix_cache_bytes)
+            metrics = WorkerMetrics(registry, caches, prefixes)
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, settings.prefill_chunk_tokens))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, **facts)
             await stopping

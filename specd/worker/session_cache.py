@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from specd.errors import CacheTooShortError
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
+from specd.worker.prefix_cache import PrefixCache, common_prefix_len
 
 # Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
 # decode step, logits of these rows that nobody reads cost little.
@@ -22,15 +23,19 @@ class SessionCache:
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
     committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
+    `reused_len` is how many tokens it took over from the prefix cache when it began.
     Its arrays belong to the engine's thread: only jobs may call its methods.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, prefixes: PrefixCache | None = None) -> None:
+        """Begin empty; `prefixes` is where its first tokens can come from and where `keep` leaves them."""
         self._network = model.network
         self._vocabulary_size = model.info.vocabulary_size
+        self._prefixes = prefixes
         self._layers = make_prompt_cache(model.network)
         self.token_ids: list[int] = []
         self.num_fed = 0
+        self.reused_len = 0
 
     @property
     def cached_len(self) -> int:
@@ -52,13 +57,16 @@ class SessionCache:
         """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
 
         Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
-        already, from a request that was stopped or repeated, is not computed again. A chunk a step.
+        already, from a request that was stopped or repeated or from an ended session that began with the same tokens,
+        is not computed again. A chunk a step.
 
         Raises CacheTooShortError when the cache holds fewer than `position` tokens.
         """
         if position > self.cached_len:
             raise CacheTooShortError(position, self.cached_len)
-        reused = _common_prefix_len(self.token_ids[position:], token_ids[:-1])
+        if not self.token_ids:
+            self._take_over(token_ids[:-1])
+        reused = common_prefix_len(self.token_ids[position:], token_ids[:-1])
         self._rewind(position + reused)
         pending = list(token_ids[reused:])
         while len(pending) > MAX_PENDING:
@@ -70,12 +78,28 @@ class SessionCache:
             yield
         return pending
 
+    def keep(self) -> None:
+        """End, and leave what is held to the prefix cache, for the sessions to come."""
+        if self._prefixes is not None and self.token_ids:
+            self._rewind(self.cached_len)
+            self._prefixes.store(self.token_ids, self._layers)
+        self.free()
+
     def free(self) -> None:
         """Give the memory back."""
-        self._layers = []
+        # New layers: those of before may be the prefix cache's by now.
+        self._layers = make_prompt_cache(self._network)
         self.token_ids = []
         self.num_fed = 0
         mx.clear_cache()
+
+    def _take_over(self, token_ids: Sequence[int]) -> None:
+        if self._prefixes is None:
+            return
+        layers, self.reused_len = self._prefixes.take(token_ids)
+        if layers:
+            self._layers, self.num_fed = layers, self.reused_len
+            self.token_ids = list(token_ids[: self.reused_len])
 
     def _rewind(self, cached_len: int) -> None:
         surplus = self.num_fed - cached_len
@@ -84,7 +108,3 @@ class SessionCache:
             assert trimmed == surplus, f"rewound {trimmed} tokens instead of {surplus}"
         self.num_fed = cached_len
         del self.token_ids[cached_len:]
-
-
-def _common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import grpc
 import structlog
 
 from specd.deferred import Deferred
 from specd.errors import SpecdError, to_status
+from specd.sampling import Sampling
+from specd.sampling_messages import sampling_from
+from specd.v1 import sampling_pb2
 from specd.worker.engine import Done, Steps
+from specd.worker.sampler import Sampler
+from specd.worker.session import WorkerSession
 from specd.worker.session_cache import SessionCache
 from specd.worker.worker import Worker
 
@@ -22,6 +27,9 @@ log = structlog.get_logger()
 class _Request(Protocol):
     @property
     def round(self) -> int: ...
+    @property
+    def sampling(self) -> sampling_pb2.SessionSampling: ...
+    def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
 
 
 Request = TypeVar("Request", bound=_Request)
@@ -39,15 +47,15 @@ class SessionStreams(Generic[Request, Result, Response]):
         self,
         worker: Deferred[Worker],
         *,
-        begin: Callable[[Worker, SessionCache, Request], Steps[Result]],
-        answer: Callable[[Request, Done[Result]], Response],
+        begin: Callable[[Worker, WorkerSession, Request], Steps[Result]],
+        answer: Callable[[WorkerSession, Request, Done[Result]], Response],
     ) -> None:
         self._deferred = worker
         self._begin = begin
         self._answer = answer
 
     async def serve(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
-        """Serve one session until its stream ends, then free its cache."""
+        """Serve one session until its stream ends, then leave its cache to the prefix cache, or free it on an error."""
         session_id = dict(context.invocation_metadata() or ()).get("specd-session-id", "")
         structlog.contextvars.bind_contextvars(session_id=session_id)
         try:
@@ -61,49 +69,79 @@ class SessionStreams(Generic[Request, Result, Response]):
             await context.abort(grpc.StatusCode.INTERNAL, "the worker failed on this request; its log says why")
 
     async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
-        cache = SessionCache(worker.model)
+        cache = SessionCache(worker.model, worker.prefixes)
+        session = WorkerSession(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
         worker.caches.add(cache)
+        end = cache.keep
         log.debug("session opened")
         try:
-            await self._serve_latest(worker, context, cache)
+            await self._serve_latest(worker, context, session)
         except Exception:
+            end = cache.free
             worker.metrics.requests.labels("failed").inc()
             raise
         finally:
             # On the engine's thread: the step under way may still use it.
-            worker.engine.run_soon(partial(_close, cache, worker.caches))
+            worker.engine.run_soon(partial(_close, cache, worker.caches, end))
             log.debug("session closed")
 
     async def _serve_latest(
-        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], cache: SessionCache
+        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: WorkerSession
     ) -> None:
         """Answer the latest request, dropping one that is not done when the next arrives."""
         computing: asyncio.Future[Done[Result]] | None = None
         writing = asyncio.Lock()
-        async with asyncio.TaskGroup() as answers:
-            while (request := cast(Any, await context.read())) is not grpc.aio.EOF:
-                if computing is not None and computing.cancel():
-                    worker.metrics.requests.labels("superseded").inc()
-                structlog.contextvars.bind_contextvars(round=request.round)
-                computing = worker.engine.submit(self._begin(worker, cache, request))
-                answers.create_task(self._write_answer(worker, context, request, computing, writing))
+        try:
+            async with asyncio.TaskGroup() as answers:
+                while (request := cast(Any, await context.read())) is not grpc.aio.EOF:
+                    if computing is not None and computing.cancel():
+                        worker.metrics.requests.labels("superseded").inc()
+                    structlog.contextvars.bind_contextvars(round=request.round)
+                    if request.HasField("sampling"):
+                        session.sampler = _sampler(worker, request.sampling)
+                    steps = self._begin(worker, session, request)
+                    computing = worker.engine.submit(_free_on_error(session.cache, steps))
+                    answers.create_task(self._write_answer(worker, context, session, request, computing, writing))
+        finally:
+            # A task that was cancelled before it began has not cancelled what it was to wait for.
+            if computing is not None:
+                computing.cancel()
 
     async def _write_answer(
         self,
         worker: Worker,
         context: grpc.aio.ServicerContext[Request, Response],
+        session: WorkerSession,
         request: Request,
         computing: asyncio.Future[Done[Result]],
         writing: asyncio.Lock,
     ) -> None:
         done = await computing
         async with writing:  # gRPC takes one message at a time
-            await context.write(self._answer(request, done))
+            await context.write(self._answer(session, request, done))
         worker.metrics.requests.labels("done").inc()
         worker.metrics.compute_seconds.observe(done.compute_seconds)
         worker.metrics.queue_seconds.observe(done.queue_seconds)
 
 
-def _close(cache: SessionCache, caches: set[SessionCache]) -> None:
+def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:
+    sampling, model = sampling_from(message), worker.model.info
+    sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.name)
+    return Sampler(sampling, model.vocabulary_size)
+
+
+def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
+    """Run a job; when it fails, its cache may hold anything, and must neither be used further nor kept.
+
+    The stream alone cannot tell: nobody hears of the error of a job that was superseded, or cancelled with its stream.
+    """
+    try:
+        return (yield from steps)
+    except Exception:
+        cache.free()
+        raise
+
+
+def _close(cache: SessionCache, caches: set[SessionCache], end: Callable[[], None]) -> None:
     caches.discard(cache)
-    cache.free()
+    end()

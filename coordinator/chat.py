@@ -1,0 +1,132 @@
+"""Conversations, and the prompts that a model's own chat template makes of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from specd.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# A template's error can quote the whole conversation, and a gRPC status has room for a few kilobytes.
+_MAX_ERROR_CHARACTERS = 500
+_EXACT_INTEGERS = 2**53  # beyond, a double no longer says which integer was meant
+# How tools are usually written, and were when models learnt to read them: these first, the others by the alphabet.
+_FIRST_KEYS = {"type": 0, "name": 1, "description": 2}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, or what is new in one; the fields are those of the message `Chat` in generation.proto."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
+
+    def replied(self, reply: str) -> Chat:
+        """Return this conversation with the reply to it, or the rest of its last message."""
+        if self.continue_final_message:
+            *before, last = self.messages
+            said = (*before, {**last, "content": (last.get("content") or "") + reply})
+        else:
+            said = (*self.messages, {"role": "assistant", "content": reply})
+        return replace(self, messages=said, continue_final_message=False)
+
+    def followed_by(self, new: Chat) -> Chat:
+        """Return this conversation with what is new after it.
+
+        Tools stay unless there are new ones, and template arguments unless they are set anew.
+        """
+        return Chat(
+            messages=(*self.messages, *new.messages),
+            tools=new.tools or self.tools,
+            template_arguments={**self.template_arguments, **new.template_arguments},
+            continue_final_message=new.continue_final_message,
+        )
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A model's chat template in the Jinja dialect of Hugging Face transformers, which renders it in its sandbox.
+
+    `special_tokens` are the model's, by the names that the template knows them by; `source` is empty if it has none.
+    """
+
+    source: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    model_name: str = ""
+
+    def render(self, chat: Chat) -> str:
+        """Return the prompt for the assistant's next message, or for the rest of the last one.
+
+        The first call takes half a second, to import transformers. Raises InvalidRequestError when there is no template
+        (NO_CHAT_TEMPLATE), there are no messages (EMPTY_PROMPT), a template argument is none
+        (OUT_OF_RANGE), or the template fails (CHAT_TEMPLATE_FAILED).
+        """
+        model = f"the model {self.model_name}".rstrip()
+        if not self.source:
+            raise InvalidRequestError(
+                "NO_CHAT_TEMPLATE", f"{model} has no chat template: send the prompt as `text` or `token_ids`"
+            )
+        if not chat.messages:
+            raise InvalidRequestError("EMPTY_PROMPT", "the conversation is empty: set `messages`")
+        if taken := sorted(chat.template_arguments.keys() & self._reserved):
+            raise InvalidRequestError(
+                "OUT_OF_RANGE", f"template_arguments has {', '.join(taken)}: not a variable for the template"
+            )
+
+        from jinja2 import TemplateError
+
+        try:
+            prompt = self._renderer.apply_chat_template(
+                [dict(message) for message in chat.messages],
+                tools=[dict(tool) for tool in chat.tools] or None,
+                add_generation_prompt=not chat.continue_final_message,
+                continue_final_message=chat.continue_final_message,
+                tokenize=False,
+                **{**self.special_tokens, **chat.template_arguments},
+            )
+        except Exception as error:  # whatever a template can do with a conversation that it was not made for
+            why = str(error) if isinstance(error, (TemplateError, ValueError)) else repr(error)
+            raise InvalidRequestError(
+                "CHAT_TEMPLATE_FAILED", f"the chat template of {model} failed: {why[:_MAX_ERROR_CHARACTERS]}"
+            ) from error
+        return cast(str, prompt)
+
+    @cached_property
+    def _renderer(self) -> PreTrainedTokenizerFast:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from transformers import PreTrainedTokenizerFast  # late: half a second, and many a coordinator has no chats
+
+        # It renders only, so an empty vocabulary does, where the model's own would be copied.
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel()), chat_template=self.source)
+
+    @cached_property
+    def _reserved(self) -> frozenset[str]:
+        """Names that would set what is transformers' or ours; `documents` is for clients, and some templates."""
+        parameters = inspect.signature(self._renderer.apply_chat_template).parameters.values()
+        named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+        return frozenset({*named, "self", "messages", "conversations"} - {"documents"})
+
+
+def plain(value: Any) -> Any:
+    """Turn what is in a protobuf Struct into plain values, with whole numbers as int and keys in a fixed order.
+
+    A Struct has only doubles, and a template would write `"maxItems": 5.0`. It has no order either: the same tool would
+    make another prompt each time. Takes a Struct, a ListValue, or what json_format.MessageToDict makes of them.
+    """
+    if isinstance(value, Mapping):
+        keys = sorted(value, key=lambda key: (_FIRST_KEYS.get(key, len(_FIRST_KEYS)), key))
+        return {key: plain(value[key]) for key in keys}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_INTEGERS:
+        return int(value)
+    return value

@@ -1,0 +1,80 @@
+"""What a client gets of a session's rounds: tokens, whole characters, and no part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.round import Round
+from coordinator.session import FinishReason
+from coordinator.stop_strings import StopStrings
+from coordinator.tokenizer import TextStream, Tokenizer
+from specd.sampling import TokenLogProbabilities
+
+
+@dataclass(frozen=True)
+class EmittedToken:
+    """A token, the text that it completes, and whether the draft proposed it.
+
+    If they were asked for, its log-probabilities, and the texts of the most likely tokens in them, by id.
+    """
+
+    token_id: int
+    text: str
+    drafted: bool
+    log_probabilities: TokenLogProbabilities | None = None
+    texts: dict[int, str] = field(default_factory=dict)
+
+
+class Output:
+    """Turns the rounds of a session into what its client gets, in order.
+
+    The texts of all tokens together are what decoding all tokens at once gives, up to the first stop string. These are
+    not looked for in the first `min_tokens` tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stop_strings: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._text: TextStream = tokenizer.stream_text(prompt_ids)
+        self._stop = StopStrings(stop_strings) if stop_strings else None
+        self._num_unsearched = min_tokens
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stop.matched if self._stop is not None else None
+
+    def take(self, round_: Round) -> tuple[Round, list[EmittedToken]]:
+        """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""
+        tokens: list[EmittedToken] = []
+        for i, token_id in enumerate(round_.commit.token_ids):
+            tokens.append(self._emit(round_, i, self._search(self._text.push(token_id))))
+            self._num_unsearched -= 1
+            if self.stop_string is not None:
+                return round_.cut(i + 1, FinishReason.STOP_STRING), tokens
+        if round_.commit.finish_reason is not None:
+            # What was held back may still be the end of a stop string, or just come too late to be one.
+            rest = self._search(self._text.finish())
+            if self.stop_string is not None:
+                round_ = round_.cut(len(tokens), FinishReason.STOP_STRING)
+            elif self._stop is not None:
+                rest += self._stop.flush()
+            tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+        return round_, tokens
+
+    def _search(self, text: str) -> str:
+        """Return what can be shown after this text has come."""
+        if self._stop is None or self._num_unsearched > 0:
+            return text
+        return self._stop.push(text)
+
+    def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
+        token = EmittedToken(round_.commit.token_ids[i], text, drafted=i < round_.commit.num_accepted)
+        if not round_.log_probabilities:
+            return token
+        values = round_.log_probabilities[i]
+        ranked = {t.token_id for t in (*values.top_model, *values.top_sampling)}
+        texts = {token_id: self._tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ranked}
+        return replace(token, log_probabilities=values, texts=texts)

@@ -1,0 +1,129 @@
+"""How tokens are chosen: the plain values that a request says it with, and their limits."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specd.errors import InvalidRequestError
+
+MAX_TOP_LOG_PROBABILITIES = 20
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKENS = 1024
+# Below this a float32 has no room for the quotients, and above it nothing is left of the model.
+_TEMPERATURES = (0.01, 100.0)
+_REPETITION_PENALTIES = (0.01, 10.0)  # likewise
+_MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
+
+
+class Acceptance(enum.Enum):
+    """How proposed tokens are accepted; sampling.proto explains both."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of a session are chosen; sampling.proto explains the fields.
+
+    The defaults choose greedily. `top_log_probabilities` is None for none at all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_context_size: int = 20
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    acceptance: Acceptance = Acceptance.COUPLED
+    lenience: float = 0.0
+    suppressed_token_ids: tuple[int, ...] = ()
+    suppressed_before: int = 0
+    top_log_probabilities: int | None = None
+
+    def check(self, *, vocabulary_size: int, model_name: str) -> None:
+        """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
+        lowest, highest = _TEMPERATURES
+        # Rounded, because what a client writes as 0.01 comes as the nearest float32. A NaN fails each of these tests.
+        if self.temperature != 0 and not lowest <= round(self.temperature, 6) <= highest:
+            raise _out_of_range("temperature", self.temperature, f"0 (greedy) or in [{lowest:g}, {highest:g}]")
+        if not 0 < self.top_p <= 1:
+            raise _out_of_range("top_p", self.top_p, "in (0, 1], 1 for all tokens")
+        lowest, highest = _REPETITION_PENALTIES
+        if not lowest <= round(self.repetition_penalty, 6) <= highest:
+            raise _out_of_range(
+                "repetition_penalty", self.repetition_penalty, f"in [{lowest:g}, {highest:g}], 1 for none"
+            )
+        for name, value, low, high in (
+            ("min_p", self.min_p, 0, 1),
+            ("presence_penalty", self.presence_penalty, -2, 2),
+            ("frequency_penalty", self.frequency_penalty, -2, 2),
+            ("lenience", self.lenience, 0, 1),
+            ("penalty_context_size", self.penalty_context_size, 0, _MAX_PENALTY_CONTEXT_SIZE),
+            ("top_log_probabilities", self.top_log_probabilities or 0, 0, MAX_TOP_LOG_PROBABILITIES),
+        ):
+            if not low <= value <= high:
+                raise _out_of_range(name, value, f"in [{low}, {high}]")
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                "OUT_OF_RANGE", f"logit_bias has {len(self.logit_bias)} entries: the most is {MAX_LOGIT_BIASES}"
+            )
+        for token_id, bias in self.logit_bias.items():
+            if not (math.isfinite(bias) and -100 <= bias <= 100):
+                raise _out_of_range(f"logit_bias of token {token_id}", bias, "in [-100, 100]")
+        check_token_ids("logit_bias", tuple(self.logit_bias), vocabulary_size=vocabulary_size, model_name=model_name)
+        check_token_ids(
+            "suppressed_token_ids", self.suppressed_token_ids, vocabulary_size=vocabulary_size, model_name=model_name
+        )
+        if self.lenience > 0 and self.acceptance is Acceptance.COUPLED:
+            raise InvalidRequestError(
+                "CONTRADICTION",
+                f"lenience is {self.lenience:g}, but acceptance is COUPLED, which has none: set REJECTION",
+            )
+
+
+def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_size: int, model_name: str) -> None:
+    """Raise InvalidRequestError, naming field and value, if an id is outside the vocabulary."""
+    if max(token_ids, default=0) >= vocabulary_size:
+        raise InvalidRequestError(
+            "TOKEN_OUT_OF_VOCABULARY",
+            f"{field_name} has {max(token_ids)}, but the vocabulary of {model_name} ends at {vocabulary_size - 1}",
+        )
+
+
+def _out_of_range(name: str, value: float, allowed: str) -> InvalidRequestError:
+    shown = value if isinstance(value, int) else f"{value:g}"
+    return InvalidRequestError("OUT_OF_RANGE", f"{name} is {shown}: it must be {allowed}")
+
+
+@dataclass(frozen=True)
+class TokenDistribution:
+    """The distribution that a token was sampled from, as it travels; sampling.proto explains the bytes."""
+
+    token_ids: bytes
+    probabilities: bytes
+
+
+@dataclass(frozen=True)
+class RankedToken:
+    """One of the most likely tokens, with the natural logarithm of its probability."""
+
+    token_id: int
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class TokenLogProbabilities:
+    """Natural logarithms of a token's probability: as the model gives it, and as it was sampled from."""
+
+    model: float
+    sampling: float
+    top_model: list[RankedToken]
+    top_sampling: list[RankedToken]

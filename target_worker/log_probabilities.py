@@ -1,0 +1,44 @@
+"""Log-probabilities of emitted tokens, from the logits that decided about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from specd.sampling import RankedToken, TokenLogProbabilities
+from specd.worker.sampler import Sampler
+
+
+def log_probabilities(
+    sampler: Sampler, logits: mx.array, scores: mx.array, token_ids: Sequence[int], top: int
+) -> list[TokenLogProbabilities]:
+    """Return the log-probabilities of tokens [n] and of the `top` most likely ones at each of their places.
+
+    Under the model: log softmax of its logits [n, vocabulary_size]. Under the sampling: the same of the scores.
+    """
+    logits = logits.astype(mx.float32)
+    model = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    sampled = np.array(
+        mx.log(sampler.probabilities(scores))
+        if sampler.is_greedy
+        else scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+    )
+    return [
+        TokenLogProbabilities(
+            float(model[i, token_id]), float(sampled[i, token_id]), _rank(model[i], top), _rank(sampled[i], top)
+        )
+        for i, token_id in enumerate(token_ids)
+    ]
+
+
+def _rank(row: NDArray[np.float32], top: int) -> list[RankedToken]:
+    """Return the most likely tokens that can occur at all, the most likely first, the lower id first among equals."""
+    top = min(top, row.size)
+    if top == 0:
+        return []
+    best = np.argpartition(-row, top - 1)[:top]
+    best = best[np.lexsort((best, -row[best]))]
+    return [RankedToken(int(i), float(row[i])) for i in best if row[i] > -np.inf]
