@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Protocol
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
 
-from specd.bench.sample import Round, Sample
+from specd.bench.sample import Round, Sample, count_rejections
+from specd.bench.setup import Setup
 from specd.client import Client
-from specd.v1 import generation_pb2
+from specd.sampling_messages import acceptance_message
+from specd.v1 import generation_pb2, sampling_pb2
 from specd.worker.model import LoadedModel
 
 
@@ -20,29 +24,34 @@ class Contender(Protocol):
     """A way to decode."""
 
     @property
-    def name(self) -> str:
-        """How the table calls it."""
+    def setup(self) -> Setup:
+        """Which way."""
 
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
-        """Decode one prompt greedily and measure it."""
+        """Decode one prompt and measure it."""
 
 
 class Specd:
     """A running specd system, through gRPC."""
 
-    def __init__(self, client: Client, num_draft_tokens: int) -> None:
-        self.name = f"specd, k = {num_draft_tokens}" if num_draft_tokens else "specd, target alone"
+    def __init__(self, client: Client, setup: Setup) -> None:
+        self.setup = setup
         self._client = client
-        self._num_draft_tokens = num_draft_tokens
 
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
         """Decode one prompt; times are the client's."""
         token_ids: list[int] = []
         rounds: list[Round] = []
         statistics = generation_pb2.SessionStatistics()
+        sampling = sampling_pb2.SamplingParameters(
+            temperature=self.setup.temperature,
+            seed=seed_of(prompt, repeat),
+            acceptance=acceptance_message(self.setup.acceptance),
+            lenience=self.setup.lenience,
+        )
         started_at = first_at = last_at = time.perf_counter()
         async for response in self._client.generate(
-            prompt_ids, max_tokens=max_tokens, num_draft_tokens=self._num_draft_tokens
+            prompt_ids, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens, sampling=sampling
         ):
             last_at = time.perf_counter()
             if token_ids:
@@ -59,48 +68,66 @@ class Specd:
             last_at - first_at,
             statistics.proposed_tokens,
             statistics.accepted_tokens,
+            statistics.recovered_tokens,
             tuple(rounds),
         )
 
 
 class MlxLm:
-    """mlx-lm in this process: its plain decoding, or its speculative decoding with k draft tokens."""
+    """mlx-lm in this process: its plain decoding, or its speculative decoding with k draft tokens.
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel, num_draft_tokens: int) -> None:
-        self.name = f"mlx-lm, k = {num_draft_tokens}" if num_draft_tokens else "mlx-lm, target alone"
+    With a temperature it samples draft and target independently, and accepts where they agree.
+    """
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel, setup: Setup) -> None:
+        self.setup = setup
         self._target = target
         self._draft = draft
-        self._num_draft_tokens = num_draft_tokens
 
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
         """Decode one prompt, up to and with an end token, as specd does."""
         token_ids: list[int] = []
-        accepted = 0
+        drafted: list[bool] = []
+        mx.random.seed(seed_of(prompt, repeat))
         started_at = first_at = time.perf_counter()
-        for token_id, drafted in self._tokens(prompt_ids, max_tokens):
+        for token_id, is_drafted in self._tokens(prompt_ids, max_tokens):
             if not token_ids:
                 first_at = time.perf_counter()
             token_ids.append(token_id)
-            accepted += drafted
+            drafted.append(is_drafted)
             if token_id in self._target.info.eos_token_ids:
                 break
-        decode_seconds = time.perf_counter() - first_at
-        return Sample(prompt, repeat, tuple(token_ids), first_at - started_at, decode_seconds, accepted_tokens=accepted)
+        return Sample(
+            prompt,
+            repeat,
+            tuple(token_ids),
+            first_at - started_at,
+            time.perf_counter() - first_at,
+            accepted_tokens=sum(drafted),
+            rejections=count_rejections(drafted, self.setup.num_draft_tokens),
+        )
 
     def _tokens(self, prompt_ids: list[int], max_tokens: int) -> Iterator[tuple[int, bool]]:
         prompt = mx.array(prompt_ids)
-        if self._num_draft_tokens == 0:
-            for token_id, _ in generate_step(prompt, self._target.network, max_tokens=max_tokens):
+        sampler = make_sampler(temp=self.setup.temperature)
+        if self.setup.num_draft_tokens == 0:
+            for token_id, _ in generate_step(prompt, self._target.network, max_tokens=max_tokens, sampler=sampler):
                 yield int(token_id), False
             return
         for token_id, _, drafted in speculative_generate_step(
             prompt,
             self._target.network,
             self._draft.network,
-            num_draft_tokens=self._num_draft_tokens,
+            num_draft_tokens=self.setup.num_draft_tokens,
             max_tokens=max_tokens,
+            sampler=sampler,
         ):
             yield int(token_id), drafted
+
+
+def seed_of(prompt: str, repeat: int) -> int:
+    """Return the seed for a prompt and a repeat, the same in every run and for every contender."""
+    return zlib.crc32(f"{prompt} {repeat}".encode())
 
 
 def _round(round_: generation_pb2.Round) -> Round:

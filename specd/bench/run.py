@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from specd import __version__
+from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
 from specd.bench.sample import Result, Sample, summarise
+from specd.bench.setup import SPECD, Setup, setups
 from specd.client import Client
+from specd.sampling import Acceptance
 from specd.supervisor import Stack
-from specd.worker.model import load
+from specd.worker.model import LoadedModel, load
 
-_STAGES = {"draft": "draft", "verify": "verify", "queue": "queue", "wire_and_coordinator": "wire+coord."}
+_WIDTH = 120
+_STAGES = {
+    "draft": "draft\nms",
+    "verify": "verify\nms",
+    "queue": "queue\nms",
+    "wire_and_coordinator": "wire+\ncoord.",
+    "total": "round\nms",
+}
+
+
+# Every contender has the same prompts, and mlx-lm computes them each time.
+_NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """What to measure; `lenience` is for REJECTION only."""
 
     target: str
     draft: str
@@ -36,69 +51,76 @@ class Options:
     max_tokens: int
     repeats: int
     blas: str
+    temperatures: Sequence[float] = (0.0,)
+    acceptance: Sequence[Acceptance] = (Acceptance.COUPLED,)
+    lenience: Sequence[float] = (0.0,)
 
 
 def run_bench(options: Options, json_path: Path | None) -> bool:
-    """Measure, print a table, write JSON. Returns whether all contenders gave the same tokens.
+    """Measure, print a table for each temperature, write JSON. Returns whether all gave the tokens they must.
 
     The contenders take turns prompt by prompt, each repeat starting with another one, so that what else the machine
     does falls on all of them. Nothing of specd computes while mlx-lm does, and the other way round.
     """
     target, draft = load(options.target, blas=options.blas), load(options.draft, blas=options.blas)
     prompt_ids = _encode(target.tokenizer_json, options.prompts)
-    in_process = [MlxLm(target, draft, k) for k in (0, *options.num_draft_tokens)]
-    samples = asyncio.run(_measure(in_process, prompt_ids, options))
-    baseline = next(iter(samples.values()))
-    results = [summarise(name, own, baseline) for name, own in samples.items()]
-    same = all(
-        [sample.token_ids for sample in own] == [sample.token_ids for sample in baseline] for own in samples.values()
-    )
+    measured = asyncio.run(_measure(target, draft, prompt_ids, options))
     console = Console()
-    console.print(_table(results))
-    verdicts = compare(results)
-    for name, value in verdicts.items():
-        console.print(f"{name}: [bold]{value:.2f}[/]", highlight=False)
-    console.print(f"all contenders gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
-    if json_path is not None:
-        report = {
-            "environment": _environment(options),
-            "results": [dataclasses.asdict(result) for result in results],
-            "comparison": verdicts,
-            "same_tokens": same,
-            "samples": {name: [sample.as_record() for sample in own] for name, own in samples.items()},
-        }
-        json_path.write_text(json.dumps(report, indent=1) + "\n")
-    return same
-
-
-def compare(results: Sequence[Result]) -> dict[str, float]:
-    """Put the best of specd beside its target alone and beside the best of mlx-lm."""
-    specd = [result for result in results if result.name.startswith("specd")]
-    mlx_lm = [result for result in results if result.name.startswith("mlx-lm")]
-    best, best_mlx_lm = (max(side[1:], key=lambda result: result.speedup) for side in (specd, mlx_lm))
-    overhead = best.round_milliseconds["wire_and_coordinator"]
-    return {
-        f"best specd ({best.name}) / specd with the target alone": best.speedup,
-        f"best specd / best mlx-lm ({best_mlx_lm.name})": best.speedup / best_mlx_lm.speedup,
-        "time to first token, best specd / mlx-lm": best.time_to_first_token_seconds
-        / mlx_lm[0].time_to_first_token_seconds,
-        "wire and coordinator, ms a round": overhead,
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=_WIDTH)
+    report: dict[str, Any] = {
+        "environment": _environment(options),
+        "results": [],
+        "comparison": {},
+        "same_tokens": True,
+        "samples": {},
     }
+    for temperature, samples in measured.items():
+        baseline = next(iter(samples.values()))
+        results = [summarise(setup, own, baseline) for setup, own in samples.items()]
+        same = all(_same_tokens(own, baseline) for setup, own in samples.items() if setup.repeats_target)
+        verdicts = compare(results)
+
+        alone = list(measured) == [0]
+        console.print(_table(results, "medians" if alone else f"medians, T = {temperature:g}"))
+        for name, value in verdicts.items():
+            console.print(f"{name}: [bold]{value:.2f}[/]", highlight=False)
+        console.print(_say_who_gave_the_same_tokens(list(samples), same) + "\n" * (not alone), highlight=False)
+
+        report["results"] += [result.as_record() for result in results]
+        suffix = f", T = {temperature:g}" if temperature else ""
+        report["comparison"] |= {name + suffix: value for name, value in verdicts.items()}
+        report["same_tokens"] &= same
+        report["samples"] |= {setup.name: [sample.as_record() for sample in own] for setup, own in samples.items()}
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=1) + "\n")
+    return bool(report["same_tokens"])
 
 
 async def _measure(
-    in_process: Sequence[MlxLm], prompt_ids: dict[str, list[int]], options: Options
-) -> dict[str, list[Sample]]:
-    """Return the samples by contender, specd with the target alone first, all in the same order."""
-    async with Stack(target=options.target, draft=options.draft) as stack, Client(stack.address) as client:
-        through_grpc = [Specd(client, k) for k in (0, *options.num_draft_tokens)]
-        return await _take_turns([*through_grpc, *in_process], prompt_ids, options)
+    target: LoadedModel, draft: LoadedModel, prompt_ids: dict[str, list[int]], options: Options
+) -> dict[float, dict[Setup, list[Sample]]]:
+    """Return the samples by temperature and contender, specd with the target alone first, all in the same order."""
+    async with (
+        Stack(target=options.target, draft=options.draft, environment=_NO_PREFIX_CACHE) as stack,
+        Client(stack.address) as client,
+    ):
+        measured = {}
+        for temperature in options.temperatures:
+            contenders: list[Contender] = [
+                Specd(client, setup) if setup.system == SPECD else MlxLm(target, draft, setup)
+                for setup in dict.fromkeys(
+                    setups(temperature, options.num_draft_tokens, options.acceptance, options.lenience)
+                )
+            ]
+            measured[temperature] = await _take_turns(contenders, prompt_ids, options)
+        return measured
 
 
 async def _take_turns(
     contenders: list[Contender], prompt_ids: dict[str, list[int]], options: Options
-) -> dict[str, list[Sample]]:
-    samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
+) -> dict[Setup, list[Sample]]:
+    samples: dict[Setup, list[Sample]] = {contender.setup: [] for contender in contenders}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("warming up", total=options.repeats * len(prompt_ids) * len(contenders))
@@ -109,29 +131,53 @@ async def _take_turns(
             turn = contenders[repeat % len(contenders) :] + contenders[: repeat % len(contenders)]
             for prompt, token_ids in prompt_ids.items():
                 for contender in turn:
-                    progress.update(task, advance=1, description=contender.name)
+                    progress.update(task, advance=1, description=contender.setup.name)
                     sample = await contender.decode(prompt, repeat, token_ids, options.max_tokens)
-                    samples[contender.name].append(sample)
+                    samples[contender.setup].append(sample)
     return samples
 
 
-def _table(results: Sequence[Result]) -> Table:
+def _same_tokens(samples: Sequence[Sample], baseline: Sequence[Sample]) -> bool:
+    return [sample.token_ids for sample in samples] == [sample.token_ids for sample in baseline]
+
+
+def _say_who_gave_the_same_tokens(contenders: Sequence[Setup], same: bool) -> str:
+    others = []
+    if contenders[0].temperature and any(setup.rejects and setup.is_faithful for setup in contenders):
+        others.append("REJECTION")
+    if any(not setup.is_faithful for setup in contenders):
+        others.append("lenience")
+    if contenders[0].temperature:
+        others.append("mlx-lm")
+    who = "specd with COUPLED, for every k," if contenders[0].temperature else "all contenders"
+    but = f" ({', '.join(others)} {'give' if len(others) > 1 else 'gives'} other texts)" if others else ""
+    return f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens{but}"
+
+
+def _table(results: Sequence[Result], title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("medians")
-    for header in ("tokens/s", "speed-up", "accepted", "tokens/round", "first token", *_STAGES.values()):
-        table.add_column(header, justify="right")
+    table.add_column(title, no_wrap=True)
+    measures = ("tokens\n/s", "speed\n-up", "accepted", "per\ntry", "tokens\n/round", "first\ntoken")
+    for header in (*measures, *_STAGES.values(), "kB a\nround"):
+        table.add_column(header, justify="right", no_wrap=True)
     for result in results:
         stages = result.round_milliseconds
         table.add_row(
-            result.name,
+            result.setup.label,
             f"{result.tokens_per_second:.1f}",
             f"{result.speedup:.2f}",
-            f"{result.acceptance_rate:.1%}" if result.acceptance_rate is not None else "",
-            f"{result.acceptance_length:.2f}" if result.acceptance_length is not None else "",
-            f"{1000 * result.time_to_first_token_seconds:.0f} ms",
-            *(f"{stages[name]:.2f} ms" if stages else "" for name in _STAGES),
+            _cell(result.acceptance_rate, ".1%"),
+            _cell(result.acceptance_per_try, ".3f"),
+            _cell(result.acceptance_length, ".2f"),
+            f"{1000 * result.time_to_first_token_seconds:.0f}",
+            *(_cell(stages.get(name), ".2f") for name in _STAGES),
+            _cell(result.round_kilobytes, ".1f"),
         )
     return table
+
+
+def _cell(value: float | None, layout: str) -> str:
+    return format(value, layout) if value is not None else ""
 
 
 def _encode(tokenizer_json: bytes, prompts: dict[str, str]) -> dict[str, list[int]]:
@@ -152,6 +198,7 @@ def _environment(options: Options) -> dict[str, object]:
         "blas": options.blas,
         "target": Path(options.target).name,
         "draft": Path(options.draft).name,
+        "temperatures": list(options.temperatures),
         "max_tokens": options.max_tokens,
         "repeats": options.repeats,
         "prompts": list(options.prompts),

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from statistics import median
+
+from specd.bench.setup import Setup
 
 
 @dataclass(frozen=True)
 class Round:
-    """Where the time of one round went, in seconds."""
+    """Where the time of one round went, in seconds, and the size of its messages."""
 
     draft_seconds: float
     verify_seconds: float
     queue_seconds: float
     wire_seconds: float
     coordinator_seconds: float
+    wire_bytes: int
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One decode of one prompt."""
+    """One decode of one prompt; `rejections` are the rounds in which a proposed token was rejected."""
 
     prompt: str
     repeat: int
@@ -29,6 +32,7 @@ class Sample:
     decode_seconds: float
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    rejections: int = 0
     rounds: tuple[Round, ...] = ()
 
     @property
@@ -44,40 +48,74 @@ class Sample:
 
 @dataclass(frozen=True)
 class Result:
-    """The medians of a contender's samples."""
+    """The medians of a contender's samples, and its acceptance.
 
-    name: str
+    The acceptance rate is of proposed tokens; `acceptance_per_try` leaves out those after a rejected one, which nobody
+    looked at: the probability that a token is accepted at a place where one is tried.
+    """
+
+    setup: Setup
     tokens_per_second: float
     speedup: float
     time_to_first_token_seconds: float
     acceptance_rate: float | None
+    acceptance_per_try: float | None
     acceptance_length: float | None
     round_milliseconds: dict[str, float]
+    round_kilobytes: float | None
+
+    def as_record(self) -> dict[str, object]:
+        """Return it for JSON, with the setup's fields among its own."""
+        record = asdict(self)
+        setup = record.pop("setup")
+        return {"name": self.setup.name, **setup, "acceptance": self.setup.acceptance.value, **record}
 
 
-def summarise(name: str, samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
+def summarise(setup: Setup, samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
     """Take the medians; the speed-up is the median over prompts and repeats of the ratio to the baseline's sample."""
-    pairs = zip(samples, baseline, strict=True)
+    # Sampled texts can end with their first token, which has no speed.
+    pairs = [
+        (own, other)
+        for own, other in zip(samples, baseline, strict=True)
+        if own.tokens_per_second and other.tokens_per_second
+    ]
     rounds = [round_ for sample in samples for round_ in sample.rounds]
     proposed = sum(sample.proposed_tokens for sample in samples)
+    accepted = sum(sample.accepted_tokens for sample in samples)
+    tries = accepted + sum(sample.rejections for sample in samples)
     decoded = sum(len(sample.token_ids) - 1 for sample in samples)
     return Result(
-        name=name,
-        tokens_per_second=median(sample.tokens_per_second for sample in samples),
-        speedup=median(
-            own.tokens_per_second / other.tokens_per_second for own, other in pairs if other.tokens_per_second
-        ),
+        setup=setup,
+        tokens_per_second=median(own.tokens_per_second for own, _ in pairs),
+        speedup=median(own.tokens_per_second / other.tokens_per_second for own, other in pairs),
         time_to_first_token_seconds=median(sample.time_to_first_token_seconds for sample in samples),
-        acceptance_rate=sum(sample.accepted_tokens for sample in samples) / proposed if proposed else None,
+        acceptance_rate=accepted / proposed if proposed else None,
+        acceptance_per_try=accepted / tries if tries else None,
         acceptance_length=decoded / len(rounds) if rounds else None,
         round_milliseconds=_medians(rounds),
+        round_kilobytes=median(round_.wire_bytes for round_ in rounds) / 1000 if rounds else None,
     )
 
 
+def count_rejections(drafted: Iterable[bool], num_draft_tokens: int) -> int:
+    """Count the rejections in a text of which we know for each token whether the draft proposed it.
+
+    Each is a token of the target's own after fewer than k of the draft's: after k of them it is the bonus token, and
+    where the last round is cut to fewer, an accepted proposal has no token after it.
+    """
+    rejections = run = 0
+    for is_drafted in drafted:
+        rejections += not is_drafted and run < num_draft_tokens
+        run = run + 1 if is_drafted else 0
+    return rejections
+
+
 def _medians(rounds: Sequence[Round]) -> dict[str, float]:
-    """Take the median of each stage, and of what coordinator and wire take together."""
+    """Take the median of each stage, of what coordinator and wire take together, and of all stages."""
     if not rounds:
         return {}
-    stages = {field.name: [getattr(round_, field.name) for round_ in rounds] for field in fields(Round)}
+    names = [field.name for field in fields(Round) if field.name.endswith("_seconds")]
+    stages = {name: [getattr(round_, name) for round_ in rounds] for name in names}
     stages["wire_and_coordinator_seconds"] = [round_.wire_seconds + round_.coordinator_seconds for round_ in rounds]
+    stages["total_seconds"] = [sum(getattr(round_, name) for name in names) for round_ in rounds]
     return {name.removesuffix("_seconds"): 1000 * median(values) for name, values in stages.items()}

@@ -18,8 +18,10 @@ from rich.console import Console
 from specd import __version__
 from specd.cli.generate import DEMO_PROMPT, show_comparison, show_completion
 from specd.cli.options import SettingsT, load_settings, settings_options
-from specd.errors import StartupError, error_info
+from specd.errors import InvalidRequestError, StartupError, error_info
 from specd.logs import configure_logging
+from specd.sampling import Acceptance, Sampling
+from specd.sampling_messages import acceptance_message
 from specd.settings import (
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
@@ -31,6 +33,7 @@ from specd.settings import (
     UpSettings,
 )
 from specd.supervisor import Stack
+from specd.v1 import generation_pb2, sampling_pb2
 
 app = typer.Typer(
     name="specd",
@@ -170,14 +173,42 @@ def generate(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Most tokens to generate.")
     ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy; else 0.01 to 100.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens that make up this much.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Sample from tokens this likely relative to the likeliest.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.")] = None,
+    acceptance: Annotated[Acceptance, typer.Option(help="How draft tokens are accepted.")] = Acceptance.COUPLED,
+    lenience: Annotated[float, typer.Option(help="With rejection: accept so much more often; not exact.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; can be repeated.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a message of a conversation.")] = False,
+    session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the messages as JSON, one a line.")] = False,
     address: AddressOption = "127.0.0.1:50051",
 ) -> None:
     """Stream a completion from a running coordinator."""
     text = _read_prompt(prompt)
+    message = generation_pb2.ChatMessage(role="user", content=text)
+    fields = {
+        "max_tokens": max_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "session_id": session,
+        "stop": generation_pb2.StopConditions(strings=stop or ()),
+        "sampling": sampling_pb2.SamplingParameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            acceptance=acceptance_message(acceptance),
+            lenience=lenience,
+        ),
+    }
     with _grpc_errors(address):
         asyncio.run(
-            show_completion(address, text, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens, as_json=as_json)
+            show_completion(
+                address, generation_pb2.Chat(messages=[message]) if chat else text, as_json=as_json, **fields
+            )
         )
 
 
@@ -213,6 +244,17 @@ def bench(
             "--num-draft-tokens", "-k", min=1, max=MAX_NUM_DRAFT_TOKENS, help="Repeat for each k. (default: 3 4 5 7)"
         ),
     ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", "-t", help="Repeat for each; 0: greedy; else 0.01 to 100. (default: 0)"),
+    ] = None,
+    acceptance: Annotated[
+        list[Acceptance] | None,
+        typer.Option(help="Repeat for each way to accept draft tokens. (default: coupled)", show_default=False),
+    ] = None,
+    lenience: Annotated[
+        list[float] | None, typer.Option(min=0, max=1, help="With rejection: repeat for each. (default: 0)")
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Directory of prompts, a file each. (default: ours)"),
@@ -235,6 +277,13 @@ def bench(
     from specd.bench.prompts import load_prompts
     from specd.bench.run import Options, run_bench
 
+    try:
+        for value in temperature or ():
+            Sampling(temperature=value).check(vocabulary_size=1, model_name=target)
+    except InvalidRequestError as error:
+        raise StartupError(str(error)) from error
+    if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
+        raise StartupError("--lenience is for rejection only: add --acceptance rejection")
     chosen = load_prompts(prompts)
     names = list(chosen)[:: max(1, len(chosen) // num_prompts)][:num_prompts]
     options = Options(
@@ -245,6 +294,9 @@ def bench(
         max_tokens=max_tokens,
         repeats=repeats,
         blas=blas,
+        temperatures=temperature or [0.0],
+        acceptance=acceptance or [Acceptance.COUPLED],
+        lenience=lenience or [0.0],
     )
     if not run_bench(options, json_path):
         raise typer.Exit(1)

@@ -1,0 +1,68 @@
+"""What the results for one temperature say about each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from specd.bench.sample import Result
+from specd.bench.setup import MLX_LM, SPECD, Setup
+from specd.sampling import Acceptance
+
+
+def compare(results: Sequence[Result]) -> dict[str, float]:
+    """Put the best of specd beside its target alone and beside the best of mlx-lm, and ways to accept beside others.
+
+    The best is the best of those that sample from the target's own distribution.
+    """
+    by_setup = {result.setup: result for result in results}
+    best, best_mlx_lm = (_best(results, system) for system in (SPECD, MLX_LM))
+    mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
+    verdicts: dict[str, float] = {}
+    if best.setup.temperature:
+        verdicts.update(_by_acceptance(by_setup))
+    verdicts.update(_by_lenience(by_setup))
+    return {
+        f"best specd ({best.setup.label}) / specd with the target alone": best.speedup,
+        f"best specd / best mlx-lm ({best_mlx_lm.setup.label})": best.speedup / best_mlx_lm.speedup,
+        "time to first token, best specd / mlx-lm": best.time_to_first_token_seconds
+        / mlx_lm.time_to_first_token_seconds,
+        "wire and coordinator, ms a round": best.round_milliseconds["wire_and_coordinator"],
+        **verdicts,
+    }
+
+
+def _best(results: Sequence[Result], system: str) -> Result:
+    speculative = [result for result in results if result.setup.system == system and result.setup.num_draft_tokens]
+    faithful = [result for result in speculative if result.setup.is_faithful]
+    return max(faithful or speculative, key=lambda result: result.speedup)
+
+
+def _by_acceptance(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
+    """Put COUPLED beside REJECTION without lenience and beside mlx-lm; greedily they all accept the same."""
+    for name, changes in (
+        ("COUPLED / REJECTION", {"acceptance": Acceptance.REJECTION}),
+        ("COUPLED / mlx-lm (independent sampling)", {"system": MLX_LM}),
+    ):
+        for setup, own in results.items():
+            if setup.system == SPECD and setup.num_draft_tokens and not setup.rejects:
+                per_try = _quotient(own, results.get(replace(setup, **changes)))
+                if per_try is not None:
+                    yield f"{name}, accepted per try, k = {setup.num_draft_tokens}", per_try
+
+
+def _by_lenience(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
+    for setup, own in results.items():
+        plain = results.get(replace(setup, lenience=0.0))
+        per_try = _quotient(own, plain)
+        if setup.lenience and plain is not None and per_try is not None:
+            name = f"lenience {setup.lenience:g} / lenience 0"
+            yield f"{name}, accepted per try, k = {setup.num_draft_tokens}", per_try
+            yield f"{name}, speed-up, k = {setup.num_draft_tokens}", own.speedup / plain.speedup
+
+
+def _quotient(own: Result, other: Result | None) -> float | None:
+    """Divide what is accepted per try, where both have accepted anything."""
+    if other is None or not own.acceptance_per_try or not other.acceptance_per_try:
+        return None
+    return own.acceptance_per_try / other.acceptance_per_try
