@@ -220,10 +220,11 @@ class Coordinator:
             stop_token_ids=frozenset(stop.token_ids),
             min_tokens=stop.min_tokens,
         )
+        sampling = replace(request.sampling, vocabulary_size=self.model.vocabulary_size)
         if not stop.min_tokens:
-            return session, request.sampling
+            return session, sampling
         return session, replace(
-            request.sampling,
+            sampling,
             suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
             suppressed_before=session.prompt_len + stop.min_tokens,
         )

@@ -17,6 +17,10 @@ _TEMPERATURES = (0.01, 100.0)
 _REPETITION_PENALTIES = (0.01, 10.0)  # likewise
 _MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
 
+# Far below what any token has, and far above what a device takes for 0.
+_LOWEST_TOP_P = 1e-6
+_MAX_VOCABULARY_SIZE = 2**22
+
 
 class Acceptance(enum.Enum):
     """How proposed tokens are accepted; sampling.proto explains both."""
@@ -29,7 +33,7 @@ class Acceptance(enum.Enum):
 class Sampling:
     """How the tokens of a session are chosen; sampling.proto explains the fields.
 
-    The defaults choose greedily. `top_log_probabilities` is None for none at all.
+    The defaults choose greedily. `top_log_probabilities` is None for none at all, `vocabulary_size` 0 for the worker's.
     """
 
     temperature: float = 0.0
@@ -47,6 +51,7 @@ class Sampling:
     suppressed_token_ids: tuple[int, ...] = ()
     suppressed_before: int = 0
     top_log_probabilities: int | None = None
+    vocabulary_size: int = 0
 
     def check(self, *, vocabulary_size: int, model_name: str) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
@@ -54,8 +59,8 @@ class Sampling:
         # Rounded, because what a client writes as 0.01 comes as the nearest float32. A NaN fails each of these tests.
         if self.temperature != 0 and not lowest <= round(self.temperature, 6) <= highest:
             raise _out_of_range("temperature", self.temperature, f"0 (greedy) or in [{lowest:g}, {highest:g}]")
-        if not 0 < self.top_p <= 1:
-            raise _out_of_range("top_p", self.top_p, "in (0, 1], 1 for all tokens")
+        if not _LOWEST_TOP_P <= round(self.top_p, 9) <= 1:
+            raise _out_of_range("top_p", self.top_p, f"in [{_LOWEST_TOP_P:g}, 1], 1 for all tokens")
         lowest, highest = _REPETITION_PENALTIES
         if not lowest <= round(self.repetition_penalty, 6) <= highest:
             raise _out_of_range(
@@ -67,6 +72,7 @@ class Sampling:
             ("frequency_penalty", self.frequency_penalty, -2, 2),
             ("lenience", self.lenience, 0, 1),
             ("penalty_context_size", self.penalty_context_size, 0, _MAX_PENALTY_CONTEXT_SIZE),
+            ("vocabulary_size", self.vocabulary_size, 0, _MAX_VOCABULARY_SIZE),
             ("top_log_probabilities", self.top_log_probabilities or 0, 0, MAX_TOP_LOG_PROBABILITIES),
         ):
             if not low <= value <= high:
@@ -99,7 +105,7 @@ def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_siz
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> InvalidRequestError:
-    shown = value if isinstance(value, int) else f"{value:g}"
+    shown = value if isinstance(value, int) else f"{value:.8g}"  # enough to tell a float32 from its neighbours
     return InvalidRequestError("OUT_OF_RANGE", f"{name} is {shown}: it must be {allowed}")
 
 

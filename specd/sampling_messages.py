@@ -32,6 +32,7 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
         acceptance=_ACCEPTANCE[parameters.acceptance],
         suppressed_token_ids=tuple(message.suppressed_token_ids),
         suppressed_before=message.suppressed_before,
+        vocabulary_size=message.vocabulary_size,
         top_log_probabilities=message.top_log_probabilities if message.HasField("top_log_probabilities") else None,
     )
 
@@ -47,6 +48,7 @@ def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
         parameters=parameters,
         suppressed_token_ids=sampling.suppressed_token_ids,
         suppressed_before=sampling.suppressed_before,
+        vocabulary_size=sampling.vocabulary_size,
         top_log_probabilities=sampling.top_log_probabilities,
     )
 

@@ -39,6 +39,7 @@ def _rank(row: NDArray[np.float32], top: int) -> list[RankedToken]:
     top = min(top, row.size)
     if top == 0:
         return []
-    best = np.argpartition(-row, top - 1)[:top]
-    best = best[np.lexsort((best, -row[best]))]
-    return [RankedToken(int(i), float(row[i])) for i in best if row[i] > -np.inf]
+    last = np.partition(row, -top)[-top]
+    candidates = np.flatnonzero((row >= last) & (row > -np.inf))  # more, where several are as likely as the last
+    best = candidates[np.lexsort((candidates, -row[candidates]))][:top]
+    return [RankedToken(int(i), float(row[i])) for i in best]

@@ -487,7 +487,7 @@ def test_tokens_that_follow_one_another_have_the_targets_joint_distribution(acce
 def test_the_same_noise_at_every_position_is_seen(acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
     key = noise._key
     monkeypatch.setattr(noise, "_key", lambda seed, position, purpose: key(seed, 0, purpose))
-    p_values = joint_p_values(emit_in_sessions(acceptance, NUM_SESSIONS // 4))
+    p_values = joint_p_values(emit_in_sessions(acceptance, NUM_SESSIONS // 2))
     print(p_values)
     assert min(p_values) < POWER
 

@@ -205,13 +205,23 @@ def test_rows_do_not_mix(transform: str, temperature: float) -> None:
         np.testing.assert_allclose(rows[i], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("offset", [-1000, 1000])
+@pytest.mark.parametrize("transform", ["top_k", "top_p", "min_p", "truncations"])
+def test_only_differences_between_logits_matter(transform: str, offset: float) -> None:
+    logits = np.random.default_rng(3).normal(scale=1.5, size=13).astype(np.float32)
+    sampling = replace(TRANSFORMS[transform], temperature=0.7)
+    sampler = Sampler(sampling, logits.size)
+    row = np.array(sampler.probabilities(sampler.scores(mx.array(logits[None] + offset), 0, None)))[0]
+    np.testing.assert_allclose(row, exact_distribution(logits, sampling), atol=1e-3)
+
+
 EXTREMES = {
     "coldest": Sampling(temperature=0.01),
     "hottest": Sampling(temperature=100.0),
     "least top_k": Sampling(temperature=1.0, top_k=1),
     "top_k all but one": Sampling(temperature=1.0, top_k=TINY_VOCABULARY_SIZE - 1),
     "most top_k": Sampling(temperature=1.0, top_k=2**32 - 1),
-    "least top_p": Sampling(temperature=1.0, top_p=float(np.float32(1e-45))),
+    "least top_p": Sampling(temperature=1.0, top_p=float(np.float32(1e-6))),
     "top_p almost 1": Sampling(temperature=1.0, top_p=float(np.nextafter(np.float32(1), np.float32(0)))),
     "least min_p": Sampling(temperature=1.0, min_p=float(np.float32(1e-45))),
     "most min_p": Sampling(temperature=1.0, min_p=1.0),

@@ -36,8 +36,11 @@ def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_
         try:
             probabilities = np.frombuffer(distribution.probabilities, "<f4")
             # A draft can have fewer rows than its target has tokens.
-            dense = slice(max(probabilities.size, 1))
-            rows[i, np.frombuffer(distribution.token_ids, "<u4") if distribution.token_ids else dense] = probabilities
+            dense = np.arange(probabilities.size)
+            token_ids = np.frombuffer(distribution.token_ids, "<u4") if distribution.token_ids else dense
+            if token_ids.size != probabilities.size or not token_ids.size:
+                raise ValueError(f"{token_ids.size} tokens, {probabilities.size} probabilities")
+            rows[i, token_ids] = probabilities
         except (ValueError, IndexError) as error:
             raise InvalidRequestError(
                 "BROKEN_DISTRIBUTION", f"distributions[{i}] does not fit the vocabulary of {vocabulary_size}: {error}"

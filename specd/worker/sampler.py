@@ -33,10 +33,11 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
         self.sampling = sampling
-        self.noise = Noise(sampling.seed, vocabulary_size)
+        # The draft must draw as many values as the target, also if it has other rows for padding.
+        self.noise = Noise(sampling.seed, sampling.vocabulary_size or vocabulary_size)
         self.is_greedy = sampling.temperature == 0
         self.rejects = sampling.acceptance is Acceptance.REJECTION
-        self._vocabulary_size = vocabulary_size
+        self._size = min(vocabulary_size, sampling.vocabulary_size or vocabulary_size)
 
     def history(self, cached: Sequence[int], pending: Sequence[int], between: Sequence[int] = ()) -> mx.array | None:
         """Return what the penalties must know of the tokens; None if there are no penalties.
@@ -55,7 +56,7 @@ class Sampler:
         In float32 and not normalised. With temperature 0 they are what the choice is the maximum of.
         """
         s = self.sampling
-        scores = logits.astype(mx.float32)
+        scores = logits[:, : self._size].astype(mx.float32)
         for process in self._biases:
             scores = process(_NO_TOKENS, scores)
         if history is not None:
@@ -68,13 +69,7 @@ class Sampler:
         if self.is_greedy:
             return scores
         if self._truncates:
-            scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-            if s.top_p < 1:
-                scores = apply_top_p(scores, s.top_p)
-            if s.min_p > 0:
-                scores = apply_min_p(scores, s.min_p)
-            if 0 < s.top_k < self._vocabulary_size:
-                scores = apply_top_k(scores, s.top_k)
+            scores = self._truncate(scores - mx.logsumexp(scores, axis=-1, keepdims=True))
         return scores * (1 / s.temperature)
 
     def choose(self, scores: mx.array, noise: mx.array | None) -> mx.array:
@@ -83,11 +78,11 @@ class Sampler:
 
     def own_noise(self, position: int, count: int) -> mx.array | None:
         """Return the noise with which the target chooses at `count` positions; None if it chooses greedily."""
-        return None if self.is_greedy else self.noise.gumbel(Purpose.SAMPLE, position, count)
+        return None if self.is_greedy else self.noise.gumbel(Purpose.SAMPLE, position, count)[:, : self._size]
 
     def draft_noise(self, position: int, count: int) -> mx.array | None:
         """Return the noise with which the draft chooses: the target's, unless it must be independent of that."""
-        return None if self.is_greedy else self.noise.gumbel(self._draft_purpose, position, count)
+        return None if self.is_greedy else self.noise.gumbel(self._draft_purpose, position, count)[:, : self._size]
 
     def prepare_own_noise(self, position: int, count: int) -> None:
         """Draw what `own_noise` will be asked for, while the other worker computes."""
@@ -120,6 +115,22 @@ class Sampler:
             rows.append(row)
         return mx.concatenate(rows)
 
+    def _truncate(self, scores: mx.array) -> mx.array:
+        s = self.sampling
+        # mlx-lm compiles these for each value anew. On a CPU that runs the C++ compiler, for a second, while everybody
+        # waits; the results are the same bits.
+        mx.disable_compile()
+        try:
+            if s.top_p < 1:
+                scores = apply_top_p(scores, s.top_p)
+            if s.min_p > 0:
+                scores = apply_min_p(scores, s.min_p)
+            if 0 < s.top_k < self._size:
+                scores = apply_top_k(scores, s.top_k)
+        finally:
+            mx.enable_compile()
+        return scores
+
     @property
     def _truncates(self) -> bool:
         s = self.sampling
@@ -146,7 +157,7 @@ class Sampler:
 
     @cached_property
     def _suppressed(self) -> mx.array:
-        mask = mx.zeros(self._vocabulary_size, mx.bool_)
+        mask = mx.zeros(self._size, mx.bool_)
         mask[mx.array(self.sampling.suppressed_token_ids, mx.uint32)] = True
         return mask
 
