@@ -8,6 +8,7 @@ import grpc
 
 from draft_worker.proposal import Proposal, propose
 from specd.deferred import Deferred
+from specd.sampling import check_token_ids
 from specd.sampling_messages import to_distribution
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2
 from specd.worker.engine import Done, Steps
@@ -34,7 +35,11 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeRequest) -> Steps[Proposal]:
     token_ids = list(request.token_ids)
-    check_request(worker.model.info, request.position, token_ids, num_draft_tokens=request.num_draft_tokens)
+    model = worker.model.info
+    check_request(model, request.position, token_ids, num_draft_tokens=request.num_draft_tokens)
+    if target_size := session.sampler.sampling.vocabulary_size:
+        # The penalties look tokens up in the rows that are left of the logits.
+        check_token_ids("token_ids", token_ids, vocabulary_size=target_size, model_name="the target")
     return propose(
         session.cache,
         session.sampler,

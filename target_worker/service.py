@@ -36,14 +36,20 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
 def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest) -> Steps[Verdict]:
     token_ids, proposal = list(request.token_ids), list(request.proposal)
-    check_request(worker.model.info, request.position, token_ids, proposal=proposal)
+    model, sampling = worker.model.info, session.sampler.sampling
+    check_request(model, request.position, token_ids, proposal=proposal)
+    if 0 < sampling.vocabulary_size < model.vocabulary_size:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE",
+            f"vocabulary_size is {sampling.vocabulary_size}, but the target {model.name} has {model.vocabulary_size}",
+        )
     num_distributions = len(proposal) if session.sampler.rejects else 0
     # Checked before they are read, because each takes as much memory as the vocabulary has tokens.
     if len(request.distributions) != num_distributions:
         raise InvalidRequestError(
             "BROKEN_DISTRIBUTION",
             f"there are {len(request.distributions)} distributions for {len(proposal)} proposed tokens: acceptance by "
-            f"{session.sampler.sampling.acceptance.name} needs {num_distributions}",
+            f"{sampling.acceptance.name} needs {num_distributions}",
         )
     distributions = [distribution_from(message) for message in request.distributions]
     return verify(
@@ -52,7 +58,7 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
         request.position,
         token_ids,
         proposal,
-        decode_distributions(distributions, worker.model.info.vocabulary_size),
+        decode_distributions(distributions, model.vocabulary_size),
         prefill_chunk_tokens=worker.prefill_chunk_tokens,
     )
 

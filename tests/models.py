@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -17,6 +19,17 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.worker.model import LoadedModel
 
 TINY_VOCABULARY_SIZE = 16
+
+# In the style of ChatML, of ordinary tokens.
+CHAT_TEMPLATE = """\
+{%- if tools %}{{ '# tools: ' + (tools | tojson) + '\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'nobody' %}{{ raise_exception('nobody may not say ' + message.content) }}{% endif %}
+    {{- '# ' + message.role + ':\\n' + message.content + (message.aside or '') + '\\n# end\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '# assistant:\\n' + (opening or '') }}{% endif %}
+"""
+SECOND_END_TOKEN = 272  # " =", which few lines of code are without
 
 
 def tiny_model(seed: int = 0) -> LoadedModel:
@@ -48,6 +61,44 @@ def save_random_draft(directory: Path) -> str:
 def save_always_wrong_draft(directory: Path) -> str:
     """Save the embedded target with its output turned round: its favourite token is the target's least likely."""
     return _save_variant(EMBEDDED_TARGET, directory, lambda name, weight: weight, negate_output=True)
+
+
+def save_poisoned(source: str, directory: Path, *, nan: int, inf: int) -> str:
+    """Save a model of the embedded pair that gives logits that are not finite after the tokens `nan` and `inf`.
+
+    Their embeddings are NaN and infinite; the output layer, which shared them, gets a sound copy of its own.
+    """
+    weights = dict(mx.load(str(Path(source) / "model.safetensors")))
+    for name in ("weight", "scales", "biases"):
+        weights[f"lm_head.{name}"] = weights[f"model.embed_tokens.{name}"]
+    scales = mx.array(weights["model.embed_tokens.scales"])
+    scales[nan], scales[inf] = math.nan, math.inf
+    weights["model.embed_tokens.scales"] = scales
+    link_variant(source, directory, {"config.json": {"tie_word_embeddings": False}}, without=["model.safetensors"])
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return str(directory)
+
+
+def save_chat_target(directory: Path) -> str:
+    """Make a variant of the embedded target with a chat template, and with two end tokens."""
+    changes = {
+        "tokenizer_config.json": {"chat_template": CHAT_TEMPLATE},
+        "generation_config.json": {"eos_token_id": [0, SECOND_END_TOKEN]},
+    }
+    return link_variant(EMBEDDED_TARGET, directory, changes)
+
+
+def link_variant(
+    source: str, directory: Path, changes: Mapping[str, Mapping[str, Any]], *, without: Sequence[str] = ()
+) -> str:
+    """Make a model of the files of another: in some of them, by their names, the changed entries differ."""
+    directory.mkdir(parents=True)
+    for path in Path(source).iterdir():
+        if path.name in changes:
+            (directory / path.name).write_text(json.dumps({**json.loads(path.read_text()), **changes[path.name]}))
+        elif path.name not in without:
+            (directory / path.name).symlink_to(path)
+    return str(directory)
 
 
 def _save_variant(

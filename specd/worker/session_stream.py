@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from specd.deferred import Deferred
-from specd.errors import SpecdError, to_status
+from specd.errors import InvalidRequestError, SpecdError, to_status
 from specd.sampling import Sampling
 from specd.sampling_messages import sampling_from
 from specd.v1 import sampling_pb2
@@ -98,6 +98,10 @@ class SessionStreams(Generic[Request, Result, Response]):
                         worker.metrics.requests.labels("superseded").inc()
                     structlog.contextvars.bind_contextvars(round=request.round)
                     if request.HasField("sampling"):
+                        if computing is not None:
+                            raise InvalidRequestError(
+                                "CONTRADICTION", "sampling is set in a later request: it holds from the first one on"
+                            )
                         session.sampler = _sampler(worker, request.sampling)
                     steps = self._begin(worker, session, request)
                     computing = worker.engine.submit(_free_on_error(session.cache, steps))
@@ -118,7 +122,13 @@ class SessionStreams(Generic[Request, Result, Response]):
     ) -> None:
         done = await computing
         async with writing:  # gRPC takes one message at a time
-            await context.write(self._answer(session, request, done))
+            write = asyncio.ensure_future(context.write(self._answer(session, request, done)))
+            try:
+                await asyncio.shield(write)
+            except asyncio.CancelledError:
+                # Nor does it take a status meanwhile: the caller would wait for that for ever.
+                await asyncio.gather(write, return_exceptions=True)
+                raise
         worker.metrics.requests.labels("done").inc()
         worker.metrics.compute_seconds.observe(done.compute_seconds)
         worker.metrics.queue_seconds.observe(done.queue_seconds)
@@ -126,7 +136,8 @@ class SessionStreams(Generic[Request, Result, Response]):
 
 def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:
     sampling, model = sampling_from(message), worker.model.info
-    sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.name)
+    vocabulary_size = min(sampling.vocabulary_size or model.vocabulary_size, model.vocabulary_size)
+    sampling.check(vocabulary_size=vocabulary_size, model_name=model.name)
     return Sampler(sampling, model.vocabulary_size)
 
 
