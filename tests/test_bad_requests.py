@@ -975,7 +975,6 @@ async def test_a_target_that_fails_later_fails_the_session_then(poisoned: Client
         assert error_info(error).reason == "NON_FINITE_LOGITS"
 
 
-@pytest.mark.xfail(strict=True, reason="SessionCache.keep does not look at what it keeps")
 async def test_a_prefill_that_is_not_finite_is_not_kept(poisoned: Client, token_ids: list[int]) -> None:
     """A prefill computes no logits. The session ends before the draft proposes, so that nobody notices."""
     prefix = [11, *token_ids[:30]]

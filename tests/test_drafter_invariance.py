@@ -27,7 +27,7 @@ from tests.models import save_always_wrong_draft, save_random_draft
 
 pytestmark = pytest.mark.processes
 
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 SEED = 1_000_003
 TEMPERATURES = (0.7, 1.0)
 

@@ -20,7 +20,7 @@ from specd.worker.model import LoadedModel, load
 from tests.conftest import PROMPTS
 from tests.models import save_always_wrong_draft, save_random_draft
 
-MAX_TOKENS = 40
+MAX_TOKENS = 32
 
 # All the short prompts, and every other of the long ones, whose prefill takes most of the time.
 EXACT_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]

@@ -82,7 +82,8 @@ class SessionCache:
         """End, and leave what is held to the prefix cache, for the sessions to come."""
         if self._prefixes is not None and self.token_ids:
             self._rewind(self.cached_len)
-            self._prefixes.store(self.token_ids, self._layers)
+            if self._is_finite():
+                self._prefixes.store(self.token_ids, self._layers)
         self.free()
 
     def free(self) -> None:
@@ -92,6 +93,11 @@ class SessionCache:
         self.token_ids = []
         self.num_fed = 0
         mx.clear_cache()
+
+    def _is_finite(self) -> bool:
+        """Whether the last layer, where whatever went wrong before arrives, holds no NaN: a prefill has no logits."""
+        keys_and_values = self._layers[-1].state[:2]
+        return bool(mx.isfinite(mx.stack([mx.sum(array.astype(mx.float32)) for array in keys_and_values])).all())
 
     def _take_over(self, token_ids: Sequence[int]) -> None:
         if self._prefixes is None:
