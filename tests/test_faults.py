@@ -26,6 +26,7 @@ from coordinator.worker_stream import WorkerLateError, WorkerLostError
 from specd.channel import open_channel
 from specd.client import Client
 from specd.errors import error_info
+from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from specd.v1 import generation_pb2, generation_pb2_grpc
@@ -463,7 +464,7 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
 async def test_hung_worker_that_takes_no_more_bytes_is_lost(stack: Stack) -> None:
     async with open_channel(stack.draft.facts["address"]) as channel:
         await channel.channel_ready()
-        stream = GrpcDraftStream(channel, "hung")
+        stream = GrpcDraftStream(channel, "hung", Sampling())
         with hung(stack.draft):
             with pytest.raises(WorkerLostError):
                 while True:
@@ -496,6 +497,13 @@ async def test_statistics_of_sessions_add_up_to_the_counters(stack: Stack, clien
         sums["specd_bonus_tokens_total"] += session.bonus_tokens
         for position, accepted in enumerate(session.accepted_by_position):
             sums[f"specd_accepted_tokens_by_position_total{{{position}}}"] += accepted
+        for position, proposed in enumerate(session.proposed_by_position):
+            sums[f"specd_proposed_tokens_by_position_total{{{position}}}"] += proposed
+        sums["specd_reused_prompt_tokens_total{target}"] += session.target_reused_tokens
+        sums["specd_reused_prompt_tokens_total{draft}"] += session.draft_reused_tokens
+        sums["specd_wire_bytes_total"] += sum(response.round.wire_bytes for response in completion.responses)
+        assert session.proposed_tokens == sum(session.proposed_by_position)
+        assert session.wasted_tokens == session.proposed_tokens - session.accepted_tokens
         assert session.rounds == len(completion.responses)
         assert session.proposed_tokens == sum(response.round.proposed for response in completion.responses)
         assert session.accepted_tokens == sum(response.round.accepted for response in completion.responses)
