@@ -108,8 +108,10 @@ class Coordinator:
         refuses or breaks.
         """
         arrived_at = time.perf_counter()
-        new_id = secrets.token_hex(8)
-        kept = self.sessions.acquire(request.session_id) if request.session_id else self.sessions.begin(new_id)
+        if request.session_id:
+            kept = self.sessions.acquire(request.session_id)
+        else:
+            kept = self.sessions.begin(secrets.token_hex(8))
         is_ours = True
         try:
             with structlog.contextvars.bound_contextvars(session_id=kept.session_id):

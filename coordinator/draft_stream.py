@@ -9,7 +9,7 @@ import grpc
 from coordinator.round import Proposal
 from coordinator.worker_stream import WorkerStream
 from specd.sampling import Sampling
-from specd.sampling_messages import distribution_from, to_session_sampling
+from specd.sampling_messages import distribution_from
 from specd.v1 import draft_pb2, draft_pb2_grpc
 
 
@@ -19,8 +19,7 @@ class GrpcDraftStream:
     def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
         """Open the stream of a session on the channel of the draft worker."""
         call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", session_id),))
-        self._stream = WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse](call, worker="draft")
-        self._unsent_sampling: Sampling | None = sampling
+        self._stream = WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse](call, sampling, worker="draft")
 
     async def send(
         self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
@@ -29,9 +28,6 @@ class GrpcDraftStream:
         request = draft_pb2.ProposeRequest(
             round=self._stream.next_round, position=position, token_ids=token_ids, num_draft_tokens=num_draft_tokens
         )
-        if self._unsent_sampling is not None:
-            request.sampling.CopyFrom(to_session_sampling(self._unsent_sampling))
-            self._unsent_sampling = None
         await self._stream.send(request, timeout_seconds)
 
     async def receive(self, timeout_seconds: float) -> Proposal:

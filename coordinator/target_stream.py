@@ -9,7 +9,7 @@ import grpc
 from coordinator.round import Proposal, Verdict
 from coordinator.worker_stream import WorkerStream
 from specd.sampling import Sampling
-from specd.sampling_messages import log_probabilities_from, to_distribution, to_session_sampling
+from specd.sampling_messages import log_probabilities_from, to_distribution
 from specd.v1 import target_pb2, target_pb2_grpc
 
 
@@ -19,8 +19,9 @@ class GrpcTargetStream:
     def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
         """Open the stream of a session on the channel of the target worker."""
         call = target_pb2_grpc.TargetServiceStub(channel).Verify(metadata=(("specd-session-id", session_id),))
-        self._stream = WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse](call, worker="target")
-        self._unsent_sampling: Sampling | None = sampling
+        self._stream = WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse](
+            call, sampling, worker="target"
+        )
 
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
@@ -33,9 +34,6 @@ class GrpcTargetStream:
             proposal=proposal.token_ids,
             distributions=map(to_distribution, proposal.distributions),
         )
-        if self._unsent_sampling is not None:
-            request.sampling.CopyFrom(to_session_sampling(self._unsent_sampling))
-            self._unsent_sampling = None
         await self._stream.send(request, timeout_seconds)
         response, exchange = await self._stream.receive(timeout_seconds)
         return Verdict(

@@ -10,7 +10,9 @@ import grpc
 
 from coordinator.round import Exchange
 from specd.errors import error_info
-from specd.v1 import model_pb2
+from specd.sampling import Sampling
+from specd.sampling_messages import to_session_sampling
+from specd.v1 import model_pb2, sampling_pb2
 
 
 class WorkerError(Exception):
@@ -29,11 +31,16 @@ class WorkerLateError(WorkerError):
     """No answer in time. The stream is still open, and the worker perhaps still at work."""
 
 
-class _Request(Protocol):
+class _Message(Protocol):
     def ByteSize(self) -> int: ...  # noqa: N802
 
 
-class _Response(_Request, Protocol):
+class _Request(_Message, Protocol):
+    @property
+    def sampling(self) -> sampling_pb2.SessionSampling: ...
+
+
+class _Response(_Message, Protocol):
     @property
     def round(self) -> int: ...
     @property
@@ -60,11 +67,15 @@ _FAILED_WRITE = "Internal error from Core"
 
 
 class WorkerStream(Generic[Request, Response]):
-    """One bidirectional call. Requests are numbered; an answer to an older one is dropped."""
+    """One bidirectional call. Requests are numbered; an answer to an older one is dropped.
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], *, worker: str) -> None:
+    The first request says how the session's tokens are chosen.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], sampling: Sampling, *, worker: str) -> None:
         """Use an open call to the worker of this name ("draft" or "target")."""
         self._call = call
+        self._sampling = sampling
         self._worker = worker
         self._round = 0
         self._sent_at = 0.0
@@ -81,9 +92,10 @@ class WorkerStream(Generic[Request, Response]):
 
     async def send(self, request: Request, timeout_seconds: float) -> None:
         """Send the next request, which supersedes one that is not answered yet. Raises WorkerError."""
+        if self._round == 0:
+            request.sampling.CopyFrom(to_session_sampling(self._sampling))
         self._round += 1
         self._sent_at = time.perf_counter()
-        self._sent_bytes = request.ByteSize()
         self._answer = asyncio.get_running_loop().create_future()
         if self._ended is not None:
             raise self._ended
@@ -99,6 +111,9 @@ class WorkerStream(Generic[Request, Response]):
             await self._reading  # which has the same news, with the status
             assert self._ended is not None
             raise self._ended from None
+        self._sent_bytes = (
+            request.ByteSize()
+        )  # only now, while the worker computes: with distributions it takes a while
 
     async def receive(self, timeout_seconds: float) -> tuple[Response, Exchange]:
         """Wait for the answer to the last request. Raises WorkerError."""

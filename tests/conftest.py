@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +13,16 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.worker.blas import load_blas
 
+if TYPE_CHECKING:
+    from coordinator.tokenizer import Tokenizer
+    from specd.worker.model import LoadedModel
+
 # Before any test imports MLX.
 load_blas(num_threads=2)
 
 PROMPTS = sorted((Path(__file__).parents[1] / "benchmarks" / "prompts").glob("*.py"))
+# All the short prompts, and every other of the long ones, whose prefill takes most of the time.
+TWENTY_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +43,30 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
     """A client of `stack`."""
     async with Client(stack.address) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def target() -> LoadedModel:
+    """The embedded target in this process, with the same weights in the same precision, and without a prefix cache."""
+    from specd.worker.model import load
+
+    return load(EMBEDDED_TARGET, blas="")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(target: LoadedModel) -> Tokenizer:
+    """The tokenizer of the embedded pair."""
+    from coordinator.tokenizer import Tokenizer
+
+    return Tokenizer(target.tokenizer_json)
+
+
+@pytest.fixture(scope="module", params=["random", "always right", "always wrong"])
+async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
+    from tests.models import save_odd_draft
+
+    draft = save_odd_draft(request.param, tmp_path_factory.mktemp("drafts") / "draft")
+    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, Client(stack.address) as client:
+        client.draft_kind = request.param  # type: ignore[attr-defined]
+        yield client

@@ -53,14 +53,16 @@ def tiny_model(seed: int = 0) -> LoadedModel:
     return LoadedModel(network, info, b"")
 
 
-def save_random_draft(directory: Path) -> str:
-    """Save a draft of the embedded draft's shape with random weights."""
-    return _save_variant(EMBEDDED_DRAFT, directory, lambda name, weight: mx.random.normal(weight.shape) * 0.05)
-
-
-def save_always_wrong_draft(directory: Path) -> str:
-    """Save the embedded target with its output turned round: its favourite token is the target's least likely."""
-    return _save_variant(EMBEDDED_TARGET, directory, lambda name, weight: weight, negate_output=True)
+def save_odd_draft(kind: str, directory: Path) -> str:
+    """Save, or name, a draft for the embedded target that is not the usual one."""
+    match kind:
+        case "random":  # of the embedded draft's shape
+            return _save_variant(EMBEDDED_DRAFT, directory, lambda name, weight: mx.random.normal(weight.shape) * 0.05)
+        case "always right":
+            return EMBEDDED_TARGET
+        case "always wrong":  # the target with its output turned round: its favourite is the target's least likely
+            return _save_variant(EMBEDDED_TARGET, directory, lambda name, weight: weight, negate_output=True)
+    raise AssertionError(kind)
 
 
 def save_poisoned(source: str, directory: Path, *, nan: int, inf: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from specd.supervisor import Child, Stack
 
@@ -138,16 +139,18 @@ def _command_lines() -> Iterator[tuple[int, str]]:
             )
 
 
-def read_metric(process: Child, name: str, **labels: str) -> float:
-    """Return a sample of a process's metrics."""
+def read_metrics(process: Child) -> list[Sample]:
+    """Return all samples of a process's metrics."""
     connection = http.client.HTTPConnection(process.facts["metrics_address"], timeout=PATIENCE_SECONDS)
-    try:
+    with contextlib.closing(connection):
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return next(sample.value for sample in samples if sample.name == name and sample.labels == labels)
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def read_metric(process: Child, name: str, **labels: str) -> float:
+    """Return a sample of a process's metrics."""
+    return next(s.value for s in read_metrics(process) if s.name == name and s.labels == labels)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

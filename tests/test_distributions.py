@@ -33,8 +33,8 @@ from specd.worker.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled, reject
 from target_worker.verification import verify
 from tests.conftest import PROMPTS
+from tests.driving import finish
 from tests.models import TINY_VOCABULARY_SIZE, tiny_model
-from tests.test_session_cache import finish
 
 ALPHA = 1e-6
 POWER = 1e-9

@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from coordinator.tokenizer import Tokenizer
 from specd.client import Client
-from specd.settings import EMBEDDED_TARGET
-from specd.supervisor import Stack
 from specd.v1 import generation_pb2
-from specd.worker.model import LoadedModel, load
-from tests.conftest import PROMPTS
-from tests.models import save_always_wrong_draft, save_random_draft
+from specd.worker.model import LoadedModel
+from tests.conftest import TWENTY_PROMPTS
+from tests.reference import decode_with_mlx_lm
 
 MAX_TOKENS = 32
 
-# All the short prompts, and every other of the long ones, whose prefill takes most of the time.
-EXACT_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
-
-_DRAFTS: dict[str, Callable[[Path], str]] = {
-    "random": lambda directory: save_random_draft(directory / "random"),
-    "always right": lambda directory: EMBEDDED_TARGET,
-    "always wrong": lambda directory: save_always_wrong_draft(directory / "wrong"),
-}
-
 
 @pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    """The embedded target in this process, with the same weights in the same precision."""
-    return load(EMBEDDED_TARGET, blas="")
-
-
-@pytest.fixture(scope="module")
-def references(target: LoadedModel) -> dict[str, list[int]]:
+def references(target: LoadedModel, tokenizer: Tokenizer) -> dict[str, list[int]]:
     """What mlx-lm's own greedy decoding gives for each prompt, up to and with an end token."""
-    tokenizer = Tokenizer(target.tokenizer_json)
-    prompts = [path.read_text() for path in EXACT_PROMPTS]
-    return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt)) for prompt in prompts}
-
-
-def decode_with_mlx_lm(target: LoadedModel, prompt_ids: list[int]) -> list[int]:
-    token_ids: list[int] = []
-    for token_id, _ in generate_step(mx.array(prompt_ids), target.network, max_tokens=MAX_TOKENS):
-        token_ids.append(token_id)
-        if token_id in target.info.eos_token_ids:
-            break
-    return token_ids
+    prompts = [path.read_text() for path in TWENTY_PROMPTS]
+    return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt), MAX_TOKENS) for prompt in prompts}
 
 
 async def generate(client: Client, prompt: str, k: int) -> tuple[list[int], generation_pb2.SessionStatistics]:
@@ -60,16 +29,15 @@ async def generate(client: Client, prompt: str, k: int) -> tuple[list[int], gene
     return [token.id for r in responses for token in r.tokens], responses[-1].statistics
 
 
-def test_there_are_prompts_of_every_length(target: LoadedModel) -> None:
-    tokenizer = Tokenizer(target.tokenizer_json)
-    lengths = [len(tokenizer.encode(path.read_text())) for path in EXACT_PROMPTS]
+def test_there_are_prompts_of_every_length(tokenizer: Tokenizer) -> None:
+    lengths = [len(tokenizer.encode(path.read_text())) for path in TWENTY_PROMPTS]
     assert len(lengths) >= 20
     assert sum(length < 300 for length in lengths) >= 8
     assert sum(500 <= length < 1500 for length in lengths) >= 2
     assert sum(length >= 1500 for length in lengths) >= 2
 
 
-@pytest.mark.parametrize("prompt", [pytest.param(path.read_text(), id=path.stem) for path in EXACT_PROMPTS])
+@pytest.mark.parametrize("prompt", [pytest.param(path.read_text(), id=path.stem) for path in TWENTY_PROMPTS])
 async def test_every_k_gives_the_tokens_of_mlx_lm(
     client: Client, references: dict[str, list[int]], prompt: str
 ) -> None:
@@ -78,15 +46,6 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(
         assert token_ids == references[prompt], f"k = {k}"
         assert statistics.draft_fault == ""
         assert (statistics.proposed_tokens > 0) == (k > 0)
-
-
-@pytest.fixture(scope="module", params=_DRAFTS)
-async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
-    draft = _DRAFTS[request.param](tmp_path_factory.mktemp("drafts"))
-    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, Client(stack.address) as client:
-        client.draft_kind = request.param  # type: ignore[attr-defined]
-        yield client
 
 
 async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import os
 import signal
 import statistics
@@ -19,7 +18,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.draft_stream import GrpcDraftStream
 from coordinator.worker_stream import WorkerLateError, WorkerLostError
@@ -31,6 +29,7 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from specd.v1.sampling_pb2 import SamplingParameters
+from tests.processes import read_metrics
 
 pytestmark = pytest.mark.processes
 
@@ -149,18 +148,8 @@ async def eventually(condition: Callable[[], Awaitable[bool]], *, every_seconds:
 
 async def scrape(child: Child) -> dict[str, float]:
     """Read the metrics of a process, by name or, with labels, as `name{value}`."""
-
-    def read() -> str:
-        connection = http.client.HTTPConnection(child.facts["metrics_address"], timeout=PATIENCE_SECONDS)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode()
-
-    return {
-        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(await asyncio.to_thread(read))
-        for sample in family.samples
-    }
+    samples = await asyncio.to_thread(read_metrics, child)
+    return {s.name + "".join(f"{{{value}}}" for value in s.labels.values()): s.value for s in samples}
 
 
 async def sessions_and_tokens(*workers: Child) -> list[tuple[float, float]]:

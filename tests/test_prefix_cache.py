@@ -21,13 +21,14 @@ from prometheus_client import CollectorRegistry
 from specd.deferred import Deferred
 from specd.errors import InvalidRequestError
 from specd.worker import prefix_cache, session_cache
-from specd.worker.engine import Engine, Result, Steps
+from specd.worker.engine import Engine, Steps
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.prefix_cache import PrefixCache
 from specd.worker.session import WorkerSession
 from specd.worker.session_cache import SessionCache
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker
+from tests.driving import finish, run_some
 from tests.models import tiny_model
 
 MODEL = tiny_model()
@@ -47,14 +48,6 @@ def small_sizes() -> Iterator[None]:
         patch.setattr(prefix_cache, "_MAX_LOST", MAX_LOST)
         patch.setattr(session_cache, "MAX_PENDING", 2)
         yield
-
-
-def finish(steps: Steps[Result]) -> Result:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            return stop.value
 
 
 def fresh_logits(token_ids: Sequence[int]) -> np.ndarray:
@@ -84,14 +77,6 @@ def request_stepwise(
         yield
     if drafted:
         cache.commit([*pending, *drafted[:-1]])
-
-
-def run_some(steps: Steps[None], num_steps: int) -> None:
-    """Run a job and drop it, as when a newer request supersedes it."""
-    for _ in range(num_steps):
-        if next(steps, "done") == "done":
-            return
-    steps.close()
 
 
 def session(prefixes: PrefixCache | None, token_ids: Sequence[int]) -> SessionCache:

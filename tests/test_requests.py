@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from google.protobuf import struct_pb2
-from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from transformers import PreTrainedTokenizerFast
 
@@ -34,9 +33,10 @@ from specd.v1.generation_pb2 import (
     StopConditions,
 )
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
-from specd.worker.model import LoadedModel, load
+from specd.worker.model import LoadedModel
 from tests.models import CHAT_TEMPLATE, SECOND_END_TOKEN, save_chat_target
 from tests.processes import PATIENCE_SECONDS
+from tests.reference import decode_with_mlx_lm
 
 pytestmark = pytest.mark.processes
 
@@ -111,17 +111,6 @@ async def refusal(client: Client, prompt: str | Sequence[int] | Chat, **fields: 
         await complete(client, prompt, **fields)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     return error_info(raised.value).reason, raised.value.details() or ""
-
-
-@pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    """The embedded target in this process, with the same weights in the same precision."""
-    return load(EMBEDDED_TARGET, blas="")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target: LoadedModel) -> Tokenizer:
-    return Tokenizer(target.tokenizer_json)
 
 
 @pytest.fixture(scope="module")
@@ -327,12 +316,8 @@ async def test_penalties_are_those_of_mlx_lm(
     client: Client, target: LoadedModel, tokenizer: Tokenizer, options: dict[str, Any]
 ) -> None:
     text = "names = [a, b, a, b, a, b, a, b,"
-    prompt = mx.array(tokenizer.encode(text))
     processors = make_logits_processors(**options)
-    steps = generate_step(prompt, target.network, max_tokens=20, logits_processors=processors)
-    expected = [token_id for token_id, _ in steps]
-    if END_TOKEN in expected:
-        del expected[expected.index(END_TOKEN) + 1 :]
+    expected = decode_with_mlx_lm(target, tokenizer.encode(text), 20, logits_processors=processors)
     without = await complete(client, text, max_tokens=20)
     assert without.token_ids != expected
 

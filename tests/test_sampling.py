@@ -39,9 +39,9 @@ from specd.worker.sampler import NonFiniteLogitsError, Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.log_probabilities import log_probabilities
 from target_worker.verification import Verdict, verify
+from tests.driving import finish
 from tests.models import TINY_VOCABULARY_SIZE
 from tests.test_distributions import TRANSFORMS, exact_distribution, softened_model
-from tests.test_session_cache import finish
 
 TARGET = softened_model(0, 0.15)
 DRAFTS = [softened_model(seed, 0.15) for seed in (0, 1, 2)]

@@ -13,32 +13,16 @@ from draft_worker.proposal import Proposal, propose
 from specd.errors import CacheTooShortError
 from specd.sampling import Sampling
 from specd.worker import session_cache
-from specd.worker.engine import Result, Steps
 from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.verification import Verdict, verify
+from tests.driving import finish, run_some
 from tests.models import TINY_VOCABULARY_SIZE, tiny_model
 
 MODEL = tiny_model()
 GREEDY = Sampler(Sampling(), TINY_VOCABULARY_SIZE)
 
 token_lists = st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), min_size=1, max_size=12)
-
-
-def finish(steps: Steps[Result]) -> Result:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            return stop.value
-
-
-def run_some(steps: Steps[Result], num_steps: int) -> None:
-    """Run a job and drop it, as when a newer request supersedes it."""
-    for _ in range(num_steps):
-        if next(steps, "done") == "done":
-            return
-    steps.close()
 
 
 def greedy_choices(token_ids: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from coordinator.tokenizer import Tokenizer
 from specd.channel import open_channel
 from specd.client import Client
 from specd.errors import error_info
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Child, Stack
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
@@ -27,7 +27,7 @@ from specd.v1.generation_pb2 import FINISH_REASON_STOP_STRING, Chat, GenerateRes
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest, GetSessionResponse, ListSessionsRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
-from specd.worker.model import LoadedModel, load
+from specd.worker.model import LoadedModel
 from tests.models import save_chat_target
 from tests.processes import eventually, read_metric, start_specd, wait_until_idle
 from tests.test_requests import QUESTION, REPLY, SYSTEM, TOOL, Completion, chat_of, complete
@@ -41,17 +41,6 @@ MAX_LOST = 34
 IGNORE_EOS = StopConditions(ignore_eos=True)
 # A turn that is far from its end when its first message comes.
 LONG: dict[str, Any] = {"max_tokens": 120, "num_draft_tokens": 0, "stop": IGNORE_EOS}
-
-
-@pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    """The embedded target in this process, which has no prefix cache."""
-    return load(EMBEDDED_TARGET, blas="")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(target: LoadedModel) -> Tokenizer:
-    return Tokenizer(target.tokenizer_json)
 
 
 @pytest.fixture(scope="module")

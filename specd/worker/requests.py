@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
+from specd.sampling import check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 
@@ -25,11 +26,7 @@ def check_request(
     if not token_ids:
         raise InvalidRequestError("EMPTY_TOKEN_IDS", "token_ids is empty: send at least one token")
     for field, ids in (("token_ids", token_ids), ("proposal", proposal)):
-        if max(ids, default=0) >= model.vocabulary_size:
-            raise InvalidRequestError(
-                "TOKEN_OUT_OF_VOCABULARY",
-                f"{field} has {max(ids)}, but the vocabulary of {model.name} ends at {model.vocabulary_size - 1}",
-            )
+        check_token_ids(field, ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
     for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
         if count > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(

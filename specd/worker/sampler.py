@@ -162,6 +162,6 @@ class Sampler:
         return mask
 
 
-def are_finite(logits: mx.array) -> mx.array:
-    """Return whether logits [n, vocabulary_size] are neither NaN nor infinite, lazily; a sum shows it in one pass."""
-    return mx.isfinite(mx.sum(logits.astype(mx.float32)))
+def are_finite(values: mx.array) -> mx.array:
+    """Return whether logits, or other values, are neither NaN nor infinite, lazily; a sum shows it in one pass."""
+    return mx.isfinite(mx.sum(values.astype(mx.float32)))
