@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from coordinator.admission import Admission, Place
 from coordinator.decoding import decode
 from coordinator.drafter import Drafter, DraftLink
 from coordinator.metrics import CoordinatorMetrics
@@ -73,6 +74,12 @@ class Coordinator:
         self.model = model
         self.draft = draft
         self.sessions = SessionStore(settings.session_idle_seconds, settings.session_budget_tokens, time.time)
+        self.admission = Admission(
+            max_sessions=settings.max_sessions,
+            max_queued=settings.max_queued,
+            capacity_tokens=lambda: target.capacity_tokens,
+            clock=time.perf_counter,
+        )
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._target = target
@@ -83,6 +90,9 @@ class Coordinator:
         metrics.session_tokens.set_function(
             lambda: sum(len(session.token_ids) for session in tuple(self._decoding.values()))
         )
+        metrics.queued_requests.set_function(lambda: self.admission.num_queued)
+        metrics.reserved_tokens.set_function(lambda: self.admission.reserved_tokens)
+        metrics.capacity_tokens.set_function(lambda: target.capacity_tokens)
         metrics.kept_sessions.set_function(lambda: len(self.sessions))
         metrics.kept_session_tokens.set_function(lambda: self.sessions.num_tokens)
 
@@ -104,10 +114,17 @@ class Coordinator:
         """Generate what comes after a prompt, a round at a time; closing the iterator ends the generation.
 
         The session is kept, for another Generate to continue it, once this one finishes, and before the last emission.
-        Raises InvalidRequestError, NotFoundError, ConflictError, UnavailableError, or InternalError when the target
-        refuses or breaks.
+        Raises ResourceExhaustedError, InvalidRequestError, NotFoundError, ConflictError, UnavailableError, or
+        InternalError when the target refuses or breaks.
         """
         arrived_at = time.perf_counter()
+        with self.admission.place() as place:  # before anything is done for it
+            async with aclosing(self._take_turn(request, place, arrived_at)) as emissions:
+                async for emission in emissions:
+                    yield emission
+
+    async def _take_turn(self, request: GenerationRequest, place: Place, arrived_at: float) -> AsyncGenerator[Emission]:
+        """Run a turn of a session, new or kept."""
         if request.session_id:
             kept = self.sessions.acquire(request.session_id)
         else:
@@ -123,8 +140,10 @@ class Coordinator:
                     stop_strings=request.stop.strings,
                     min_tokens=request.stop.min_tokens,
                 )
+                await place.admit(session.prompt_len + session.max_tokens)
+                statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
                 reply: list[str] = []
-                async with aclosing(self._run(session, sampling, output, arrived_at)) as emissions:
+                async with aclosing(self._run(session, sampling, output, statistics, arrived_at)) as emissions:
                     async for emission in emissions:
                         reply.extend(token.text for token in emission.tokens)
                         if emission.finish_reason is not None:
@@ -138,7 +157,7 @@ class Coordinator:
                 self.sessions.abandon(kept)
 
     async def _run(
-        self, session: Session, sampling: Sampling, output: Output, arrived_at: float
+        self, session: Session, sampling: Sampling, output: Output, statistics: SessionStatistics, arrived_at: float
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
         drafter = Drafter(
@@ -156,7 +175,6 @@ class Coordinator:
             recovery_seconds=self.settings.target_recovery_seconds,
             clock=time.perf_counter,
         )
-        statistics = SessionStatistics(prompt_tokens=session.prompt_len)
         self._decoding[session.session_id] = session
         self._metrics.prompt_tokens.inc(session.prompt_len)
         outcome = "failed"

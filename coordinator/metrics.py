@@ -53,6 +53,9 @@ class CoordinatorMetrics:
         self.time_to_first_token = histogram(
             "specd_time_to_first_token_seconds", "From the arrival of a request to its first token."
         )
+        self.admission = histogram(
+            "specd_admission_seconds", "From the arrival of a request until its session began to run."
+        )
         self.time_per_output_token = histogram(
             "specd_time_per_output_token_seconds", "Of a session: first to last token, over the tokens after the first."
         )
@@ -60,6 +63,15 @@ class CoordinatorMetrics:
             "specd_round_stage_seconds", "Where a round spends its time (rounds after a session's first).", "stage"
         )
         self.active_sessions = Gauge("specd_active_sessions", "Sessions under way.", registry=registry)
+        self.queued_requests = Gauge(
+            "specd_queued_requests", "Requests that wait until there is room for them.", registry=registry
+        )
+        self.reserved_tokens = Gauge(
+            "specd_reserved_tokens", "Tokens that the sessions under way can come to.", registry=registry
+        )
+        self.capacity_tokens = Gauge(
+            "specd_capacity_tokens", "Tokens that the target worker has room for in its cache.", registry=registry
+        )
         self.sessions_by_state = Gauge(
             "specd_sessions_by_state", "Active sessions: prefilling or decoding.", ["state"], registry=registry
         )
@@ -106,6 +118,7 @@ class CoordinatorMetrics:
         """Count a session that ended."""
         self.sessions.labels(outcome).inc()
         self.target_replays.inc(target_replays)
+        self.admission.observe(statistics.admission_seconds)
         self.reused_tokens.labels("draft").inc(statistics.draft_reused_tokens)
         self.reused_tokens.labels("target").inc(statistics.target_reused_tokens)
         if statistics.generated_tokens > 0:

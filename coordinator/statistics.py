@@ -15,6 +15,7 @@ class SessionStatistics:
     """
 
     prompt_tokens: int
+    admission_seconds: float = 0.0
     generated_tokens: int = 0
     rounds: int = 0
     proposed_tokens: int = 0

@@ -10,8 +10,8 @@ import structlog
 
 from coordinator.prefix import CachedPrefix
 from coordinator.round import Proposal, Verdict
-from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
-from specd.errors import UnavailableError
+from coordinator.worker_stream import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
+from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 
@@ -47,6 +47,10 @@ class TargetLink(Protocol):
     @property
     def refusal(self) -> str:
         """Why the worker that is there cannot be used, for people; empty if there is none."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens the worker's caches may hold, of all sessions together, when it was last there."""
 
     def open_stream(self, session_id: str, sampling: Sampling) -> TargetStream:
         """Open a stream for a session whose tokens are chosen like this."""
@@ -94,7 +98,7 @@ class Verifier:
         while True:
             try:
                 return await self._exchange(token_ids, proposal)
-            except (WorkerLostError, WorkerLateError) as error:
+            except (WorkerLostError, WorkerLateError, WorkerFullError) as error:
                 log.warning("no verdict from the target worker, trying again", reason=error.reason, error=str(error))
                 now = self._clock()
                 lost_at = now if lost_at is None else lost_at
@@ -103,7 +107,7 @@ class Verifier:
                     self._cached = CachedPrefix()
                 else:
                     self.close()
-                    self.num_replays += 1
+                    self.num_replays += isinstance(error, WorkerLostError)
                 await self._wait_for_target(lost_at + self._recovery_seconds - now, error)
 
     def close(self) -> None:
@@ -136,6 +140,8 @@ class Verifier:
 
     async def _wait_for_target(self, seconds_left: float, error: WorkerError) -> None:
         await asyncio.sleep(min(_RETRY_SECONDS, max(seconds_left, 0)))
+        if seconds_left <= 0 and isinstance(error, WorkerFullError):
+            raise ResourceExhaustedError(error.reason, str(error), retry_after_seconds=5.0)
         if seconds_left <= 0 or not await self._link.wait_until_ready(seconds_left):
             raise UnavailableError(
                 "TARGET_UNAVAILABLE",

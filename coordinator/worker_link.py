@@ -54,6 +54,7 @@ class WorkerLink(Generic[Stream]):
         self.model: ModelInfo | None = None
         self.fault = f"{worker.upper()}_UNAVAILABLE"
         self.refusal = ""
+        self.capacity_tokens = 0
         self._why = "it has not answered yet"
         self._channel = open_channel(address)
         self._open_stream = open_stream
@@ -139,6 +140,7 @@ class WorkerLink(Generic[Stream]):
             await self._refuse(str(error))
             return
         self.model, self.refusal, self.fault = model, "", ""
+        self.capacity_tokens = response.cache_capacity_tokens
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._notify()
 

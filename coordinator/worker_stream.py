@@ -27,6 +27,10 @@ class WorkerLostError(WorkerError):
     """The stream broke: the worker died, restarted, or no longer holds the session. A new stream can help."""
 
 
+class WorkerFullError(WorkerError):
+    """The worker has no room for the session now, and has ended its stream."""
+
+
 class WorkerLateError(WorkerError):
     """No answer in time. The stream is still open, and the worker perhaps still at work."""
 
@@ -151,6 +155,8 @@ class WorkerStream(Generic[Request, Response]):
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:
         code, details = error.code(), error.details() or ""
         message = f"{code.name} from the {self._worker} worker: {details}"
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return WorkerFullError(error_info(error).reason or self._reason(code.name), message)
         if code in _LOST_CODES or details == _FAILED_WRITE:
             return WorkerLostError(error_info(error).reason or self._reason(code.name), message)
         return WorkerError(error_info(error).reason or self._reason(code.name), message)

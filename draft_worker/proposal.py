@@ -9,6 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from specd.sampling import TokenDistribution
+from specd.worker.batch import Evaluate
+from specd.worker.chunk_size import ChunkSize
 from specd.worker.distribution import encode_distributions
 from specd.worker.engine import Steps
 from specd.worker.sampler import NonFiniteLogitsError, Sampler, are_finite
@@ -34,7 +36,7 @@ def propose(
     token_ids: Sequence[int],
     num_draft_tokens: int,
     *,
-    prefill_chunk_tokens: int,
+    chunk: ChunkSize,
 ) -> Steps[Proposal]:
     """Hold the first `position` tokens, append `token_ids`, and propose the `num_draft_tokens` after them.
 
@@ -43,7 +45,7 @@ def propose(
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
-    pending = yield from cache.prefill(position, token_ids, prefill_chunk_tokens)
+    pending = yield from cache.prefill(position, token_ids, chunk)
     if num_draft_tokens == 0:
         return Proposal([], cache.cached_len)
 
@@ -55,20 +57,20 @@ def propose(
     finite: list[mx.array] = []
     probabilities: list[mx.array] = []
     for i in range(num_draft_tokens):
-        logits = cache.feed(latest)[-1:]
+        logits = (yield from cache.feed(latest))[-1:]
         scores = sampler.scores(logits, next_position + i, history)
         latest = sampler.choose(scores, noise[i : i + 1] if noise is not None else None)
-        mx.async_eval(latest)  # the device works on this step while Python builds the next
         proposed.append(latest)
         finite.append(are_finite(logits))
         if sampler.rejects:
             probabilities.append(sampler.probabilities(scores))
         if history is not None:
             history = mx.concatenate([history, latest])
-        yield
-    if not mx.all(mx.stack(finite)):
+    token_ids_proposed, all_finite = mx.concatenate(proposed), mx.all(mx.stack(finite))
+    yield Evaluate([token_ids_proposed, all_finite, *probabilities])
+    if not all_finite:
         raise NonFiniteLogitsError
-    proposal: list[int] = mx.concatenate(proposed).tolist()  # type: ignore[assignment]
+    proposal: list[int] = token_ids_proposed.tolist()  # type: ignore[assignment]
     cache.commit([*pending, *proposal[:-1]])
     # However many of them are accepted.
     sampler.prepare_draft_noise(next_position + 1, 2 * num_draft_tokens)

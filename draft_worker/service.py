@@ -46,7 +46,7 @@ def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeReq
         request.position,
         token_ids,
         request.num_draft_tokens,
-        prefill_chunk_tokens=worker.prefill_chunk_tokens,
+        chunk=worker.chunk,
     )
 
 

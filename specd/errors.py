@@ -61,6 +61,12 @@ class ConflictError(SpecdError):
     code = grpc.StatusCode.ABORTED
 
 
+class ResourceExhaustedError(SpecdError):
+    """There is no room for the request now; trying again later can help."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class UnavailableError(SpecdError):
     """Something that the request needs is away; trying again later can help."""
 

@@ -8,7 +8,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -43,6 +43,11 @@ OptionalAddress = Annotated[str, AfterValidator(_check_optional_address)]
 MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _part_of_memory(divisor: int) -> Any:
+    """Return a part of the machine's memory, in the words in which --help shows it."""
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // divisor // 2**20}MiB"
 
 
 def embedded_model(name: str) -> str:
@@ -87,22 +92,27 @@ class LogSettings(Settings):
     )
 
 
+_BLAS_THREADS = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1)
+
+
 class WorkerSettings(Settings):
     """What the two workers have in common."""
 
     model: str
     listen: Address
     metrics_listen: MetricsAddress
-    blas_threads: int = Field(
-        int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1),
-        ge=1,
-        description="OpenBLAS threads, where MLX computes on a Linux CPU.",
+    blas_threads: int = Field(_BLAS_THREADS, ge=1, description="OpenBLAS threads, where MLX computes on a Linux CPU.")
+    prefill_chunk_seconds: Seconds = Field(
+        0.1, description="How long a prompt is computed on before other sessions get their turn."
     )
-    prefill_chunk_tokens: int = Field(
-        512, ge=16, description="Prompt tokens computed in one step, between which other sessions get their turn."
+    cache_bytes: ByteSize = Field(
+        _part_of_memory(4),
+        gt=0,
+        description="Memory for the caches of running sessions: a size such as 4GiB, by default a quarter of the "
+        "machine's. What a session may come to must fit, else it waits.",
     )
     prefix_cache_bytes: ByteSize = Field(
-        cast(Any, f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 16 // 2**20}MiB"),  # --help shows it
+        _part_of_memory(16),
         description="Memory for the caches of ended sessions, which new ones with the same beginning take over: "
         "a size such as 512MiB, by default a sixteenth of the machine's, 0 for none.",
     )
@@ -115,6 +125,11 @@ class DraftWorkerSettings(WorkerSettings):
     table = "draft-worker"
     model_config = SettingsConfigDict(env_prefix="SPECD_DRAFT_WORKER_")
 
+    blas_threads: int = Field(
+        max(_BLAS_THREADS // 2, 1),
+        ge=1,
+        description="OpenBLAS threads, where MLX computes on a Linux CPU: by default half of the target worker's.",
+    )
     model: str = Field(EMBEDDED_DRAFT, description="Draft model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50052", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
@@ -161,6 +176,10 @@ class CoordinatorSettings(Settings):
     )
     draft_startup_seconds: Seconds = Field(
         60.0, description="How long the start waits for the draft worker before it serves without."
+    )
+    max_sessions: int = Field(32, ge=1, description="Most sessions that run at the same time; others wait.")
+    max_queued: int = Field(
+        128, ge=0, description="Most requests that wait besides; others are turned away with RESOURCE_EXHAUSTED."
     )
     session_idle_seconds: float = Field(
         600.0, ge=0, description="How long a session is kept after its last use, to be continued; 0 keeps none."

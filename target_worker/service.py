@@ -59,7 +59,7 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
         token_ids,
         proposal,
         decode_distributions(distributions, model.vocabulary_size),
-        prefill_chunk_tokens=worker.prefill_chunk_tokens,
+        chunk=worker.chunk,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from specd.sampling import TokenLogProbabilities
+from specd.worker.batch import Evaluate
+from specd.worker.chunk_size import ChunkSize
 from specd.worker.distribution import Rows
 from specd.worker.engine import Steps
 from specd.worker.sampler import NonFiniteLogitsError, Sampler, are_finite
@@ -37,7 +39,7 @@ def verify(
     proposal: Sequence[int],
     draft_probabilities: Rows | None = None,
     *,
-    prefill_chunk_tokens: int,
+    chunk: ChunkSize,
 ) -> Steps[Verdict]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and say how much of it the target accepts.
 
@@ -47,11 +49,11 @@ def verify(
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
-    pending = yield from cache.prefill(position, token_ids, prefill_chunk_tokens)
+    pending = yield from cache.prefill(position, token_ids, chunk)
 
     fed = [*pending, *proposal]
     history = sampler.history(cache.token_ids, pending, proposal)
-    logits = cache.feed(mx.array(fed))[len(pending) - 1 :]
+    logits = (yield from cache.feed(mx.array(fed)))[len(pending) - 1 :]
     next_position = position + len(token_ids)
     scores = sampler.scores(logits, next_position, history)
     proposed = mx.array(list(proposal), mx.uint32)
@@ -61,7 +63,7 @@ def verify(
     else:
         accepted, own = accept_coupled(sampler, scores, next_position, proposed)
     finite = are_finite(logits)
-    mx.eval(accepted, own, finite)
+    yield Evaluate([accepted, own, finite])
     if not finite:
         raise NonFiniteLogitsError
     cache.commit(fed)

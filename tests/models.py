@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from specd.model_info import ModelInfo
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.worker.batch import enable_batches
 from specd.worker.model import LoadedModel
 
 TINY_VOCABULARY_SIZE = 16
@@ -50,7 +51,7 @@ def tiny_model(seed: int = 0) -> LoadedModel:
     network.update(tree_map(lambda weight: 3.0 * weight, network.parameters()))
     mx.eval(network.parameters())
     info = ModelInfo("tiny", "llama", "", "", TINY_VOCABULARY_SIZE, 4096, (0,), "float32", "cpu")
-    return LoadedModel(network, info, b"")
+    return LoadedModel(network, info, b"", batches=enable_batches(network))
 
 
 def save_odd_draft(kind: str, directory: Path) -> str:

@@ -41,11 +41,12 @@ from specd.v1.sampling_pb2 import (
 )
 from specd.v1.target_pb2 import VerifyRequest
 from specd.worker.engine import Engine, Steps
+from specd.worker.live_caches import LiveCaches
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.prefix_cache import PrefixCache
-from specd.worker.session_cache import SessionCache
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker as SpecdWorker
+from tests.driving import Chunks
 from tests.models import save_poisoned, tiny_model
 from tests.processes import PATIENCE_SECONDS, eventually, read_metric, wait_until_idle
 
@@ -870,9 +871,9 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
             raise grpc.aio.AbortError
 
     worker = Deferred[SpecdWorker]("the model")
-    engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), set[SessionCache]()
+    engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), LiveCaches(10**9)
     metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes)
-    worker.set(SpecdWorker(engine, tiny_model(), caches, prefixes, metrics, prefill_chunk_tokens=512))
+    worker.set(SpecdWorker(engine, tiny_model(), caches, prefixes, metrics, chunk=Chunks(512)))
     streams = SessionStreams[ProposeRequest, None, None](worker, begin=begin, answer=lambda *_: None)
     context = Context()
     with pytest.raises(grpc.aio.AbortError):

@@ -33,7 +33,7 @@ from specd.worker.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled, reject
 from target_worker.verification import verify
 from tests.conftest import PROMPTS
-from tests.driving import finish
+from tests.driving import Chunks, finish
 from tests.models import TINY_VOCABULARY_SIZE, tiny_model
 
 ALPHA = 1e-6
@@ -457,9 +457,9 @@ def emit_in_sessions(acceptance: Acceptance, num_sessions: int) -> NDArray[np.in
         sampler = Sampler(replace(IN_SESSIONS, acceptance=acceptance, seed=seed), TINY_VOCABULARY_SIZE)
         token_ids = list(PROMPT)
         while len(token_ids) < len(PROMPT) + NUM_EMITTED:
-            proposal = finish(propose(draft, sampler, 0, token_ids, 3, prefill_chunk_tokens=64))
+            proposal = finish(propose(draft, sampler, 0, token_ids, 3, chunk=Chunks(64)))
             rows = decode_distributions(proposal.distributions, TINY_VOCABULARY_SIZE)
-            verdict = finish(verify(target, sampler, 0, token_ids, proposal.token_ids, rows, prefill_chunk_tokens=64))
+            verdict = finish(verify(target, sampler, 0, token_ids, proposal.token_ids, rows, chunk=Chunks(64)))
             token_ids += [*proposal.token_ids[: verdict.num_accepted], verdict.next_token_id]
             num_accepted += verdict.num_accepted
             num_recovered += verdict.num_accepted < len(proposal.token_ids)

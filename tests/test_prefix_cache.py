@@ -22,13 +22,14 @@ from specd.deferred import Deferred
 from specd.errors import InvalidRequestError
 from specd.worker import prefix_cache, session_cache
 from specd.worker.engine import Engine, Steps
+from specd.worker.live_caches import LiveCaches
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.prefix_cache import PrefixCache
 from specd.worker.session import WorkerSession
 from specd.worker.session_cache import SessionCache
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker
-from tests.driving import finish, run_some
+from tests.driving import Chunks, Driven, feed_now, finish, run_some
 from tests.models import tiny_model
 
 MODEL = tiny_model()
@@ -36,7 +37,7 @@ BLOCK = 4  # tokens by which a buffer grows
 MAX_LOST = 3
 BLOCK_BYTES = 1024  # of the tiny model: 2 layers of keys and values, 2 heads of 8 floats, 4 tokens
 PLENTY = 2**30
-CHUNK_TOKENS = 3
+CHUNK = Chunks(3)
 PATIENCE_SECONDS = 30.0
 
 
@@ -57,9 +58,9 @@ def fresh_logits(token_ids: Sequence[int]) -> np.ndarray:
 def request(cache: SessionCache, position: int, token_ids: Sequence[int], proposal: Sequence[int] = ()) -> None:
     """Verify a proposal, and check the logits against those without any cache."""
     session = [*cache.token_ids[:position], *token_ids]
-    fed = [*finish(cache.prefill(position, token_ids, CHUNK_TOKENS)), *proposal]
+    fed = [*finish(cache.prefill(position, token_ids, CHUNK)), *proposal]
     assert cache.token_ids == session[: len(session) + len(proposal) - len(fed)]
-    logits = np.array(cache.feed(mx.array(fed)))
+    logits = np.array(feed_now(cache, fed))
     cache.commit(fed)
     assert cache.token_ids == [*session, *proposal]
     np.testing.assert_allclose(logits, fresh_logits(cache.token_ids)[-len(fed) :], atol=0.02)  # of about 10
@@ -69,12 +70,11 @@ def request_stepwise(
     cache: SessionCache, position: int, token_ids: Sequence[int], drafted: Sequence[int]
 ) -> Steps[None]:
     """Propose, the tokens being given; a step for each."""
-    latest = yield from cache.prefill(position, token_ids, CHUNK_TOKENS)
+    latest = yield from cache.prefill(position, token_ids, CHUNK)
     pending = latest
     for token_id in drafted:
-        mx.async_eval(cache.feed(mx.array(latest)))
+        mx.async_eval((yield from cache.feed(mx.array(latest))))
         latest = [token_id]
-        yield
     if drafted:
         cache.commit([*pending, *drafted[:-1]])
 
@@ -230,7 +230,7 @@ def test_what_goes_on_moves_and_what_branches_off_is_copied() -> None:
     assert prefixes._entries == [entry]
     going_on = session(prefixes, [*range(12 - MAX_LOST), 15, 15])
     assert going_on.reused_len == 12 - MAX_LOST
-    assert going_on._layers is entry.layers
+    assert going_on.layers is entry.layers
     assert prefixes.num_entries == prefixes.nbytes == 0
     assert prefixes.num_reused_tokens == 4 + 12 - MAX_LOST
 
@@ -243,7 +243,7 @@ def test_neither_of_two_that_took_over_the_same_sees_the_other(first: str, lengt
     [entry] = prefixes._entries
     before = contents(entry.layers)
     sharer = SessionCache(MODEL, prefixes)
-    pending = finish(sharer.prefill(0, range(length + 1), CHUNK_TOKENS))
+    pending = finish(sharer.prefill(0, range(length + 1), CHUNK))
     assert (pending, sharer.reused_len) == ([length], length)
     assert same(contents(entry.layers), before)
 
@@ -263,9 +263,9 @@ def test_neither_of_two_that_took_over_the_same_sees_the_other(first: str, lengt
         assert same(contents(entry.layers), before)
         move()
     else:
-        held = [array[..., :length, :] for array in contents(sharer._layers)]
+        held = [array[..., :length, :] for array in contents(sharer.layers)]
         move()
-        assert same([array[..., :length, :] for array in contents(sharer._layers)], held)
+        assert same([array[..., :length, :] for array in contents(sharer.layers)], held)
         share()
     request(sharer, length, [8, 8])
 
@@ -274,16 +274,16 @@ def test_a_copy_is_no_larger_than_what_it_copies() -> None:
     prefixes = PrefixCache(PLENTY)
     leave(prefixes, [index % 10 for index in range(400)])
     copied = SessionCache(MODEL, prefixes)
-    finish(copied.prefill(0, [0, 1, 2, 3, 4, 5, 15], CHUNK_TOKENS))
+    finish(copied.prefill(0, [0, 1, 2, 3, 4, 5, 15], CHUNK))
     assert copied.reused_len == 6
-    assert sum(layer.nbytes for layer in copied._layers) == 2 * BLOCK_BYTES
+    assert sum(layer.nbytes for layer in copied.layers) == 2 * BLOCK_BYTES
 
 
 def test_the_last_token_is_never_taken_over() -> None:
     prefixes = PrefixCache(PLENTY)
     leave(prefixes, [1, 2, 3, 4])
     again = SessionCache(MODEL, prefixes)
-    assert finish(again.prefill(0, [1, 2, 3, 4], CHUNK_TOKENS)) == [4]
+    assert finish(again.prefill(0, [1, 2, 3, 4], CHUNK)) == [4]
     assert again.reused_len == again.cached_len == 3
     again.keep()
     assert session(prefixes, [1]).reused_len == 0
@@ -336,8 +336,8 @@ def test_memory_stays_within_the_budget() -> None:
     for number in range(500):
         digits = [number // 10**place % 10 for place in range(3)]
         cache = SessionCache(MODEL, prefixes)
-        pending = finish(cache.prefill(0, [*digits, *range(number % 20), 1], CHUNK_TOKENS))
-        mx.eval(cache.feed(mx.array(pending)))
+        pending = finish(cache.prefill(0, [*digits, *range(number % 20), 1], CHUNK))
+        mx.eval(feed_now(cache, pending))
         cache.commit(pending)
         cache.keep()
         assert prefixes.nbytes <= budget_bytes
@@ -351,16 +351,17 @@ def test_memory_stays_within_the_budget() -> None:
 def test_a_job_that_outlives_its_session_changes_nothing(after_steps: int) -> None:
     prefixes = PrefixCache(PLENTY)
     cache = session(prefixes, [1, 2, 3, 4, 5])
-    steps = request_stepwise(cache, 3, [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], [6, 6, 6])
+    driven = Driven(request_stepwise(cache, 3, [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], [6, 6, 6]))
     for _ in range(after_steps):
-        next(steps, None)
+        driven.step()
     token_ids = tuple(cache.token_ids)
     cache.keep()
     assert stored(prefixes) == [token_ids]
     watch = Watch(prefixes, PLENTY)
     watch.look()
     with contextlib.suppress(AssertionError):  # it would have been closed
-        finish(steps)
+        while not driven.has_ended:
+            driven.step()
     watch.look()
     request(SessionCache(MODEL, prefixes), 0, [*token_ids, 1])
 
@@ -421,9 +422,9 @@ class Streams:
 
     def __init__(self, engine: Engine) -> None:
         self.prefixes = PrefixCache(PLENTY)
-        caches: set[SessionCache] = set()
+        caches = LiveCaches(10**9)
         metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes)
-        self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK_TOKENS)
+        self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK)
         deferred = Deferred[Worker]("the model")
         deferred.set(self.worker)
         self._streams: SessionStreams[Any, Any, Any] = SessionStreams(
@@ -457,7 +458,7 @@ def streams() -> Iterator[Streams]:
 
 
 def ask(begin: Callable[[SessionCache], Steps[None]]) -> Any:
-    return SimpleNamespace(round=1, begin=begin, HasField=lambda name: False)
+    return SimpleNamespace(round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False)
 
 
 def hold_prompt(cache: SessionCache) -> Steps[None]:
@@ -502,12 +503,12 @@ async def test_a_stream_that_is_cancelled_during_a_step_leaves_what_is_sound(str
     started, go_on = threading.Event(), threading.Event()
 
     def wait(cache: SessionCache) -> Steps[None]:
-        cache.feed(mx.array([9, 9]))
+        yield from cache.feed(mx.array([9, 9]))
         started.set()
         go_on.wait()
         if fails:
             raise FloatingPointError("not a number")
-        yield
+        yield from cache.feed(mx.array([9, 9]))
 
     context, serving = streams.open()
     await context.requests.put(ask(hold_prompt))
@@ -531,7 +532,7 @@ async def test_a_job_that_waits_when_its_stream_ends_never_begins(streams: Strea
 
     def begin(cache: SessionCache) -> Steps[None]:
         began.set()
-        yield
+        yield from cache.feed(mx.array([9, 9]))
 
     holding = streams.worker.engine.submit(hold_up())
     context, serving = streams.open()

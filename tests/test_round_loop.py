@@ -18,8 +18,8 @@ from coordinator.round import Proposal, Round, Verdict
 from coordinator.session import FinishReason, Session
 from coordinator.statistics import SessionStatistics
 from coordinator.verifier import Verifier
-from coordinator.worker_stream import WorkerError, WorkerLateError, WorkerLostError
-from specd.errors import UnavailableError
+from coordinator.worker_stream import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
+from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 
@@ -92,6 +92,9 @@ class FakeTargetStream:
         if event == "lost":
             self.broken = True
             raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
+        if event == "full":
+            self.broken = True
+            raise WorkerFullError("CACHE_FULL", "no room")
         proposed = proposal.token_ids
         held = self.cache.hold(position, [*token_ids, *proposed])
         if event == "late":
@@ -137,7 +140,7 @@ class FakeDraftStream:
             assert self.uses_when_broken == 1, "after a prefill whose error nobody saw, one use may find it broken"
             raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
         self.event = self.worker.events.pop(0) if self.worker.events else "ok"
-        self.broken = self.event in {"lost", "refuses"}
+        self.broken = self.event in {"lost", "full", "refuses"}
         if self.event == "lost":
             raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
         held = self.cache.hold(position, token_ids)
@@ -154,6 +157,8 @@ class FakeDraftStream:
         match self.event:
             case "late":
                 raise WorkerLateError("DRAFT_LATE", "late")
+            case "full":
+                raise WorkerFullError("CACHE_FULL", "no room")
             case "refuses":
                 raise WorkerError("DRAFT_INTERNAL", "no")
             case "short":
@@ -201,8 +206,10 @@ tokens = st.integers(0, VOCABULARY_SIZE - 1)
 prompts = st.lists(tokens, min_size=1, max_size=8)
 max_token_counts = st.integers(1, 40)
 draft_lengths = st.integers(0, 9)
-target_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late"]), max_size=30)
-draft_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late", "refuses", "short", "foreign"]), max_size=30)
+target_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late", "full"]), max_size=30)
+draft_events = st.lists(
+    st.sampled_from(["ok", "ok", "lost", "late", "full", "refuses", "short", "foreign"]), max_size=30
+)
 
 
 @st.composite
@@ -236,6 +243,28 @@ def test_what_comes_out_is_what_the_target_alone_decodes(
     assert statistics.accepted_tokens + statistics.recovered_tokens + statistics.bonus_tokens == len(expected)
     assert sum(statistics.accepted_by_position) == statistics.accepted_tokens <= statistics.proposed_tokens
     assert statistics.accepted_by_position == sorted(statistics.accepted_by_position, reverse=True)
+
+
+def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_later() -> None:
+    session = make_session([1, 2, 3], 5, 0)
+    verifier = Verifier(
+        FakeTarget(["full", "full", "ok", *["full"] * 100]),
+        "s",
+        Sampling(),
+        timeout_seconds=1.0,
+        recovery_seconds=10.0,
+        clock=itertools.count().__next__,
+    )
+
+    async def verify_twice() -> None:
+        assert (await verifier.verify(session.token_ids, Proposal([]))).next_token_id == next_token([1, 2, 3])
+        assert verifier.num_replays == 0
+        with pytest.raises(ResourceExhaustedError) as caught:
+            await verifier.verify(session.token_ids, Proposal([]))
+        assert caught.value.reason == "CACHE_FULL"
+        assert caught.value.retry_after_seconds > 0
+
+    asyncio.run(verify_twice())
 
 
 @given(prompts, max_token_counts, st.integers(1, 9))

@@ -39,7 +39,7 @@ from specd.worker.sampler import NonFiniteLogitsError, Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.log_probabilities import log_probabilities
 from target_worker.verification import Verdict, verify
-from tests.driving import finish
+from tests.driving import Chunks, finish
 from tests.models import TINY_VOCABULARY_SIZE
 from tests.test_distributions import TRANSFORMS, exact_distribution, softened_model
 
@@ -59,7 +59,7 @@ def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def verify_in_one_go(
     cache: SessionCache, sampler: Sampler, position: int, token_ids: Sequence[int], proposal: Sequence[int] = ()
 ) -> Verdict:
-    return finish(verify(cache, sampler, position, token_ids, proposal, prefill_chunk_tokens=3))
+    return finish(verify(cache, sampler, position, token_ids, proposal, chunk=Chunks(3)))
 
 
 def decode_alone(sampling: Sampling, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -164,7 +164,7 @@ def test_coupled_tokens_depend_on_the_seed_only(data: st.DataObject, sampling: S
         # The sampler of a round has seen other rounds, or has not, as after a crash.
         if data.draw(st.booleans()):
             sampler = Sampler(sampling, TINY_VOCABULARY_SIZE)
-        proposal = finish(propose(draft, sampler, 0, token_ids, k, prefill_chunk_tokens=3))
+        proposal = finish(propose(draft, sampler, 0, token_ids, k, chunk=Chunks(3)))
         assert not proposal.distributions
         position = data.draw(st.integers(0, min(target.cached_len, len(token_ids) - 1)))
         if target.token_ids[:position] != token_ids[:position]:
@@ -180,9 +180,9 @@ def test_a_draft_that_is_the_target_is_always_accepted(temperature: float) -> No
         sampling = replace(TRANSFORMS["all"], temperature=temperature, seed=9, acceptance=acceptance)
         target, draft = SessionCache(TARGET), SessionCache(TARGET)
         sampler = Sampler(sampling, TINY_VOCABULARY_SIZE)
-        proposal = finish(propose(draft, sampler, 0, PROMPT, 8, prefill_chunk_tokens=64))
+        proposal = finish(propose(draft, sampler, 0, PROMPT, 8, chunk=Chunks(64)))
         rows = decode_distributions(proposal.distributions, TINY_VOCABULARY_SIZE)
-        steps = verify(target, sampler, 0, PROMPT, proposal.token_ids, rows, prefill_chunk_tokens=64)
+        steps = verify(target, sampler, 0, PROMPT, proposal.token_ids, rows, chunk=Chunks(64))
         assert finish(steps).num_accepted == 8
 
 
@@ -407,10 +407,10 @@ def test_logits_that_are_not_finite_are_an_error(
     cache = SessionCache(poisoned(position, value, in_cache=in_cache))
     rows = np.full((4, TINY_VOCABULARY_SIZE), 1 / TINY_VOCABULARY_SIZE, np.float32)
     with pytest.raises(NonFiniteLogitsError):
-        finish(verify(cache, sampler, 0, PROMPT, [1, 2, 3, 4], rows, prefill_chunk_tokens=3))
+        finish(verify(cache, sampler, 0, PROMPT, [1, 2, 3, 4], rows, chunk=Chunks(3)))
     cache = SessionCache(poisoned(position, value, in_cache=in_cache))
     with pytest.raises(NonFiniteLogitsError):
-        finish(propose(cache, sampler, 0, PROMPT, 5, prefill_chunk_tokens=3))
+        finish(propose(cache, sampler, 0, PROMPT, 5, chunk=Chunks(3)))
 
 
 @pytest.mark.parametrize("run", [verify, propose])
@@ -419,7 +419,7 @@ def test_a_cache_survives_logits_that_are_not_finite(run: Callable[..., Any]) ->
     sampler = Sampler(Sampling(temperature=1.0), TINY_VOCABULARY_SIZE)
     cache = SessionCache(poisoned(LAST, float("nan")))
     with pytest.raises(NonFiniteLogitsError):
-        finish(run(cache, sampler, 0, PROMPT, [1, 2] if run is verify else 3, prefill_chunk_tokens=3))
+        finish(run(cache, sampler, 0, PROMPT, [1, 2] if run is verify else 3, chunk=Chunks(3)))
     assert cache.cached_len <= LAST
     shorter = PROMPT[:-2]
     assert verify_in_one_go(cache, sampler, 0, shorter).next_token_id == decode_alone(sampler.sampling, shorter, 1)[0]

@@ -16,7 +16,7 @@ from specd.worker import session_cache
 from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.verification import Verdict, verify
-from tests.driving import finish, run_some
+from tests.driving import Chunks, Driven, finish, run_some
 from tests.models import TINY_VOCABULARY_SIZE, tiny_model
 
 MODEL = tiny_model()
@@ -31,11 +31,11 @@ def greedy_choices(token_ids: Sequence[int]) -> list[int]:
 
 
 def verify_in_one_go(cache: SessionCache, position: int, token_ids: list[int], proposal: list[int]) -> Verdict:
-    return finish(verify(cache, GREEDY, position, token_ids, proposal, prefill_chunk_tokens=3))
+    return finish(verify(cache, GREEDY, position, token_ids, proposal, chunk=Chunks(3)))
 
 
 def propose_in_one_go(cache: SessionCache, position: int, token_ids: list[int], k: int) -> Proposal:
-    return finish(propose(cache, GREEDY, position, token_ids, k, prefill_chunk_tokens=3))
+    return finish(propose(cache, GREEDY, position, token_ids, k, chunk=Chunks(3)))
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +76,9 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
                 assert proposal.token_ids == expected[len(session) :]
                 assert proposal.cached_len == cache.cached_len == len(session) + k - 1
             case "superseded verify":
-                run_some(
-                    verify(cache, GREEDY, position, token_ids, [], prefill_chunk_tokens=3), data.draw(st.integers(0, 3))
-                )
+                run_some(verify(cache, GREEDY, position, token_ids, [], chunk=Chunks(3)), data.draw(st.integers(0, 3)))
             case "superseded propose":
-                run_some(
-                    propose(cache, GREEDY, position, token_ids, 4, prefill_chunk_tokens=3), data.draw(st.integers(0, 6))
-                )
+                run_some(propose(cache, GREEDY, position, token_ids, 4, chunk=Chunks(3)), data.draw(st.integers(0, 6)))
 
 
 @given(token_lists, st.integers(1, 100))
@@ -99,10 +95,9 @@ def test_a_repeated_request_computes_only_the_last_token_again() -> None:
     cache = SessionCache(MODEL)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     first = verify_in_one_go(cache, 0, prompt, [])
-    steps = verify(cache, GREEDY, 0, prompt, [], prefill_chunk_tokens=3)
-    with pytest.raises(StopIteration) as stop:  # at once: there is no chunk to prefill
-        next(steps)
-    assert stop.value.value == first
+    again = Driven(verify(cache, GREEDY, 0, prompt, [], chunk=Chunks(3)))
+    again.step()  # the only one: there is no chunk to prefill
+    assert again.result == first
 
 
 def test_a_freed_cache_holds_nothing() -> None:

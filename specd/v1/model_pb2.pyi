@@ -11,10 +11,12 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "cache_capacity_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: Model
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+    cache_capacity_tokens: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., cache_capacity_tokens: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

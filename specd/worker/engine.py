@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+
+import mlx.core as mx
+
+from specd.worker.batch import Evaluate, Feed, forward
+from specd.worker.schedule import Schedule, StepTime
 
 Result = TypeVar("Result")
 
-# How long a job may go on with steps before others get their turn: a proposal's steps take a millisecond or a few
-# each, a prefill's chunk takes tens and more.
-TURN_SECONDS = 0.02
-
-# A place in the queue that only wakes the thread up.
-_NOTHING = None
-
-# A piece of work for the model, which yields wherever other work may go first and where it can be dropped.
-Steps = Generator[None, None, Result]
+# A piece of work for the model. It yields what is to be fed, and gets the logits; it can be dropped instead. And it
+# yields what is to be evaluated, which is done in the same step.
+Steps = Generator[Feed | Evaluate, Any, Result]
 
 
 @dataclass(frozen=True)
 class Done(Generic[Result]):
-    """The result of a job and where its time went."""
+    """The result of a job and where its time went. `compute_seconds` is that of the steps which it was part of."""
 
     result: Result
     queue_seconds: float
@@ -35,99 +34,203 @@ class Done(Generic[Result]):
 @dataclass(eq=False)
 class _Job(Generic[Result]):
     steps: Steps[Result]
+    session: Hashable
     submitted_at: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Done[Result]]
+    wants: Feed | Evaluate | None = None
     compute_seconds: float = 0.0
 
     def settle(self, outcome: Done[Result] | Exception) -> None:
         """Hand the outcome over to the event loop."""
         self.loop.call_soon_threadsafe(_settle, self.future, outcome)
 
+    @property
+    def feed(self) -> Feed:
+        """What it wants to feed, when it waits for its turn to do so."""
+        assert self.wants is not None
+        assert not isinstance(self.wants, Evaluate)
+        return self.wants
+
+    def is_dropped(self) -> bool:
+        """Whether nobody waits for it any more; then it has ended."""
+        if self.future.cancelled():
+            self.steps.close()
+            self.wants = None
+            return True
+        return False
+
 
 class Engine:
-    """Runs jobs on one thread, in turns.
+    """Runs jobs on one thread, those that wait at the same time together.
 
     MLX streams belong to threads: what one thread builds another cannot evaluate. So everything that touches MLX is a
-    job here, and the asyncio side only waits. A turn is one step, and more as long as they are short: the steps of a
-    proposal stay together, while a long prefill, which yields after each chunk, makes way after each of them.
+    job here, and the asyncio side only waits. A step is one forward pass over what several jobs want to feed
+    (`Schedule` says which); jobs join and leave at every step.
     """
 
-    def __init__(self, on_exit: Callable[[], None], *, name: str = "mlx-owner") -> None:
+    def __init__(
+        self,
+        on_exit: Callable[[], None],
+        *,
+        name: str = "mlx-owner",
+        forward: Callable[[Sequence[Feed]], Sequence[Any]] = forward,
+    ) -> None:
         """Start the thread; `on_exit` is the last thing that it runs."""
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread up
         self._urgent: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._schedule: Schedule[_Job[Any]] = Schedule()  # only the thread touches it
         self._stopped = False
         self._on_exit = on_exit
+        self._forward = forward
+        self.on_step: Callable[[StepTime], None] = lambda _: None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, steps: Steps[Result]) -> asyncio.Future[Done[Result]]:
+    def submit(self, steps: Steps[Result], session: Hashable = None) -> asyncio.Future[Done[Result]]:
         """Queue a job, from the event loop; cancelling the future drops the job at its next step.
 
+        `session` is whose it is, if anybody's: while sessions are known to come again soon, steps may wait for them.
         Once the engine is stopped, the job is cancelled.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(steps, time.perf_counter(), loop, loop.create_future())
+        job = _Job(steps, session, time.perf_counter(), loop, loop.create_future())
         if self._stopped:
             job.future.cancel()
         else:
-            self._jobs.put(job)
+            self._arriving.put(job)
         return job.future
 
     def run_soon(self, action: Callable[[], None]) -> None:
         """Run something short after the step under way, before any other."""
         self._urgent.put(action)
-        self._jobs.put(_NOTHING)
+        self._arriving.put(None)
 
     def stop(self) -> None:
         """Finish the step under way, cancel what waits, and end the thread."""
         self._stopped = True
-        self._jobs.put(_NOTHING)
+        self._arriving.put(None)
         self._thread.join()
 
     def _loop(self) -> None:
+        wait_seconds: float | None = 0.0
         while not self._stopped:
-            job = self._jobs.get()
-            self._run_urgent()
-            if job is not None:
-                self._take_turn(job)
+            self._begin_arrivals(wait_seconds)
+            if self._stopped:
+                break
+            now = time.perf_counter()
+            jobs, wait_until = self._schedule.next_step(now)
+            if jobs:
+                self._step(jobs)
+                wait_seconds = 0.0
+            else:
+                wait_seconds = wait_until - now if wait_until is not None else None
         self._run_urgent()
-        while not self._jobs.empty():
-            if (waiting := self._jobs.get()) is not None:
-                waiting.loop.call_soon_threadsafe(waiting.future.cancel)
+        for job in (*self._schedule, *self._arrivals(0.0)):
+            job.loop.call_soon_threadsafe(job.future.cancel)
         self._on_exit()
+
+    def _begin_arrivals(self, wait_seconds: float | None) -> None:
+        """Run what is urgent, and the jobs that have arrived up to their first feed; wait so long if there is none."""
+        arrivals = self._arrivals(wait_seconds)
+        self._run_urgent()
+        for job in arrivals:
+            if self._stopped:
+                job.loop.call_soon_threadsafe(job.future.cancel)
+                continue
+            if job.session is not None:
+                self._schedule.window.arrived(job.session, job.submitted_at)
+            self._advance([job], [None], time.perf_counter())
+            self._run_urgent()
+
+    def _arrivals(self, wait_seconds: float | None) -> list[_Job[Any]]:
+        arrivals = []
+        try:
+            if (job := self._arriving.get(block=wait_seconds != 0.0, timeout=wait_seconds)) is not None:
+                arrivals.append(job)
+            while True:
+                if (job := self._arriving.get(block=False)) is not None:
+                    arrivals.append(job)
+        except Empty:
+            return arrivals
 
     def _run_urgent(self) -> None:
         while not self._urgent.empty():
             self._urgent.get()()
 
-    def _take_turn(self, job: _Job[Any]) -> None:
-        turn_ends_at = time.perf_counter() + TURN_SECONDS
-        while self._step(job):
-            self._run_urgent()
-            if self._stopped or time.perf_counter() >= turn_ends_at:
-                self._jobs.put(job)  # behind the others
-                return
-
-    def _step(self, job: _Job[Any]) -> bool:
-        """Run a step of a job; return whether there is another."""
-        if job.future.cancelled():
-            job.steps.close()
-            return False
+    def _step(self, scheduled: Sequence[_Job[Any]]) -> None:
+        """Feed what the jobs want to feed, in one forward pass, and let each go on with its logits."""
         started_at = time.perf_counter()
+        jobs = [job for job in scheduled if not job.is_dropped()]
+        if not jobs:
+            return
+        feeds = [job.feed for job in jobs]
         try:
-            next(job.steps)
+            outputs = self._forward(feeds)
+        except Exception as error:
+            for job in jobs:
+                self._throw(job, error)
+            return
+        self._advance(jobs, outputs, started_at)
+        ended_at = time.perf_counter()
+        step = StepTime(
+            num_sessions=len(feeds),
+            num_tokens=sum(feed.num_tokens for feed in feeds),
+            is_prefill=not feeds[0].wants_logits,
+            seconds=ended_at - started_at,
+        )
+        self._schedule.stepped(step, ended_at)
+        self.on_step(step)
+
+    def _advance(self, jobs: Sequence[_Job[Any]], inputs: Sequence[Any], started_at: float) -> None:
+        """Let each job go on, with its input, to what it wants to feed next, or to its end.
+
+        What they want evaluated on the way is evaluated together. Their step began at `started_at`.
+        """
+        for job, value in zip(jobs, inputs, strict=True):
+            self._send(job, value, started_at)
+        asking = [job for job in jobs if isinstance(job.wants, Evaluate)]
+        if not asking:
+            return
+        try:
+            mx.eval([job.wants.arrays for job in asking if isinstance(job.wants, Evaluate)])
+        except Exception as error:
+            for job in asking:
+                self._throw(job, error)
+            return
+        self._advance(asking, [None] * len(asking), started_at)
+
+    def _send(self, job: _Job[Any], value: Any, started_at: float) -> None:
+        if job.is_dropped():
+            return
+        try:
+            job.wants = job.steps.send(value)
         except StopIteration as stop:
+            job.wants = None
             now = time.perf_counter()
             compute_seconds = job.compute_seconds + now - started_at
             job.settle(Done(stop.value, now - job.submitted_at - compute_seconds, compute_seconds))
+            if job.session is not None:
+                self._schedule.window.answered(job.session, now)
         except Exception as error:
+            job.wants = None
             job.settle(error)
         else:
-            job.compute_seconds += time.perf_counter() - started_at
-            return True
-        return False
+            if not isinstance(job.wants, Evaluate):
+                now = time.perf_counter()
+                job.compute_seconds += now - started_at
+                self._schedule.add(job, now)
+
+    def _throw(self, job: _Job[Any], error: Exception) -> None:
+        """End a job whose step failed, with the error where it waits, and where it can clean up."""
+        job.wants = None
+        try:
+            job.steps.throw(error)
+        except Exception as raised:
+            job.settle(raised)
+        else:
+            job.steps.close()
+            job.settle(error)
 
 
 def _settle(future: asyncio.Future[Done[Result]], outcome: Done[Result] | Exception) -> None:

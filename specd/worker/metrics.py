@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from specd.metrics import SECONDS_BUCKETS
+from specd.worker.live_caches import LiveCaches
 from specd.worker.prefix_cache import PrefixCache
-from specd.worker.session_cache import SessionCache
+from specd.worker.schedule import StepTime
+
+_POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 
 
 class WorkerMetrics:
     """The metrics of one worker, in a registry that the caller chose."""
 
-    def __init__(self, registry: CollectorRegistry, caches: Collection[SessionCache], prefixes: PrefixCache) -> None:
+    def __init__(self, registry: CollectorRegistry, caches: LiveCaches, prefixes: PrefixCache) -> None:
         """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape."""
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
         cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
-        cached_tokens.set_function(lambda: sum(cache.cached_len for cache in tuple(caches)))
+        cached_tokens.set_function(lambda: sum(cache.cached_len for cache in caches))
         registry.register(_PrefixCacheMetrics(prefixes))
         self.requests = Counter(
             "specd_worker_requests", "Requests by outcome: done, superseded or failed.", ["outcome"], registry=registry
@@ -38,8 +41,39 @@ class WorkerMetrics:
             buckets=SECONDS_BUCKETS,
             registry=registry,
         )
+        self.step_seconds = Histogram(
+            "specd_worker_step_seconds",
+            "Time of a step: one forward pass, for rounds of several sessions or for a chunk of a prompt.",
+            ["kind"],
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.step_sessions = Histogram(
+            "specd_worker_step_sessions",
+            "Sessions that a step of rounds is for.",
+            buckets=_POWERS_OF_TWO[:7],
+            registry=registry,
+        )
+        self.step_tokens = Histogram(
+            "specd_worker_step_tokens",
+            "Tokens that a step computes; there is no padding.",
+            ["kind"],
+            buckets=_POWERS_OF_TWO,
+            registry=registry,
+        )
+        for kind in ("rounds", "prefill"):
+            self.step_seconds.labels(kind)
+            self.step_tokens.labels(kind)
         for outcome in ("done", "superseded", "failed"):
             self.requests.labels(outcome)
+
+    def count_step(self, step: StepTime) -> None:
+        """Count a step of the engine."""
+        kind = "prefill" if step.is_prefill else "rounds"
+        self.step_seconds.labels(kind).observe(step.seconds)
+        self.step_tokens.labels(kind).observe(step.num_tokens)
+        if not step.is_prefill:
+            self.step_sessions.observe(step.num_sessions)
 
 
 class _PrefixCacheMetrics(Collector):

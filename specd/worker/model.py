@@ -19,6 +19,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer, maybe_set
 
 from specd.errors import StartupError
 from specd.model_info import ModelInfo
+from specd.worker.batch import enable_batches
 
 log = structlog.get_logger()
 
@@ -38,12 +39,17 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows]."""
+    """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
+
+    `batches` says whether it computes tokens of several sessions in one pass.
+    """
 
     network: Module
     info: ModelInfo
     tokenizer_json: bytes
     tokenizer_config: TokenizerConfig = TokenizerConfig()
+    cache_bytes_per_token: int = 1
+    batches: bool = False
 
 
 def load(name: str, *, blas: str) -> LoadedModel:
@@ -78,7 +84,8 @@ def load(name: str, *, blas: str) -> LoadedModel:
         raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     text_config = config.get("text_config") or config
-    rows = network(mx.array([[0]])).shape[-1]  # only the shape: nothing is computed
+    layers = make_prompt_cache(network)
+    rows = network(mx.array([[0]]), cache=layers).shape[-1]  # only shapes: nothing is computed
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
@@ -91,6 +98,11 @@ def load(name: str, *, blas: str) -> LoadedModel:
         precision=precision,
         device=device,
     )
+    batches = enable_batches(network)
+    if not batches:
+        log.warning(
+            "this model cannot compute several sessions at once: they take turns", architecture=info.architecture
+        )
     template = tokenizer.chat_template
     if isinstance(template, dict):  # several by name; the others are for tools and retrieval
         template = template.get("default")
@@ -99,6 +111,8 @@ def load(name: str, *, blas: str) -> LoadedModel:
         info,
         backend.to_str().encode(),
         TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
+        batches=batches,
+        cache_bytes_per_token=sum(layer.nbytes // layer.keys.shape[-2] for layer in layers),
     )
 
 

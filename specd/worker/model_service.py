@@ -10,7 +10,6 @@ import grpc
 from specd.deferred import Deferred
 from specd.errors import SpecdError, to_status
 from specd.v1 import model_pb2, model_pb2_grpc
-from specd.worker.model import LoadedModel
 from specd.worker.worker import Worker
 
 _CHUNK_BYTES = 1024 * 1024
@@ -26,23 +25,26 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.DescribeRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> model_pb2.DescribeResponse:
         """Return the model's description."""
-        model = await self._model(context)
-        return model_pb2.DescribeResponse(model=model_pb2.Model(**dataclasses.asdict(model.info)))
+        worker = await self._get(context)
+        return model_pb2.DescribeResponse(
+            model=model_pb2.Model(**dataclasses.asdict(worker.model.info)),
+            cache_capacity_tokens=worker.caches.capacity_tokens,
+        )
 
     async def GetTokenizer(
         self, request: model_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[model_pb2.GetTokenizerResponse]:
         """Stream the tokenizer, with what tokenizer.json does not say in the first message."""
-        model = await self._model(context)
+        model = (await self._get(context)).model
         data = model.tokenizer_json
         config = model_pb2.TokenizerConfig(**dataclasses.asdict(model.tokenizer_config))
         yield model_pb2.GetTokenizerResponse(chunk=data[:_CHUNK_BYTES], config=config)
         for start in range(_CHUNK_BYTES, len(data), _CHUNK_BYTES):
             yield model_pb2.GetTokenizerResponse(chunk=data[start : start + _CHUNK_BYTES])
 
-    async def _model(self, context: grpc.aio.ServicerContext[object, object]) -> LoadedModel:
+    async def _get(self, context: grpc.aio.ServicerContext[object, object]) -> Worker:
         try:
-            return self._worker.get().model
+            return self._worker.get()
         except SpecdError as error:
             await context.abort_with_status(to_status(error))
             raise

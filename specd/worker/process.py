@@ -16,7 +16,10 @@ from specd.metrics import MetricsEndpoint, add_build_info, new_registry
 from specd.server import Server
 from specd.settings import WorkerSettings
 from specd.v1 import model_pb2_grpc
+from specd.worker.batch import Evaluate
+from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Engine, Steps
+from specd.worker.live_caches import LiveCaches
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model import LoadedModel, load
 from specd.worker.model_service import ModelService
@@ -46,7 +49,8 @@ async def run_worker(
         await server.start()
         engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
-        loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, settings.prefill_chunk_tokens))
+        chunk = ChunkSize(settings.prefill_chunk_seconds)
+        loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, chunk))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
@@ -54,10 +58,11 @@ async def run_worker(
             model: LoadedModel = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **facts)
-            caches: set[SessionCache] = set()
+            caches = LiveCaches(max(settings.cache_bytes // model.cache_bytes_per_token, 1))
             prefixes = PrefixCache(settings.prefix_cache_bytes)
             metrics = WorkerMetrics(registry, caches, prefixes)
-            deferred.set(Worker(engine, model, caches, prefixes, metrics, settings.prefill_chunk_tokens))
+            engine.on_step = metrics.count_step
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, **facts)
             await stopping
@@ -66,12 +71,12 @@ async def run_worker(
             await asyncio.to_thread(engine.stop)  # it waits for the step under way
 
 
-def _load(name: str, blas: str, prefill_chunk_tokens: int) -> Steps[LoadedModel]:
+def _load(name: str, blas: str, chunk: ChunkSize) -> Steps[LoadedModel]:
     log.info("loading", model=name, blas=blas)
     model = load(name, blas=blas)
     # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
     cache = SessionCache(model)
-    pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), prefill_chunk_tokens)
-    mx.eval(cache.feed(mx.array(pending)))
+    pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), chunk)
+    yield Evaluate([(yield from cache.feed(mx.array(pending)))])
     cache.free()
     return model

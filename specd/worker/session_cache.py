@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from specd.errors import CacheTooShortError
+from specd.worker.batch import Evaluate, Feed
+from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
 from specd.worker.prefix_cache import PrefixCache, common_prefix_len
@@ -30,12 +33,12 @@ class SessionCache:
 
     def __init__(self, model: LoadedModel, prefixes: PrefixCache | None = None) -> None:
         """Begin empty; `prefixes` is where its first tokens can come from and where `keep` leaves them."""
-        self._network = model.network
+        self.network = model.network
+        self.batches = model.batches
         self._vocabulary_size = model.info.vocabulary_size
         self._prefixes = prefixes
-        self._layers = make_prompt_cache(model.network)
+        self.layers = make_prompt_cache(model.network)
         self.token_ids: list[int] = []
-        self.num_fed = 0
         self.reused_len = 0
 
     @property
@@ -43,18 +46,23 @@ class SessionCache:
         """How many of the session's tokens the cache holds."""
         return len(self.token_ids)
 
-    def feed(self, token_ids: mx.array) -> mx.array:
-        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them."""
-        logits: mx.array = self._network(token_ids[None], cache=self._layers)
-        self.num_fed += token_ids.size
-        return logits[0, :, : self._vocabulary_size]
+    @property
+    def num_fed(self) -> int:
+        """How many tokens the layers hold, committed or not."""
+        offset: int = self.layers[0].offset
+        return offset
+
+    def feed(self, token_ids: mx.array) -> Steps[mx.array]:
+        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them. One step."""
+        logits: mx.array = yield Feed(self, token_ids)
+        return logits[:, : self._vocabulary_size]
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Say which tokens were fed."""
         self.token_ids.extend(token_ids)
         assert self.cached_len <= self.num_fed
 
-    def prefill(self, position: int, token_ids: Sequence[int], chunk_tokens: int) -> Steps[list[int]]:
+    def prefill(self, position: int, token_ids: Sequence[int], chunk: ChunkSize) -> Steps[list[int]]:
         """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
 
         Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
@@ -71,12 +79,14 @@ class SessionCache:
         self._rewind(position + reused)
         pending = list(token_ids[reused:])
         while len(pending) > MAX_PENDING:
-            chunk = pending[: min(chunk_tokens, len(pending) - 1)]
-            self.feed(mx.array(chunk))
-            mx.eval([layer.state for layer in self._layers])  # without the logits, which are never computed
-            self.commit(chunk)
-            del pending[: len(chunk)]
-            yield
+            fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
+            yield Feed(self, mx.array(fed), wants_logits=False)
+            started_at = time.perf_counter()
+            # Without the logits, which are never computed.
+            yield Evaluate([array for layer in self.layers for array in layer.state[:2]])
+            chunk.took(len(fed), time.perf_counter() - started_at)
+            self.commit(fed)
+            del pending[: len(fed)]
         return pending
 
     def keep(self) -> None:
@@ -84,20 +94,19 @@ class SessionCache:
         if self._prefixes is not None and self.token_ids:
             self._rewind(self.cached_len)
             if self._is_finite():
-                self._prefixes.store(self.token_ids, self._layers)
+                self._prefixes.store(self.token_ids, self.layers)
         self.free()
 
     def free(self) -> None:
         """Give the memory back."""
         # New layers: those of before may be the prefix cache's by now.
-        self._layers = make_prompt_cache(self._network)
+        self.layers = make_prompt_cache(self.network)
         self.token_ids = []
-        self.num_fed = 0
         mx.clear_cache()
 
     def _is_finite(self) -> bool:
         """Whether the last layer, where whatever went wrong before arrives, holds no NaN: a prefill has no logits."""
-        keys_and_values = self._layers[-1].state[:2]
+        keys_and_values = self.layers[-1].state[:2]
         return bool(mx.all(mx.stack([are_finite(array) for array in keys_and_values])))
 
     def _take_over(self, token_ids: Sequence[int]) -> None:
@@ -105,13 +114,12 @@ class SessionCache:
             return
         layers, self.reused_len = self._prefixes.take(token_ids)
         if layers:
-            self._layers, self.num_fed = layers, self.reused_len
+            self.layers = layers
             self.token_ids = list(token_ids[: self.reused_len])
 
     def _rewind(self, cached_len: int) -> None:
         surplus = self.num_fed - cached_len
         if surplus:
-            trimmed: Any = trim_prompt_cache(self._layers, surplus)
+            trimmed: Any = trim_prompt_cache(self.layers, surplus)
             assert trimmed == surplus, f"rewound {trimmed} tokens instead of {surplus}"
-        self.num_fed = cached_len
         del self.token_ids[cached_len:]

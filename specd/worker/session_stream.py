@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -16,6 +16,7 @@ from specd.sampling import Sampling
 from specd.sampling_messages import sampling_from
 from specd.v1 import sampling_pb2
 from specd.worker.engine import Done, Steps
+from specd.worker.live_caches import LiveCaches
 from specd.worker.sampler import Sampler
 from specd.worker.session import WorkerSession
 from specd.worker.session_cache import SessionCache
@@ -27,6 +28,10 @@ log = structlog.get_logger()
 class _Request(Protocol):
     @property
     def round(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
     @property
     def sampling(self) -> sampling_pb2.SessionSampling: ...
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
@@ -104,7 +109,8 @@ class SessionStreams(Generic[Request, Result, Response]):
                             )
                         session.sampler = _sampler(worker, request.sampling)
                     steps = self._begin(worker, session, request)
-                    computing = worker.engine.submit(_free_on_error(session.cache, steps))
+                    worker.caches.reserve(session.cache, request.position + len(request.token_ids))
+                    computing = worker.engine.submit(_free_on_error(session.cache, steps), session.cache)
                     answers.create_task(self._write_answer(worker, context, session, request, computing, writing))
         finally:
             # A task that was cancelled before it began has not cancelled what it was to wait for.
@@ -153,6 +159,6 @@ def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
         raise
 
 
-def _close(cache: SessionCache, caches: set[SessionCache], end: Callable[[], None]) -> None:
+def _close(cache: SessionCache, caches: LiveCaches, end: Callable[[], None]) -> None:
     caches.discard(cache)
     end()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Engine
+from specd.worker.live_caches import LiveCaches
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model import LoadedModel
 from specd.worker.prefix_cache import PrefixCache
-from specd.worker.session_cache import SessionCache
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Worker:
 
     engine: Engine
     model: LoadedModel
-    caches: set[SessionCache]
+    caches: LiveCaches
     prefixes: PrefixCache
     metrics: WorkerMetrics
-    prefill_chunk_tokens: int
+    chunk: ChunkSize

@@ -1,0 +1,79 @@
+"""When to hold a step back for sessions that will soon have something to add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from weakref import WeakKeyDictionary
+
+# Each new value changes an average by this much, and each step takes this much weight from those before it.
+_DECAY = 0.1
+
+# Stragglers are worth waiting for that stay away for less than this part of what a step costs. For those that stay away
+# for about as long there is little to win, and something to lose when times vary.
+_WORTH_WAITING = 0.75
+
+
+class BatchWindow:
+    """Decides how long a step waits for stragglers.
+
+    Two steps instead of one cost what every step costs, however many tokens it takes: `fixed_seconds`, the intercept of
+    step time over tokens, measured on the steps themselves. So a step may idle that long, and no longer, for sessions
+    that will soon be back, if they have lately been away for clearly less than that between two requests. Where they
+    stay away for longer, as while another model works on them, nothing waits, and two groups of sessions take turns.
+
+    All times are in seconds; `now` may be any clock's.
+    """
+
+    def __init__(self) -> None:
+        self._fixed_seconds = 0.0
+        self._away_seconds = 0.0
+        self._answered_at: WeakKeyDictionary[Hashable, float] = WeakKeyDictionary()
+        # Decaying sums over steps, for a least-squares line through their times.
+        self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
+
+    @property
+    def fixed_seconds(self) -> float:
+        """What a step costs besides its tokens."""
+        return self._fixed_seconds
+
+    def arrived(self, session: Hashable, now: float) -> None:
+        """Learn that a session has something to compute."""
+        answered_at = self._answered_at.pop(session, None)
+        if answered_at is not None and not self._is_given_up(answered_at, now):
+            self._away_seconds += (now - answered_at - self._away_seconds) * (_DECAY if self._away_seconds else 1)
+
+    def answered(self, session: Hashable, now: float) -> None:
+        """Learn that a session has got its answer, and may come again."""
+        self._answered_at[session] = now
+
+    def stepped(self, num_tokens: int, seconds: float) -> None:
+        """Learn what a step took."""
+        keep = 1 - _DECAY
+        self._weight = keep * self._weight + 1
+        self._tokens = keep * self._tokens + num_tokens
+        self._seconds = keep * self._seconds + seconds
+        self._tokens_squared = keep * self._tokens_squared + num_tokens**2
+        self._tokens_seconds = keep * self._tokens_seconds + num_tokens * seconds
+        mean_tokens, mean_seconds = self._tokens / self._weight, self._seconds / self._weight
+        variance = self._tokens_squared / self._weight - mean_tokens**2
+        if variance > (0.1 * mean_tokens) ** 2:  # else the steps are too much alike to tell; what was known stays
+            slope = max((self._tokens_seconds / self._weight - mean_tokens * mean_seconds) / variance, 0.0)
+            self._fixed_seconds = max(mean_seconds - slope * mean_tokens, 0.0)
+
+    def ends_at(self, idle_since: float, now: float) -> float:
+        """Return until when to wait with what is there, having idled since then; in the past if not at all."""
+        is_worth_it = self._away_seconds <= _WORTH_WAITING * self._fixed_seconds
+        end = idle_since
+        for session, answered_at in tuple(self._answered_at.items()):
+            if self._is_given_up(answered_at, now):
+                del self._answered_at[session]
+            elif is_worth_it:
+                end = max(end, answered_at + 2 * self._away_seconds)
+        return min(end, idle_since + self._fixed_seconds)
+
+    def _is_given_up(self, answered_at: float, now: float) -> bool:
+        """Whether a session has ended, or its client is slow.
+
+        Not as soon as it is not waited for any more: only who may return later than expected can teach that they do.
+        """
+        return now - answered_at > 2 * max(self._away_seconds, self._fixed_seconds)

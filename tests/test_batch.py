@@ -1,0 +1,168 @@
+"""Sessions that are computed together: whoever is in a pass, each gets what it would get alone."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft_worker.proposal import propose
+from specd.sampling import Sampling
+from specd.worker import session_cache
+from specd.worker.batch import Feed, enable_batches, forward
+from specd.worker.engine import Steps
+from specd.worker.sampler import Sampler
+from specd.worker.session_cache import SessionCache
+from target_worker.verification import verify
+from tests.driving import Chunks, Driven, finish
+from tests.models import TINY_VOCABULARY_SIZE, tiny_model
+
+MODEL = tiny_model()
+CHUNK = Chunks(5)
+
+token_ids = st.integers(0, TINY_VOCABULARY_SIZE - 1)
+token_lists = st.lists(token_ids, min_size=1, max_size=24)
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    seed=st.integers(0, 2**64 - 1),
+    top_k=st.sampled_from([0, 5]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+)
+
+
+@dataclass
+class Session:
+    """A session's cache and what it asks for, again and again."""
+
+    cache: SessionCache
+    sampler: Sampler
+    token_ids: list[int]
+
+    def ask(self, data: st.DataObject) -> Steps[Any]:
+        position = data.draw(st.integers(0, min(self.cache.cached_len, len(self.token_ids) - 1)))
+        own = self.token_ids[position:]
+        if data.draw(st.booleans()):
+            k = data.draw(st.integers(0, 5))
+            return propose(self.cache, self.sampler, position, own, k, chunk=CHUNK)
+        proposal = data.draw(st.lists(token_ids, max_size=5))
+        return verify(self.cache, self.sampler, position, own, proposal, chunk=CHUNK)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_last_pass() -> Any:
+    """Make even short requests take several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_cache, "MAX_PENDING", 2)
+        yield
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_each_session_gets_what_it_gets_alone(data: st.DataObject) -> None:
+    """Any sessions, any of which come, go on, are dropped and rewind in any order, any of them in the same pass."""
+    num_sessions = data.draw(st.integers(1, 5))
+    prompts = [data.draw(token_lists) for _ in range(num_sessions)]
+    samplers = [data.draw(samplings) for _ in range(num_sessions)]
+    together, alone = (
+        [
+            Session(SessionCache(MODEL), Sampler(sampling, TINY_VOCABULARY_SIZE), list(prompt))
+            for prompt, sampling in zip(prompts, samplers, strict=True)
+        ]
+        for _ in range(2)
+    )
+    running: dict[int, tuple[Driven, Any]] = {}
+    for _ in range(data.draw(st.integers(1, 20))):
+        chosen = data.draw(st.lists(st.integers(0, num_sessions - 1), min_size=1, unique=True))
+        for i in chosen:
+            if i not in running:
+                # The same request twice: drawn for the one, taken over for the other.
+                steps = together[i].ask(recorder := Recorder(data))
+                expected = finish(alone[i].ask(Player(recorder.drawn)))
+                running[i] = Driven(steps), expected
+        Driven.step_together([running[i][0] for i in chosen])
+        for i in chosen:
+            driven, expected = running[i]
+            if driven.has_ended:
+                assert driven.result == expected
+                assert together[i].cache.token_ids == alone[i].cache.token_ids
+                del running[i]
+                together[i].token_ids.append(data.draw(token_ids))
+                alone[i].token_ids.append(together[i].token_ids[-1])
+
+
+class Recorder:
+    """Draws, and remembers what."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+        self.drawn: list[Any] = []
+
+    def draw(self, strategy: st.SearchStrategy[Any]) -> Any:
+        self.drawn.append(self._data.draw(strategy))
+        return self.drawn[-1]
+
+
+class Player:
+    """Gives out what was drawn before."""
+
+    def __init__(self, drawn: list[Any]) -> None:
+        self._drawn = iter(drawn)
+
+    def draw(self, strategy: st.SearchStrategy[Any]) -> Any:
+        return next(self._drawn)
+
+
+@given(st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=1, max_size=6), st.lists(token_lists, min_size=6))
+@settings(deadline=None)
+def test_logits_are_those_of_each_session_alone(batch: list[list[int]], contexts: list[list[int]]) -> None:
+    caches = [SessionCache(MODEL) for _ in batch]
+    for cache, context in zip(caches, contexts, strict=False):
+        finish(cache.feed(mx.array(context)))
+    outputs = forward([Feed(cache, mx.array(tokens)) for cache, tokens in zip(caches, batch, strict=True)])
+    for tokens, context, logits in zip(batch, contexts, outputs, strict=False):
+        expected = MODEL.network(mx.array([[*context, *tokens]]))[0, len(context) :]
+        np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-3)  # of about 10
+
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": TINY_VOCABULARY_SIZE,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rope_scaling": None,
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"])
+def test_models_of_mlx_lm_as_they_are(name: str) -> None:
+    """Gemma 2 has an attention of its own: its sessions take turns, and get the same."""
+    batches = name != "gemma2"
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    sizes = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
+    mx.random.seed(0)
+    network = module.Model(module.ModelArgs.from_dict({"model_type": name} | SMALL | (sizes if name == "gpt2" else {})))
+    assert enable_batches(network) is batches
+    model = replace(MODEL, network=network, batches=batches)
+    caches = [SessionCache(model) for _ in range(3)]
+    for count, cache in enumerate(caches):
+        finish(cache.feed(mx.array([1, 2, 3, 4][count:])))
+    tokens = [[5, 6], [7], [8, 9, 10]]
+    outputs = forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
+    for count, (ids, logits) in enumerate(zip(tokens, outputs, strict=True)):
+        context = [1, 2, 3, 4][count:]
+        expected = network(mx.array([[*context, *ids]]))[0, len(context) :]
+        np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-4)
