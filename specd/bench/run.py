@@ -9,6 +9,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from specd import __version__
+from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
 from specd.bench.sample import Result, Sample, summarise
@@ -27,6 +29,7 @@ from specd.supervisor import Stack
 from specd.worker.model import LoadedModel, load
 
 _WIDTH = 120
+_SHORT_PROMPT_TOKENS = 512
 _STAGES = {
     "draft": "draft\nms",
     "verify": "verify\nms",
@@ -54,6 +57,8 @@ class Options:
     temperatures: Sequence[float] = (0.0,)
     acceptance: Sequence[Acceptance] = (Acceptance.COUPLED,)
     lenience: Sequence[float] = (0.0,)
+    concurrency: Sequence[int] = ()
+    cached_prompts: bool = False
 
 
 def run_bench(options: Options, json_path: Path | None) -> bool:
@@ -65,9 +70,7 @@ def run_bench(options: Options, json_path: Path | None) -> bool:
     target, draft = load(options.target, blas=options.blas), load(options.draft, blas=options.blas)
     prompt_ids = _encode(target.tokenizer_json, options.prompts)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_WIDTH)
+    console = _console()
     report: dict[str, Any] = {
         "environment": _environment(options),
         "results": [],
@@ -135,6 +138,61 @@ async def _take_turns(
                     sample = await contender.decode(prompt, repeat, token_ids, options.max_tokens)
                     samples[contender.setup].append(sample)
     return samples
+
+
+def run_throughput(options: Options, json_path: Path | None) -> bool:
+    """Measure many sessions at once, print a table, write JSON. Returns whether specd always gave the same tokens."""
+    target = load(options.target, blas=options.blas)
+    prompts = _encode(target.tokenizer_json, options.prompts)
+    # Long ones take longer to compute than their answers to decode, and would say little about the latter.
+    prompts = {name: ids for name, ids in prompts.items() if len(ids) <= _SHORT_PROMPT_TOKENS} or prompts
+    # As many requests at each concurrency, and enough for the largest to be busy for a while.
+    requests = list(islice(cycle(prompts.values()), max(len(prompts), 2 * max(options.concurrency))))
+    runs = asyncio.run(_measure_throughput(target, requests, options))
+    results = throughput.summarise(runs)
+    cached = ", prompts cached" if options.cached_prompts else ""
+    console = _console()
+    console.print(throughput.table(results, f"{len(requests)} requests{cached}"))
+    same = all(result.same_tokens for result in results if result.load.setup.system == SPECD)
+    who = "specd, for every k and concurrency,"
+    console.print(f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
+    if json_path is not None:
+        environment = _environment(options) | {"requests": len(requests), "cached_prompts": options.cached_prompts}
+        report = {
+            "environment": environment,
+            "results": [result.as_record() for result in results],
+            "same_tokens": same,
+        }
+        json_path.write_text(json.dumps(report, indent=1) + "\n")
+    return same
+
+
+async def _measure_throughput(
+    target: LoadedModel, requests: throughput.Prompts, options: Options
+) -> list[throughput.Run]:
+    environment = {} if options.cached_prompts else _NO_PREFIX_CACHE
+    limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
+    async with (
+        Stack(target=options.target, draft=options.draft, environment=environment | limits) as stack,
+        Client(stack.address) as client,
+    ):
+        contenders: list[throughput.Contender] = [
+            *(throughput.Specd(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
+            throughput.MlxLmBatch(target),
+        ]
+        return await throughput.measure(
+            contenders,
+            requests,
+            concurrency=options.concurrency,
+            max_tokens=options.max_tokens,
+            repeats=options.repeats,
+            cached_prompts=options.cached_prompts,
+        )
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH)
 
 
 def _same_tokens(samples: Sequence[Sample], baseline: Sequence[Sample]) -> bool:

@@ -255,6 +255,13 @@ def bench(
     lenience: Annotated[
         list[float] | None, typer.Option(min=0, max=1, help="With rejection: repeat for each. (default: 0)")
     ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option("--concurrency", "-c", min=1, help="Measure the throughput of so many sessions; repeat for each."),
+    ] = None,
+    cached_prompts: Annotated[
+        bool, typer.Option("--cached-prompts", help="With --concurrency: leave the prompts' own time out.")
+    ] = False,
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Directory of prompts, a file each. (default: ours)"),
@@ -275,13 +282,17 @@ def bench(
     blas = load_blas(blas_threads)  # whose variables the workers inherit
 
     from specd.bench.prompts import load_prompts
-    from specd.bench.run import Options, run_bench
+    from specd.bench.run import Options, run_bench, run_throughput
 
     try:
         for value in temperature or ():
             Sampling(temperature=value).check(vocabulary_size=1, model_name=target)
     except InvalidRequestError as error:
         raise StartupError(str(error)) from error
+    if concurrency and (temperature or acceptance or lenience):
+        raise StartupError(
+            "--concurrency measures greedy decoding: leave --temperature, --acceptance and --lenience out"
+        )
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
         raise StartupError("--lenience is for rejection only: add --acceptance rejection")
     chosen = load_prompts(prompts)
@@ -297,8 +308,10 @@ def bench(
         temperatures=temperature or [0.0],
         acceptance=acceptance or [Acceptance.COUPLED],
         lenience=lenience or [0.0],
+        concurrency=concurrency or [],
+        cached_prompts=cached_prompts,
     )
-    if not run_bench(options, json_path):
+    if not (run_throughput if concurrency else run_bench)(options, json_path):
         raise typer.Exit(1)
 
 

@@ -1,0 +1,259 @@
+"""Many sessions at once: what specd and mlx-lm's batches give in all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from specd.bench.setup import MLX_LM, SPECD, Setup
+from specd.client import Client
+from specd.worker.model import LoadedModel
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A way to decode, and how many sessions at once."""
+
+    setup: Setup
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a number of requests came to, so many of them at once. Times in seconds."""
+
+    load: Load
+    seconds: float
+    token_ids: tuple[tuple[int, ...], ...]
+    seconds_to_first_token: float = 0.0
+    seconds_per_output_token: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All tokens that were generated, over the time from the first request to the end of the last."""
+        return sum(map(len, self.token_ids)) / self.seconds
+
+
+class Contender(Protocol):
+    """A way to decode several prompts at once."""
+
+    setup: Setup
+
+    async def prepare(self, prompts: Prompts) -> None:
+        """Compute the prompts, so that decoding does not have to."""
+
+    async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
+        """Decode all prompts, so many at once, and measure it."""
+
+
+class Specd:
+    """A running specd system, whose clients each ask for the next prompt when they have got one."""
+
+    def __init__(self, client: Client, setup: Setup) -> None:
+        self.setup = setup
+        self._client = client
+
+    async def prepare(self, prompts: Prompts) -> None:
+        """Let the workers' prefix caches hold the prompts."""
+        for prompt in prompts:
+            async for _ in self._client.generate(prompt, max_tokens=3, num_draft_tokens=1):
+                pass
+
+    async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
+        """Decode all prompts."""
+        waiting = list(enumerate(prompts))[::-1]
+        texts: dict[int, tuple[int, ...]] = {}
+        firsts: list[float] = []
+        rates: list[float] = []
+
+        async def keep_asking() -> None:
+            while waiting:
+                number, prompt = waiting.pop()
+                token_ids: list[int] = []
+                asked_at = first_at = last_at = time.perf_counter()
+                async for response in self._client.generate(
+                    prompt, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens
+                ):
+                    last_at = time.perf_counter()
+                    if not token_ids:
+                        first_at = last_at
+                    token_ids.extend(token.id for token in response.tokens)
+                texts[number] = tuple(token_ids)
+                firsts.append(first_at - asked_at)
+                rates.append((last_at - first_at) / max(len(token_ids) - 1, 1))
+
+        started_at = time.perf_counter()
+        await asyncio.gather(*(keep_asking() for _ in range(concurrency)))
+        seconds = time.perf_counter() - started_at
+        return Run(
+            Load(self.setup, concurrency),
+            seconds,
+            tuple(texts[number] for number in sorted(texts)),
+            median(firsts),
+            median(rates),
+        )
+
+
+class MlxLmBatch:
+    """mlx-lm's continuous batching, which `batch_generate` and its server use: the target alone, in this process."""
+
+    setup = Setup(MLX_LM)
+
+    def __init__(self, target: LoadedModel) -> None:
+        self._target = target
+        self._caches: dict[tuple[int, ...], list[Any]] = {}
+
+    async def prepare(self, prompts: Prompts) -> None:
+        """Compute the caches of the prompts."""
+        for prompt in map(tuple, prompts):
+            if prompt not in self._caches:
+                layers = make_prompt_cache(self._target.network)
+                self._target.network(mx.array(prompt[:-1])[None], cache=layers)
+                mx.eval([layer.state for layer in layers])
+                self._caches[prompt] = layers
+
+    async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
+        """Decode all prompts."""
+        network, stop_tokens = self._target.network, [[token_id] for token_id in self._target.info.eos_token_ids]
+        started_at = time.perf_counter()
+        generator = BatchGenerator(
+            network, stop_tokens=stop_tokens, completion_batch_size=concurrency, prefill_batch_size=concurrency
+        )
+        if self._caches:
+            caches = [self._caches[tuple(prompt)] for prompt in prompts]
+            ids = generator.insert(
+                [list(prompt[-1:]) for prompt in prompts], [max_tokens] * len(prompts), caches=caches
+            )
+        else:
+            ids = generator.insert([list(prompt) for prompt in prompts], [max_tokens] * len(prompts))
+        texts: dict[int, list[int]] = {number: [] for number in ids}
+        while responses := generator.next_generated():
+            for response in responses:
+                texts[response.uid].append(response.token)
+        generator.close()
+        seconds = time.perf_counter() - started_at
+        return Run(Load(self.setup, concurrency), seconds, tuple(tuple(texts[number]) for number in ids))
+
+
+async def measure(
+    contenders: Sequence[Contender],
+    prompts: Prompts,
+    *,
+    concurrency: Sequence[int],
+    max_tokens: int,
+    repeats: int,
+    cached_prompts: bool,
+) -> list[Run]:
+    """Let the contenders take turns, at each concurrency, each repeat beginning with another one."""
+    runs = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("warming up", total=repeats * len(concurrency) * len(contenders))
+        for contender in contenders:
+            await contender.decode(prompts[:2], 2, 8)
+        for repeat in range(repeats):
+            for count in concurrency:
+                first = repeat % len(contenders)
+                for contender in [*contenders[first:], *contenders[:first]]:
+                    progress.update(task, advance=1, description=f"{contender.setup.label}, {count} at once")
+                    if cached_prompts:
+                        await contender.prepare(prompts)
+                    runs.append(await contender.decode(prompts, count, max_tokens))
+    return runs
+
+
+@dataclass(frozen=True)
+class Result:
+    """The medians of the runs under one load, beside others."""
+
+    load: Load
+    tokens_per_second: float
+    to_mlx_lm: float
+    to_one_session: float
+    milliseconds_to_first_token: float
+    milliseconds_per_output_token: float
+    same_tokens: bool
+
+    def as_record(self) -> dict[str, object]:
+        """Return it for JSON."""
+        record = asdict(self)
+        del record["load"]
+        setup = self.load.setup
+        return {
+            "system": setup.system,
+            "num_draft_tokens": setup.num_draft_tokens,
+            "concurrency": self.load.concurrency,
+            **record,
+        }
+
+
+def summarise(runs: Sequence[Run]) -> list[Result]:
+    """Take medians over the repeats; put each beside mlx-lm's at the same concurrency, and specd's best for one."""
+    by_load: dict[Load, list[Run]] = {}
+    for run in runs:
+        by_load.setdefault(run.load, []).append(run)
+    speeds = {load: median(run.tokens_per_second for run in own) for load, own in by_load.items()}
+    alone = min(load.concurrency for load in speeds)
+    one = max(speed for load, speed in speeds.items() if load.setup.system == SPECD and load.concurrency == alone)
+    reference = next(run for run in runs if run.load == Load(Setup(SPECD), alone)).token_ids
+    return [
+        Result(
+            load,
+            speed,
+            speed / speeds[Load(Setup(MLX_LM), load.concurrency)],
+            speed / one,
+            1000 * median(run.seconds_to_first_token for run in by_load[load]),
+            1000 * median(run.seconds_per_output_token for run in by_load[load]),
+            all(run.token_ids == reference for run in by_load[load]),
+        )
+        for load, speed in speeds.items()
+    ]
+
+
+def table(results: Sequence[Result], title: str) -> Table:
+    """Lay the results out, by concurrency, the fastest of specd in bold."""
+    layout = Table(box=None, pad_edge=False, header_style="bold")
+    layout.add_column(title, no_wrap=True)
+    for header in (
+        "at once",
+        "tokens\n/s",
+        "/ mlx-lm\nbatch",
+        "/ one\nsession",
+        "first\ntoken ms",
+        "ms per\ntoken",
+        "same\ntokens",
+    ):
+        layout.add_column(header, justify="right", no_wrap=True)
+    for result in sorted(results, key=lambda result: result.load.concurrency):
+        load, is_specd = result.load, result.load.setup.system == SPECD
+        fastest = best(results, load.concurrency)
+        layout.add_row(
+            load.setup.label if is_specd else "mlx-lm, batch, target alone",
+            str(load.concurrency),
+            f"{result.tokens_per_second:.1f}",
+            f"{result.to_mlx_lm:.2f}",
+            f"{result.to_one_session:.2f}",
+            f"{result.milliseconds_to_first_token:.0f}" if is_specd else "",
+            f"{result.milliseconds_per_output_token:.1f}" if is_specd else "",
+            "yes" if result.same_tokens else "no",
+            style="bold" if result is fastest else "",
+        )
+    return layout
+
+
+def best(results: Sequence[Result], concurrency: int) -> Result:
+    """Return specd's fastest at a concurrency."""
+    own = [r for r in results if r.load.setup.system == SPECD and r.load.concurrency == concurrency]
+    return max(own, key=lambda result: result.tokens_per_second)
