@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -123,14 +124,18 @@ class _BatchLayer:
     def __init__(self, caches: Sequence[KVCache], spans: Sequence[slice], offset: mx.array) -> None:
         self.caches = caches
         self.spans = spans
-        self.streams = _STREAMS.spread(len(spans))
         self.offset = offset
+        self.streams: list[Any] = []
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """Return no mask: attention gets its own, session by session."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
         """Append to each session's cache, and return what each has."""
+        sizes = [span.stop - span.start for span in self.spans]
+        lengths = [cache.offset + size for cache, size in zip(self.caches, sizes, strict=True)]
+        largest_product = keys.shape[-1] * max(map(mul, sizes, lengths))
+        self.streams = _STREAMS.spread(len(self.spans), largest_product)
         pairs = []
         for cache, span, stream in zip(self.caches, self.spans, self.streams, strict=True):
             with mx.stream(stream):
@@ -167,18 +172,23 @@ def _batched(single: Any) -> Any:
 class _Streams(threading.local):
     """The streams of a thread over which the attention of a batch is spread.
 
-    On the CPU, a stream is a thread, and attention has no other: its products are too small for those of BLAS. So
+    On the CPU, a stream is a thread, and attention has no other while its products are too small for those of BLAS. So
     there are as many as BLAS has threads. A GPU does one thing after another whatever stream it comes on.
     """
+
+    # OpenBLAS computes products of up to 4 * 65536 multiplications on the thread that asks (interface/gemm.c). Larger
+    # ones have its other threads wait for each other, if they come from two streams.
+    _SERIAL_PRODUCT = 4 * 65536
 
     def __init__(self) -> None:
         device = mx.default_device()
         count = int(os.environ.get("OPENBLAS_NUM_THREADS") or 1) if device.type == mx.cpu else 1
         self._streams = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
 
-    def spread(self, count: int) -> list[Any]:
-        """Return a stream for each of so many sessions."""
-        return [self._streams[i % len(self._streams)] for i in range(count)]
+    def spread(self, count: int, largest_product: int) -> list[Any]:
+        """Return a stream for each of so many sessions, whose products have no more multiplications than that."""
+        streams = self._streams if largest_product <= self._SERIAL_PRODUCT else self._streams[:1]
+        return [streams[i % len(streams)] for i in range(count)]
 
 
 _STREAMS = _Streams()
