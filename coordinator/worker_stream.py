@@ -155,11 +155,12 @@ class WorkerStream(Generic[Request, Response]):
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:
         code, details = error.code(), error.details() or ""
         message = f"{code.name} from the {self._worker} worker: {details}"
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return WorkerFullError(error_info(error).reason or self._reason(code.name), message)
+        reason = error_info(error).reason
+        if reason == "CACHE_FULL":
+            return WorkerFullError(reason, message)
         if code in _LOST_CODES or details == _FAILED_WRITE:
-            return WorkerLostError(error_info(error).reason or self._reason(code.name), message)
-        return WorkerError(error_info(error).reason or self._reason(code.name), message)
+            return WorkerLostError(reason or self._reason(code.name), message)
+        return WorkerError(reason or self._reason(code.name), message)
 
     def _settle(self, answer: Response | WorkerError) -> None:
         if not self._answer.done():

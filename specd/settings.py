@@ -103,7 +103,7 @@ class WorkerSettings(Settings):
     metrics_listen: MetricsAddress
     blas_threads: int = Field(_BLAS_THREADS, ge=1, description="OpenBLAS threads, where MLX computes on a Linux CPU.")
     prefill_chunk_seconds: Seconds = Field(
-        0.1, description="How long a prompt is computed on before other sessions get their turn."
+        0.05, description="How long a prompt is computed on before other sessions get their turn."
     )
     cache_bytes: ByteSize = Field(
         _part_of_memory(4),
@@ -179,7 +179,7 @@ class CoordinatorSettings(Settings):
     )
     max_sessions: int = Field(32, ge=1, description="Most sessions that run at the same time; others wait.")
     max_queued: int = Field(
-        128, ge=0, description="Most requests that wait besides; others are turned away with RESOURCE_EXHAUSTED."
+        128, ge=0, description="Most requests beyond those that wait; others are turned away with RESOURCE_EXHAUSTED."
     )
     session_idle_seconds: float = Field(
         600.0, ge=0, description="How long a session is kept after its last use, to be continued; 0 keeps none."

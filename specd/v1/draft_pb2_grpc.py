@@ -52,6 +52,7 @@ class DraftServiceServicer:
         Every request says "hold exactly the first `position` tokens, append `token_ids`, then propose". A cache that is
         longer than `position` is rewound to it. One that is shorter ends the stream with FAILED_PRECONDITION, whose
         google.rpc.ErrorInfo has the reason CACHE_TOO_SHORT and `cached_len` in its metadata; a new stream starts at position 0.
+        Where the caches of all sessions have no room for so many tokens, the stream ends with RESOURCE_EXHAUSTED, CACHE_FULL.
         A stream whose first request starts at position 0 takes over what the worker still holds of another that had the same
         tokens, and every response says how many those were.
         A request supersedes an unfinished one on the same stream, which is then not answered; what that one had already

@@ -55,8 +55,9 @@ class GenerationServiceServicer:
         """Generates a completion and streams it: a message for each round, the last one with finish reason and statistics.
 
         Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on:
-        INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY, CONTRADICTION,
-        NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
+        INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY,
+        CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
+        RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once; CACHE_FULL, when others use the workers too),
         UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
         INTERNAL (NON_FINITE_LOGITS and others).
         A coordinator that is stopping refuses new calls with UNAVAILABLE alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,10 @@ from specd.worker.worker import Worker
 
 log = structlog.get_logger()
 
+# How soon the engine's thread lets the event loop have Python. By default 5 ms, as long as a step of a draft: messages
+# of other sessions would come a step late (eight sessions measured 4 to 7 % faster).
+_SWITCH_SECONDS = 0.0005
+
 
 async def run_worker(
     settings: WorkerSettings,
@@ -39,6 +44,7 @@ async def run_worker(
     add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     server = Server(settings.listen, (service_name, "specd.v1.ModelService"))
     deferred = Deferred[Worker](f"the model {settings.model} to load")
     add_service(deferred, server.grpc)

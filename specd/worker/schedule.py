@@ -16,7 +16,7 @@ MAX_STEP_ROWS = 64
 MAX_STEP_TOKENS = 256
 
 # How long rounds go on between two chunks of prefills, in times of a chunk.
-ROUNDS_TO_CHUNKS = 1.0
+ROUNDS_TO_CHUNKS = 3.0
 
 
 @dataclass(frozen=True)
