@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specd.worker.batch import Feed
-from specd.worker.schedule import MAX_STEP_ROWS, MAX_STEP_TOKENS, Schedule, StepTime
+from specd.worker.schedule import MAX_STEP_ROWS, MAX_STEP_TOKENS, ROUNDS_TO_CHUNKS, Schedule, StepTime
 
 FIXED = 1.0
 CHUNK_SECONDS = 5.0
@@ -182,11 +182,11 @@ def test_prefills_take_turns_with_each_other() -> None:
         schedule.add(job, 1.0)
 
 
-def test_rounds_go_on_for_as_long_as_a_chunk_took() -> None:
+def test_rounds_go_on_for_so_many_times_as_long_as_a_chunk_took() -> None:
     schedule, one, prefill = Schedule[FakeJob](), make_round(), make_prefill()
     schedule.stepped(chunk_step(CHUNK_SECONDS), 10.0)
     schedule.add(prefill, 10.0)
-    for now, job in ((10.0, one), (14.9, one), (15.0, prefill)):
+    for now, job in ((10.0, one), (24.9, one), (25.0, prefill)):
         if job is one:
             schedule.add(one, now)
         else:
@@ -263,7 +263,7 @@ def test_nobody_is_waited_for_when_a_step_is_full(num_rounds: int, num_tokens: i
     assert schedule.next_step(10.0) == (rounds, None)
 
 
-@pytest.mark.parametrize(("chunk_ended_at", "is_due"), [(0.0, True), (9.0, False)])
+@pytest.mark.parametrize(("chunk_ended_at", "is_due"), [(-10.0, True), (9.0, False)])
 def test_nobody_is_waited_for_while_a_prefill_could_run(chunk_ended_at: float, is_due: bool) -> None:
     schedule, one, prefill = waiting_schedule(10.0), make_round(), make_prefill()
     schedule.stepped(chunk_step(CHUNK_SECONDS), chunk_ended_at)
@@ -349,9 +349,9 @@ def test_no_round_waits_for_longer_than_a_chunk_a_step_and_the_window(
         chunk_seconds=chunk_seconds,
     )
     assert max(served.round_waits) <= served.longest_chunk + served.longest_rounds_step + served.most_fixed
-    # A prompt waits for a chunk of each of the others, and for the rounds between, whose time is that of a chunk and
-    # of the step under way.
-    turn = 2 * served.longest_chunk + served.longest_rounds_step
+    # A prompt waits for a chunk of each of the others, and for the rounds between, whose time is that of some chunks
+    # and of the step under way.
+    turn = (1 + ROUNDS_TO_CHUNKS) * served.longest_chunk + served.longest_rounds_step
     assert max(served.chunk_waits) <= num_prefills * turn
 
 
@@ -364,4 +364,5 @@ def test_rounds_and_prefills_that_never_pause_share_the_time(
     counts = [served.chunks_of[i] for i in range(num_sessions, num_sessions + num_prefills)]
     assert max(counts) - min(counts) <= 1
     rounds_to_chunk = served.round_seconds / sum(counts)
-    assert 0.85 * chunk_seconds <= rounds_to_chunk <= 1.15 * chunk_seconds + served.longest_rounds_step
+    share = ROUNDS_TO_CHUNKS * chunk_seconds
+    assert 0.85 * share <= rounds_to_chunk <= 1.15 * share + served.longest_rounds_step
