@@ -839,6 +839,7 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
         return nothing()
 
     def nothing() -> Steps[None]:
+        return
         yield
 
     class Context:
