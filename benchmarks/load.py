@@ -28,10 +28,9 @@ from tokenizers import Tokenizer
 from specd.bench.prompts import load_prompts
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Stack
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import StopConditions
 
-NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
 PROMPT_TOKENS = (100, 300)
 OUTPUT_TOKENS = (32, 128)
 

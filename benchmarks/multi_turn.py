@@ -18,11 +18,10 @@ from statistics import median
 from specd.bench.prompts import load_prompts
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Stack
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 NEW_CHARACTERS = 320  # about a hundred tokens of code
 MAX_TOKENS = 32
-NO_CACHE = {"SPECD_TARGET_WORKER_PREFIX_CACHE_BYTES": "0", "SPECD_DRAFT_WORKER_PREFIX_CACHE_BYTES": "0"}
 
 
 async def measure(environment: dict[str, str], turns: list[str], repeats: int) -> list[list[dict[str, float]]]:
@@ -70,7 +69,7 @@ def main() -> None:
     text = "\n".join(load_prompts().values())
     turns = [text[i * NEW_CHARACTERS : (i + 1) * NEW_CHARACTERS] for i in range(options.turns)]
     with_cache, without = (
-        medians(asyncio.run(measure(environment, turns, options.repeats))) for environment in ({}, NO_CACHE)
+        medians(asyncio.run(measure(environment, turns, options.repeats))) for environment in ({}, NO_PREFIX_CACHE)
     )
     print("turn  prompt tokens  reused by target, draft  first token  without the cache")
     for number, (own, other) in enumerate(zip(with_cache, without, strict=True), start=1):

@@ -115,9 +115,8 @@ class WorkerStream(Generic[Request, Response]):
             await self._reading  # which has the same news, with the status
             assert self._ended is not None
             raise self._ended from None
-        self._sent_bytes = (
-            request.ByteSize()
-        )  # only now, while the worker computes: with distributions it takes a while
+        # Only now, while the worker computes: with distributions it takes a while.
+        self._sent_bytes = request.ByteSize()
 
     async def receive(self, timeout_seconds: float) -> tuple[Response, Exchange]:
         """Wait for the answer to the last request. Raises WorkerError."""

@@ -27,6 +27,9 @@ _STABLE_SECONDS = 1.0  # a process that ends sooner after its start backs off as
 _KILL_SECONDS = 15.0
 _PATIENCE = ["--draft-startup-seconds", "86400"]
 
+# The environment of a stack whose workers keep nothing of ended sessions: every prompt is computed.
+NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
+
 
 @dataclass
 class Child:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -20,14 +19,14 @@ from specd.channel import open_channel
 from specd.client import Client
 from specd.errors import error_info
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import NO_PREFIX_CACHE, Child, Stack
 from specd.v1.generation_pb2 import GenerateResponse, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.v1.target_pb2 import VerifyRequest
 from specd.v1.target_pb2_grpc import TargetServiceStub
-from tests.processes import eventually, read_metric, read_metrics, wait_until_idle
+from tests.processes import eventually, read_metric, read_metrics, resident_mib, wait_until_idle
 
-NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
+pytestmark = pytest.mark.processes
 
 
 @dataclass(frozen=True)
@@ -244,8 +243,7 @@ async def test_a_session_that_never_fits_is_refused(small_client: Client, small_
 
 def resources(child: Child) -> tuple[float, int]:
     """Return resident memory in MiB, and the number of open file descriptors."""
-    pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(list(Path(f"/proc/{child.pid}/fd").iterdir()))
+    return resident_mib(child), len(list(Path(f"/proc/{child.pid}/fd").iterdir()))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -20,7 +20,7 @@ from specd.channel import open_channel
 from specd.client import Client
 from specd.errors import error_info
 from specd.settings import EMBEDDED_DRAFT
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
 from specd.v1.generation_pb2 import FINISH_REASON_STOP_STRING, Chat, GenerateResponse, StopConditions
@@ -29,7 +29,7 @@ from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest, GetSes
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from specd.worker.model import LoadedModel
 from tests.models import save_chat_target
-from tests.processes import eventually, read_metric, start_specd, wait_until_idle
+from tests.processes import eventually, read_metric, resident_mib, start_specd, wait_until_idle
 from tests.test_requests import QUESTION, REPLY, SYSTEM, TOOL, Completion, chat_of, complete
 
 pytestmark = pytest.mark.processes
@@ -430,11 +430,6 @@ async def test_the_least_recently_used_sessions_go_when_there_are_too_many_token
 
 
 # -- The workers behind sessions
-
-
-def resident_mib(child: Child) -> float:
-    pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

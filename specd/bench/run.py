@@ -25,7 +25,7 @@ from specd.bench.sample import Result, Sample, summarise
 from specd.bench.setup import SPECD, Setup, setups
 from specd.client import Client
 from specd.sampling import Acceptance
-from specd.supervisor import Stack
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.worker.model import LoadedModel, load
 
 _WIDTH = 120
@@ -37,10 +37,6 @@ _STAGES = {
     "wire_and_coordinator": "wire+\ncoord.",
     "total": "round\nms",
 }
-
-
-# Every contender has the same prompts, and mlx-lm computes them each time.
-_NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,8 @@ async def _measure(
 ) -> dict[float, dict[Setup, list[Sample]]]:
     """Return the samples by temperature and contender, specd with the target alone first, all in the same order."""
     async with (
-        Stack(target=options.target, draft=options.draft, environment=_NO_PREFIX_CACHE) as stack,
+        # Every contender has the same prompts, and mlx-lm computes them each time.
+        Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE) as stack,
         Client(stack.address) as client,
     ):
         measured = {}
@@ -170,7 +167,7 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
 async def _measure_throughput(
     target: LoadedModel, requests: throughput.Prompts, options: Options
 ) -> list[throughput.Run]:
-    environment = {} if options.cached_prompts else _NO_PREFIX_CACHE
+    environment = {} if options.cached_prompts else NO_PREFIX_CACHE
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with (
         Stack(target=options.target, draft=options.draft, environment=environment | limits) as stack,

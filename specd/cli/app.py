@@ -293,6 +293,8 @@ def bench(
         raise StartupError(
             "--concurrency measures greedy decoding: leave --temperature, --acceptance and --lenience out"
         )
+    if cached_prompts and not concurrency:
+        raise StartupError("--cached-prompts is for throughput only: add --concurrency")
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
         raise StartupError("--lenience is for rejection only: add --acceptance rejection")
     chosen = load_prompts(prompts)
