@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from specd.errors import InvalidRequestError, ResourceExhaustedError
+from specd.moving_average import MovingAverage
 
-# Each session that ends changes the average time between two ends by this much.
-_DECAY = 0.2
+_WEIGHT = 0.2  # of each session that ends, in the average time between two ends
 _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
 
@@ -59,7 +59,7 @@ class Admission:
         self._queue: deque[Place] = deque()
         # When a session last ended, or when somebody came after nobody had been there.
         self._last_end_at = 0.0
-        self._seconds_between_ends = 0.0
+        self._seconds_between_ends = MovingAverage(_WEIGHT)
 
     @property
     def num_queued(self) -> int:
@@ -127,13 +127,10 @@ class Admission:
 
     def _learn_end(self) -> None:
         now = self._clock()
-        between = now - self._last_end_at
-        self._seconds_between_ends += (between - self._seconds_between_ends) * (
-            _DECAY if self._seconds_between_ends else 1
-        )
+        self._seconds_between_ends.add(now - self._last_end_at)
         self._last_end_at = now
 
     def _retry_seconds(self) -> float:
         """Estimate when those that wait now will have begun."""
-        seconds = (self.num_queued + 1) * self._seconds_between_ends
+        seconds = (self.num_queued + 1) * self._seconds_between_ends.value
         return min(max(seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)

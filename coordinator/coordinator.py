@@ -23,6 +23,7 @@ from coordinator.round import Round
 from coordinator.run_ahead import run_ahead
 from coordinator.session import FinishReason, Session, SessionState
 from coordinator.session_store import SessionStore
+from coordinator.speculation import SessionSpeculation, Speculation
 from coordinator.statistics import SessionStatistics
 from coordinator.tokenizer import Tokenizer
 from coordinator.verifier import TargetLink, Verifier
@@ -84,6 +85,13 @@ class Coordinator:
         self._tokenizer = tokenizer
         self._target = target
         self._decoding: dict[str, Session] = {}
+        self._speculation = Speculation(
+            target,
+            draft,
+            draft_ahead=settings.draft_ahead,
+            num_sessions=lambda: len(self._decoding),
+            clock=time.perf_counter,
+        )
         metrics.active_sessions.set_function(lambda: len(self._decoding))
         for state in (SessionState.PREFILLING, SessionState.DECODING):
             metrics.sessions_by_state.labels(state.value).set_function(partial(self._count_sessions, state))
@@ -133,7 +141,7 @@ class Coordinator:
         try:
             with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
                 prompt = await asyncio.to_thread(encode_prompt, self._tokenizer, request.prompt, kept)
-                session, sampling = self._plan(kept.session_id, prompt.token_ids, request)
+                session, sampling, num_draft_tokens = self._plan(kept.session_id, prompt.token_ids, request)
                 output = Output(
                     self._tokenizer,
                     prompt.token_ids,
@@ -143,7 +151,9 @@ class Coordinator:
                 await place.admit(session.prompt_len + session.max_tokens)
                 statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
                 reply: list[str] = []
-                async with aclosing(self._run(session, sampling, output, statistics, arrived_at)) as emissions:
+                speculation = self._speculation.begin(sampling, num_draft_tokens)
+                running = self._run(session, sampling, speculation, output, statistics, arrived_at)
+                async with aclosing(running) as emissions:
                     async for emission in emissions:
                         reply.extend(token.text for token in emission.tokens)
                         if emission.finish_reason is not None:
@@ -157,7 +167,13 @@ class Coordinator:
                 self.sessions.abandon(kept)
 
     async def _run(
-        self, session: Session, sampling: Sampling, output: Output, statistics: SessionStatistics, arrived_at: float
+        self,
+        session: Session,
+        sampling: Sampling,
+        speculation: SessionSpeculation,
+        output: Output,
+        statistics: SessionStatistics,
+        arrived_at: float,
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
         drafter = Drafter(
@@ -179,7 +195,7 @@ class Coordinator:
         self._metrics.prompt_tokens.inc(session.prompt_len)
         outcome = "failed"
         try:
-            decoding = decode(session, drafter, verifier, clock=time.perf_counter)
+            decoding = decode(session, speculation, drafter, verifier, clock=time.perf_counter)
             async with aclosing(run_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
                 async for committed in rounds:
                     round_, tokens = output.take(committed)
@@ -220,12 +236,18 @@ class Coordinator:
     def _count_sessions(self, state: SessionState) -> int:
         return sum(session.state is state for session in tuple(self._decoding.values()))
 
-    def _plan(self, session_id: str, prompt_ids: list[int], request: GenerationRequest) -> tuple[Session, Sampling]:
-        """Check a request, and say what to decode and how to choose its tokens. Raises InvalidRequestError."""
+    def _plan(
+        self, session_id: str, prompt_ids: list[int], request: GenerationRequest
+    ) -> tuple[Session, Sampling, int | None]:
+        """Check a request, and say what to decode, how to choose its tokens, and k if it is given.
+
+        Raises InvalidRequestError.
+        """
         num_draft_tokens = request.num_draft_tokens
         if num_draft_tokens is None:
-            num_draft_tokens = self.settings.num_draft_tokens
-        check_num_draft_tokens(num_draft_tokens)
+            num_draft_tokens = self.settings.given_num_draft_tokens
+        if num_draft_tokens is not None:
+            check_num_draft_tokens(num_draft_tokens)
         request.sampling.check(vocabulary_size=self.model.vocabulary_size, model_name=self.model.name)
         check_prompt(self.model, prompt_ids)
         max_tokens = resolve_max_tokens(self.model, len(prompt_ids), request.max_tokens)
@@ -235,16 +257,16 @@ class Coordinator:
             session_id=session_id,
             token_ids=prompt_ids,
             max_tokens=max_tokens,
-            num_draft_tokens=num_draft_tokens,
             eos_token_ids=frozenset(() if stop.ignore_eos else self.model.eos_token_ids),
             stop_token_ids=frozenset(stop.token_ids),
             min_tokens=stop.min_tokens,
         )
         sampling = replace(request.sampling, vocabulary_size=self.model.vocabulary_size)
         if not stop.min_tokens:
-            return session, sampling
-        return session, replace(
+            return session, sampling, num_draft_tokens
+        suppressing = replace(
             sampling,
             suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
             suppressed_before=session.prompt_len + stop.min_tokens,
         )
+        return session, suppressing, num_draft_tokens

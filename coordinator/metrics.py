@@ -42,6 +42,21 @@ class CoordinatorMetrics:
         self.rounds_without_draft = counter(
             "specd_rounds_without_draft", "Rounds that asked for a proposal and got none, by reason.", "reason"
         )
+        self.rounds_ahead = counter(
+            "specd_rounds_ahead", "Rounds whose proposal was there before it was asked for, from going ahead."
+        )
+        self.round_seconds = counter("specd_round_seconds", "Time of the rounds after the first of each session.")
+        self.target_only_seconds = counter(
+            "specd_target_only_seconds",
+            "What the target alone would have taken for the tokens of these rounds; over specd_round_seconds_total, "
+            "that is the speed-up.",
+        )
+        self.chosen_draft_tokens = Histogram(
+            "specd_round_draft_tokens",
+            "Draft tokens of a round (rounds after a session's first).",
+            buckets=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32),
+            registry=registry,
+        )
         self.target_replays = counter("specd_target_replays", "Sessions sent again to a target that had been lost.")
         self.sessions = counter(
             "specd_sessions", "Generations that ended, by finish reason, cancelled or failed.", "outcome"
@@ -108,9 +123,13 @@ class CoordinatorMetrics:
             self.accepted_tokens_by_position.labels(position).inc()
         self.recovered_tokens.inc(commit.recovered)
         self.bonus_tokens.inc(commit.bonus)
-        if round_.draft_fault:
-            self.rounds_without_draft.labels(round_.draft_fault).inc()
+        if round_.proposal.fault:
+            self.rounds_without_draft.labels(round_.proposal.fault).inc()
+        self.rounds_ahead.inc(round_.proposal.was_ahead)
         if not first:
+            self.chosen_draft_tokens.observe(round_.num_proposed)
+            self.round_seconds.inc(round_.seconds)
+            self.target_only_seconds.inc(round_.target_only_seconds)
             for stage in _STAGES:
                 self.round_stage.labels(stage).observe(getattr(round_, f"{stage}_seconds"))
 

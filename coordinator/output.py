@@ -72,9 +72,9 @@ class Output:
 
     def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
         token = EmittedToken(round_.commit.token_ids[i], text, drafted=i < round_.commit.num_accepted)
-        if not round_.log_probabilities:
+        if not round_.verdict.log_probabilities:
             return token
-        values = round_.log_probabilities[i]
+        values = round_.verdict.log_probabilities[i]
         ranked = {t.token_id for t in (*values.top_model, *values.top_sampling)}
         texts = {token_id: self._tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ranked}
         return replace(token, log_probabilities=values, texts=texts)

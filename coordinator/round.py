@@ -11,20 +11,28 @@ from specd.sampling import TokenDistribution, TokenLogProbabilities
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where the time of one request to a worker went, in seconds."""
+    """Where the time of one request to a worker went, in seconds.
+
+    `num_sessions` shared the worker's step. It was sent `num_tokens` tokens of the session: a few in each round, all of
+    them after it was lost.
+    """
 
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     wire_seconds: float = 0.0
     wire_bytes: int = 0
+    num_sessions: int = 1
+    num_tokens: int = 1
 
 
 @dataclass(frozen=True)
 class Proposal:
     """What the draft proposes to come next; empty when it was not asked, or with a `fault` when it could not answer.
 
-    With acceptance by REJECTION, `distributions` are those that the tokens were sampled from. `cached_len` is how many
-    tokens its cache holds, `reused_len` how many it had when the stream began.
+    `confidences` say how clear the choice of each token was, if they were asked for; with acceptance by REJECTION,
+    `distributions` are those that the tokens were sampled from. `cached_len` is how many tokens the draft's cache
+    holds, `reused_len` how many it had when the stream began. A proposal that `was_ahead` was there before it was asked
+    for.
     """
 
     token_ids: list[int]
@@ -33,6 +41,8 @@ class Proposal:
     reused_len: int = 0
     exchange: Exchange = Exchange()
     fault: str = ""
+    confidences: Sequence[float] = ()
+    was_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,41 +63,58 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Round:
-    """One propose and one verify, committed. Times in seconds, `ended_at` by the clock of the round loop."""
+    """One propose and one verify, committed. Times in seconds, by the clock of the round loop.
 
+    `target_only_seconds` is what the target alone takes for as many tokens, as far as that is known.
+    """
+
+    proposal: Proposal
+    verdict: Verdict
     commit: Commit
+    started_at: float
     ended_at: float
-    num_proposed: int
-    draft_fault: str
-    draft_seconds: float
-    verify_seconds: float
-    queue_seconds: float
-    wire_seconds: float
-    coordinator_seconds: float
-    wire_bytes: int = 0
-    log_probabilities: Sequence[TokenLogProbabilities] = ()
+    target_only_seconds: float = 0.0
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that the target verified."""
+        return len(self.proposal.token_ids)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended_at - self.started_at
+
+    @property
+    def draft_seconds(self) -> float:
+        """Computing in the draft worker while the round waited for it."""
+        return self.proposal.exchange.compute_seconds
+
+    @property
+    def verify_seconds(self) -> float:
+        """Computing in the target worker."""
+        return self.verdict.exchange.compute_seconds
+
+    @property
+    def queue_seconds(self) -> float:
+        """Waiting in the workers."""
+        return self.proposal.exchange.queue_seconds + self.verdict.exchange.queue_seconds
+
+    @property
+    def wire_seconds(self) -> float:
+        """On the way to the workers and back."""
+        return self.proposal.exchange.wire_seconds + self.verdict.exchange.wire_seconds
+
+    @property
+    def coordinator_seconds(self) -> float:
+        """All the rest."""
+        return self.seconds - self.draft_seconds - self.verify_seconds - self.queue_seconds - self.wire_seconds
+
+    @property
+    def wire_bytes(self) -> int:
+        """Size of the messages to and from the workers."""
+        return self.proposal.exchange.wire_bytes + self.verdict.exchange.wire_bytes
 
     def cut(self, num_tokens: int, finish_reason: FinishReason) -> Round:
         """Return the round as if it had ended the session after its first `num_tokens` tokens."""
         return replace(self, commit=self.commit.cut(num_tokens, finish_reason))
-
-    @classmethod
-    def of(cls, proposal: Proposal, verdict: Verdict, commit: Commit, *, started_at: float, ended_at: float) -> Round:
-        """Account for a round."""
-        draft, verify = proposal.exchange, verdict.exchange
-        queue_seconds = draft.queue_seconds + verify.queue_seconds
-        wire_seconds = draft.wire_seconds + verify.wire_seconds
-        elsewhere = draft.compute_seconds + verify.compute_seconds + queue_seconds + wire_seconds
-        return cls(
-            commit=commit,
-            ended_at=ended_at,
-            num_proposed=len(proposal.token_ids),
-            draft_fault=proposal.fault,
-            draft_seconds=draft.compute_seconds,
-            verify_seconds=verify.compute_seconds,
-            queue_seconds=queue_seconds,
-            wire_seconds=wire_seconds,
-            coordinator_seconds=ended_at - started_at - elsewhere,
-            wire_bytes=draft.wire_bytes + verify.wire_bytes,
-            log_probabilities=verdict.log_probabilities,
-        )

@@ -69,7 +69,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 target=_model(coordinator.model),
                 draft=_model(draft.model) if draft.model is not None else None,
                 draft_fault=draft.fault,
-                default_num_draft_tokens=coordinator.settings.num_draft_tokens,
+                default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
             )
 
@@ -157,6 +157,7 @@ def _round(round_: Round) -> generation_pb2.Round:
         wire_seconds=round_.wire_seconds,
         coordinator_seconds=round_.coordinator_seconds,
         wire_bytes=round_.wire_bytes,
+        was_ahead=round_.proposal.was_ahead,
     )
 
 
@@ -166,10 +167,13 @@ _AVERAGED = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds",
 def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatistics:
     values = dataclasses.asdict(statistics)
     sums = {name: values.pop(name) for name in _AVERAGED}
+    del values["round_seconds"], values["target_only_seconds"]
     sums["tokens"] = values.pop("tokens_after_first_round")
     rounds = max(statistics.rounds - 1, 1)
     averages = generation_pb2.RoundAverages(**{name: value / rounds for name, value in sums.items()})
-    return generation_pb2.SessionStatistics(**values, wasted_tokens=statistics.wasted_tokens, round_averages=averages)
+    return generation_pb2.SessionStatistics(
+        **values, wasted_tokens=statistics.wasted_tokens, speedup=statistics.speedup, round_averages=averages
+    )
 
 
 def _model(model: ModelInfo) -> model_pb2.Model:

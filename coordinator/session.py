@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.plan import Plan
+
 
 class FinishReason(enum.Enum):
     """Why a session ended."""
@@ -61,7 +63,6 @@ class Session:
     session_id: str
     token_ids: list[int]
     max_tokens: int
-    num_draft_tokens: int
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
@@ -79,9 +80,9 @@ class Session:
         return len(self.token_ids) - self.prompt_len
 
     @property
-    def will_draft(self) -> bool:
+    def can_draft(self) -> bool:
         """Whether any round can have a proposal: neither the first nor one with room for a single token does."""
-        return self.num_draft_tokens > 0 and self.max_tokens > 2
+        return self.max_tokens > 2
 
     @property
     def state(self) -> SessionState:
@@ -90,15 +91,15 @@ class Session:
             return SessionState.FINISHED
         return SessionState.DECODING if self.num_generated else SessionState.PREFILLING
 
-    def next_num_draft_tokens(self) -> int:
-        """How many tokens are worth proposing now.
+    def bound(self, plan: Plan) -> Plan:
+        """Return a plan that goes no further than there is room.
 
-        None in the first round: the target prefills, and the first token must not wait for the draft. And never so
-        many that full acceptance, with the bonus token, would go past max_tokens.
+        No draft tokens in the first round: the target prefills, and the first token must not wait for the draft. And
+        never so many that full acceptance, with the bonus token, would go past max_tokens.
         """
         if self.num_generated == 0:
-            return 0
-        return min(self.num_draft_tokens, self.max_tokens - self.num_generated - 1)
+            return Plan(0)
+        return plan.within(self.max_tokens - self.num_generated - 1)
 
     def commit(self, proposal: Sequence[int], num_accepted: int, next_token_id: int) -> Commit:
         """Append what a round gave: the accepted part of the proposal and the target's own next token.

@@ -26,6 +26,7 @@ class SessionStatistics:
     bonus_tokens: int = 0
     time_to_first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
+    rounds_ahead: int = 0
     rounds_without_draft: int = 0
     draft_fault: str = ""
     target_replays: int = 0
@@ -39,6 +40,13 @@ class SessionStatistics:
     coordinator_seconds: float = 0.0
     tokens_after_first_round: int = 0
     wire_bytes: int = 0
+    round_seconds: float = 0.0
+    target_only_seconds: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times as long the target alone would have taken, as far as that is known; 0 if it is not."""
+        return self.target_only_seconds / self.round_seconds if self.round_seconds else 0.0
 
     @property
     def wasted_tokens(self) -> int:
@@ -59,18 +67,21 @@ class SessionStatistics:
             self.coordinator_seconds += round_.coordinator_seconds
             self.tokens_after_first_round += len(commit.token_ids)
             self.wire_bytes += round_.wire_bytes
+            self.round_seconds += round_.seconds
+            self.target_only_seconds += round_.target_only_seconds
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
+        self.rounds_ahead += round_.proposal.was_ahead
         self.proposed_tokens += round_.num_proposed
         self.accepted_tokens += commit.num_accepted
         self.recovered_tokens += commit.recovered
         self.bonus_tokens += commit.bonus
         _count_by_position(self.proposed_by_position, round_.num_proposed)
         _count_by_position(self.accepted_by_position, commit.num_accepted)
-        if round_.draft_fault:
+        if round_.proposal.fault:
             self.rounds_without_draft += 1
-            self.draft_fault = round_.draft_fault
+            self.draft_fault = round_.proposal.fault
 
 
 def _count_by_position(counts: list[int], num_tokens: int) -> None:

@@ -14,6 +14,7 @@ from coordinator.worker_stream import WorkerError, WorkerFullError, WorkerLateEr
 from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
+from specd.step_costs import StepCosts
 
 log = structlog.get_logger()
 
@@ -47,6 +48,10 @@ class TargetLink(Protocol):
     @property
     def refusal(self) -> str:
         """Why the worker that is there cannot be used, for people; empty if there is none."""
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What steps of the target model cost, when it was last there."""
 
     @property
     def capacity_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from coordinator.tokenizer import Tokenizer
 from specd.channel import open_channel
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
+from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, model_pb2_grpc
 
 log = structlog.get_logger()
@@ -55,6 +56,7 @@ class WorkerLink(Generic[Stream]):
         self.fault = f"{worker.upper()}_UNAVAILABLE"
         self.refusal = ""
         self.capacity_tokens = 0
+        self.step_costs: StepCosts | None = None
         self._why = "it has not answered yet"
         self._channel = open_channel(address)
         self._open_stream = open_stream
@@ -141,6 +143,7 @@ class WorkerLink(Generic[Stream]):
             return
         self.model, self.refusal, self.fault = model, "", ""
         self.capacity_tokens = response.cache_capacity_tokens
+        self.step_costs = _step_costs(response.step_costs)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._notify()
 
@@ -166,3 +169,11 @@ class WorkerLink(Generic[Stream]):
             if self.model is None and not self.refusal:
                 log.info("waiting for a worker", worker=self.worker, address=self.address, why=self._why)
             await asyncio.sleep(_REMIND_SECONDS)
+
+
+def _step_costs(messages: Sequence[model_pb2.StepCost]) -> StepCosts | None:
+    measured: dict[int, dict[int, float]] = {}
+    for message in messages:
+        if message.seconds > 0:
+            measured.setdefault(message.sessions, {})[message.width] = message.seconds
+    return StepCosts(measured) if measured else None

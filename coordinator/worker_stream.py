@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
@@ -41,6 +42,8 @@ class _Message(Protocol):
 
 class _Request(_Message, Protocol):
     @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
     def sampling(self) -> sampling_pb2.SessionSampling: ...
 
 
@@ -71,7 +74,7 @@ _FAILED_WRITE = "Internal error from Core"
 
 
 class WorkerStream(Generic[Request, Response]):
-    """One bidirectional call. Requests are numbered; an answer to an older one is dropped.
+    """One bidirectional call. Requests are numbered; an answer to an older one is dropped. One can have two answers.
 
     The first request says how the session's tokens are chosen.
     """
@@ -84,7 +87,9 @@ class WorkerStream(Generic[Request, Response]):
         self._round = 0
         self._sent_at = 0.0
         self._sent_bytes = 0
+        self._sent_tokens = 0
         self._ended: WorkerError | None = None
+        self._second: Response | None = None
         self._answer: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
         # One reader for the life of the stream: cancelling a single read would cancel the whole call.
         self._reading = asyncio.ensure_future(self._read())
@@ -99,6 +104,8 @@ class WorkerStream(Generic[Request, Response]):
         if self._round == 0:
             request.sampling.CopyFrom(to_session_sampling(self._sampling))
         self._round += 1
+        self._second = None
+        self._sent_tokens = len(request.token_ids)
         self._sent_at = time.perf_counter()
         self._answer = asyncio.get_running_loop().create_future()
         if self._ended is not None:
@@ -129,8 +136,22 @@ class WorkerStream(Generic[Request, Response]):
             raise answer
         elapsed = time.perf_counter() - self._sent_at
         queue_seconds, compute_seconds = answer.time.queue_seconds, answer.time.compute_seconds
-        wire_seconds = max(elapsed - queue_seconds - compute_seconds, 0.0)
-        return answer, Exchange(queue_seconds, compute_seconds, wire_seconds, self._sent_bytes + answer.ByteSize())
+        return answer, Exchange(
+            queue_seconds,
+            compute_seconds,
+            wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),
+            wire_bytes=self._sent_bytes + answer.ByteSize(),
+            num_sessions=answer.time.num_sessions,
+            num_tokens=self._sent_tokens,
+        )
+
+    def take_both(self) -> tuple[Response, Response] | None:
+        """Return both answers to the last request, once the second is there."""
+        second, self._second = self._second, None
+        if second is None:
+            return None
+        first = self._answer.result()
+        return None if isinstance(first, WorkerError) else (first, second)  # else `second` is the first, but too late
 
     def close(self) -> None:
         """End the stream; the worker frees the session."""
@@ -141,6 +162,8 @@ class WorkerStream(Generic[Request, Response]):
         try:
             while (response := cast(Any, await self._call.read())) is not grpc.aio.EOF:
                 if response.round == self._round:
+                    if self._answer.done():
+                        self._second = response
                     self._settle(response)
             self._ended = WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
         except grpc.aio.AioRpcError as error:

@@ -13,6 +13,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     # MLX comes in here, after its BLAS.
     from draft_worker.service import DraftService
     from specd.v1 import draft_pb2_grpc
+    from specd.worker.calibration import DRAFT_WIDTHS
     from specd.worker.process import run_worker
 
     await run_worker(
@@ -20,6 +21,7 @@ async def run(settings: DraftWorkerSettings) -> None:
         process="draft-worker",
         service_name="specd.v1.DraftService",
         blas=blas,
+        calibrated_widths=DRAFT_WIDTHS,
         add_service=lambda worker, server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
             DraftService(worker), server
         ),

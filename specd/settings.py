@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from specd.errors import StartupError
@@ -38,11 +38,22 @@ def _check_tcp_address(address: str) -> str:
     return _check_optional_address(address)
 
 
+def _check_draft_tokens(value: str) -> str:
+    if value != "auto" and not (re.fullmatch("[0-9]{1,4}", value) and int(value) <= MAX_NUM_DRAFT_TOKENS):
+        raise ValueError(f"{value!r} is neither 'auto' nor a number of tokens in [0, {MAX_NUM_DRAFT_TOKENS}]")
+    return value
+
+
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[str, AfterValidator(_check_optional_address)]
 MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
+DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
+_DRAFT_TOKENS = (
+    f"Draft tokens a round, where a request does not say: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen each round, "
+    "by what they cost and how many are accepted."
+)
 
 
 def _part_of_memory(divisor: int) -> Any:
@@ -116,6 +127,9 @@ class WorkerSettings(Settings):
         description="Memory for the caches of ended sessions, which new ones with the same beginning take over: "
         "a size such as 512MiB, by default a sixteenth of the machine's, 0 for none.",
     )
+    calibration_seconds: Seconds = Field(
+        2.0, description="How long the first start of a model measures what its steps cost; later ones know it."
+    )
     shutdown_grace_seconds: Seconds = Field(5.0, description="How long a stop waits for open streams.")
 
 
@@ -162,8 +176,10 @@ class CoordinatorSettings(Settings):
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
-    num_draft_tokens: int = Field(
-        4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."
+    num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
+    draft_ahead: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether the draft goes on while the target verifies. 'auto': for a single session, where it pays.",
     )
     draft_timeout_seconds: Seconds = Field(
         2.0, description="How long a round waits for its proposal before it goes on with the target alone."
@@ -189,6 +205,11 @@ class CoordinatorSettings(Settings):
     )
     shutdown_grace_seconds: Seconds = Field(10.0, description="How long a stop waits for running sessions.")
 
+    @property
+    def given_num_draft_tokens(self) -> int | None:
+        """Draft tokens a round where a request does not say, unless they are chosen each round."""
+        return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
+
 
 class UpSettings(Settings):
     """Settings of `specd up`; the processes that it starts read their own as well."""
@@ -199,9 +220,7 @@ class UpSettings(Settings):
     target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
     draft: ModelOrNone = Field(EMBEDDED_DRAFT, description="Draft model, likewise; 'none' for none.")
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
-    num_draft_tokens: int = Field(
-        4, ge=0, le=MAX_NUM_DRAFT_TOKENS, description="Draft tokens a round, where a request does not say."
-    )
+    num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
 
 

@@ -121,7 +121,7 @@ class Stack:
         target: str,
         draft: str,
         listen: str = "127.0.0.1:0",
-        num_draft_tokens: int | None = None,
+        num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class Stack:
         # At the first start a draft that fails is seen here, and one that downloads for an hour is worth waiting for.
         coordinator_options += _PATIENCE
         if num_draft_tokens is not None:
-            coordinator_options += ["--num-draft-tokens", str(num_draft_tokens)]
+            coordinator_options += ["--num-draft-tokens", num_draft_tokens]
         self.coordinator = child("coordinator", *coordinator_options)
         self.draft = child("draft-worker", "--model", draft, "--listen", draft_address) if draft else None
         self.target = child("target-worker", "--model", target, "--listen", target_address)

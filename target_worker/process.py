@@ -12,6 +12,7 @@ async def run(settings: TargetWorkerSettings) -> None:
 
     # MLX comes in here, after its BLAS.
     from specd.v1 import target_pb2_grpc
+    from specd.worker.calibration import VERIFY_WIDTHS
     from specd.worker.process import run_worker
     from target_worker.service import TargetService
 
@@ -20,6 +21,7 @@ async def run(settings: TargetWorkerSettings) -> None:
         process="target-worker",
         service_name="specd.v1.TargetService",
         blas=blas,
+        calibrated_widths=VERIFY_WIDTHS,
         add_service=lambda worker, server: target_pb2_grpc.add_TargetServiceServicer_to_server(
             TargetService(worker), server
         ),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 
 from specd.deferred import Deferred
 from specd.errors import InvalidRequestError
 from specd.sampling_messages import distribution_from, to_log_probabilities
-from specd.v1 import model_pb2, target_pb2, target_pb2_grpc
+from specd.v1 import target_pb2, target_pb2_grpc
 from specd.worker.distribution import decode_distributions
 from specd.worker.engine import Done, Steps
 from specd.worker.requests import check_request
 from specd.worker.session import WorkerSession
-from specd.worker.session_stream import SessionStreams
+from specd.worker.session_stream import SessionStreams, worker_time
 from specd.worker.worker import Worker
 from target_worker.verification import Verdict, verify
 
@@ -23,7 +24,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     """Verifies proposals, one stream a session."""
 
     def __init__(self, worker: Deferred[Worker]) -> None:
-        self._streams = SessionStreams(worker, begin=_begin, answer=_answer)
+        self._streams = SessionStreams(worker, new_session=WorkerSession, begin=_begin, answer=_answer)
 
     async def Verify(
         self,
@@ -60,7 +61,16 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
         proposal,
         decode_distributions(distributions, model.vocabulary_size),
         chunk=worker.chunk,
+        pad=partial(_pad, worker, request.position + len(token_ids)),
     )
+
+
+def _pad(worker: Worker, session_len: int, width: int) -> int:
+    """Return the width that verifies so many tokens soonest, for a session that has the worker to itself."""
+    if len(worker.caches) > 1:
+        return width
+    padded = worker.costs.cheapest_width(1, width)
+    return padded if session_len + padded <= worker.model.info.context_length else width
 
 
 def _answer(
@@ -71,7 +81,7 @@ def _answer(
         num_accepted=done.result.num_accepted,
         next_token_id=done.result.next_token_id,
         cached_len=done.result.cached_len,
-        time=model_pb2.WorkerTime(queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds),
+        time=worker_time(done),
         reused_len=session.cache.reused_len,
         log_probabilities=map(to_log_probabilities, done.result.log_probabilities),
     )

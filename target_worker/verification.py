@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -40,20 +40,24 @@ def verify(
     draft_probabilities: Rows | None = None,
     *,
     chunk: ChunkSize,
+    pad: Callable[[int], int] = int,
 ) -> Steps[Verdict]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and say how much of it the target accepts.
 
     One forward pass over the last of `token_ids` and the proposal gives the target's distribution at each of these
     len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs
-    `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from.
+    `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` says how many
+    tokens to feed instead of so many, because a wider step can be cheaper; what comes after the proposal is no part of
+    the session, and the next request rewinds it.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
     pending = yield from cache.prefill(position, token_ids, chunk)
 
     fed = [*pending, *proposal]
+    padding = fed[-1:] * (pad(len(fed)) - len(fed))
     history = sampler.history(cache.token_ids, pending, proposal)
-    logits = (yield from cache.feed(mx.array(fed)))[len(pending) - 1 :]
+    logits = (yield from cache.feed(mx.array(fed + padding)))[len(pending) - 1 : len(fed)]
     next_position = position + len(token_ids)
     scores = sampler.scores(logits, next_position, history)
     proposed = mx.array(list(proposal), mx.uint32)

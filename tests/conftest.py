@@ -61,6 +61,17 @@ def tokenizer(target: LoadedModel) -> Tokenizer:
     return Tokenizer(target.tokenizer_json)
 
 
+@pytest.fixture(scope="module")
+async def ahead_client() -> AsyncIterator[Client]:
+    """A client of a stack whose draft always goes ahead, whatever that costs."""
+    always = {"SPECD_COORDINATOR_DRAFT_AHEAD": "always"}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=always) as stack,
+        Client(stack.address) as client,
+    ):
+        yield client
+
+
 @pytest.fixture(scope="module", params=["random", "always right", "always wrong"])
 async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
     """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""

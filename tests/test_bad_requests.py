@@ -28,6 +28,7 @@ from specd.errors import DOMAIN, InvalidRequestError, error_info
 from specd.model_info import ModelInfo
 from specd.server import MAX_MESSAGE_BYTES
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, CoordinatorSettings
+from specd.step_costs import StepCosts
 from specd.supervisor import Child, Stack
 from specd.v1 import draft_pb2_grpc, generation_pb2_grpc, target_pb2_grpc
 from specd.v1.draft_pb2 import ProposeRequest
@@ -44,6 +45,7 @@ from specd.worker.engine import Engine, Steps
 from specd.worker.live_caches import LiveCaches
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.prefix_cache import PrefixCache
+from specd.worker.session import WorkerSession
 from specd.worker.session_stream import SessionStreams
 from specd.worker.worker import Worker as SpecdWorker
 from tests.driving import Chunks
@@ -548,6 +550,29 @@ async def test_the_target_refuses_proposals_outside_the_vocabulary(
 
 
 @pytest.mark.usefixtures("unharmed")
+@pytest.mark.parametrize(
+    ("fields", "reason", "named"),
+    [
+        ({"num_draft_tokens": 2, "num_ahead_tokens": 33}, "OUT_OF_RANGE", "num_ahead_tokens asks for 33"),
+        ({"num_ahead_tokens": 3}, "CONTRADICTION", "num_draft_tokens is 0"),
+        ({"num_draft_tokens": 2, "min_confidences": [0.5, 1.5]}, "OUT_OF_RANGE", "min_confidences has 1.5"),
+        ({"num_draft_tokens": 2, "min_confidences": [float("nan")]}, "OUT_OF_RANGE", "min_confidences has nan"),
+        ({"num_draft_tokens": 2, "min_confidences": [0.5] * 33}, "OUT_OF_RANGE", "min_confidences has 33 entries"),
+        ({"num_draft_tokens": 2, "min_ahead_confidence": -1.0}, "OUT_OF_RANGE", "min_ahead_confidence has -1"),
+        ({"token_ids": [5] * 2042, "num_draft_tokens": 3, "num_ahead_tokens": 3}, "CONTEXT_EXCEEDED", "make 2049"),
+    ],
+)
+async def test_the_draft_refuses_to_go_nowhere_or_too_far(
+    draft: draft_pb2_grpc.DraftServiceStub, fields: dict[str, Any], reason: str, named: str
+) -> None:
+    error = await error_of(draft.Propose(iter([ProposeRequest(**{"token_ids": [5], **fields})])))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_info(error).reason == reason
+    assert named in (error.details() or "")
+
+
+@pytest.mark.usefixtures("unharmed")
 async def test_the_draft_refuses_an_absurd_number_of_draft_tokens(draft: draft_pb2_grpc.DraftServiceStub) -> None:
     error = await error_of(draft.Propose(iter([ProposeRequest(token_ids=[5], num_draft_tokens=LARGEST_UINT32)])))
 
@@ -874,8 +899,11 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
     worker = Deferred[SpecdWorker]("the model")
     engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), LiveCaches(10**9)
     metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes)
-    worker.set(SpecdWorker(engine, tiny_model(), caches, prefixes, metrics, chunk=Chunks(512)))
-    streams = SessionStreams[ProposeRequest, None, None](worker, begin=begin, answer=lambda *_: None)
+    costs = StepCosts({1: {1: 0.01}})
+    worker.set(SpecdWorker(engine, tiny_model(), caches, prefixes, metrics, chunk=Chunks(512), costs=costs))
+    streams = SessionStreams[WorkerSession, ProposeRequest, None, None](
+        worker, new_session=WorkerSession, begin=begin, answer=lambda *_: None
+    )
     context = Context()
     with pytest.raises(grpc.aio.AbortError):
         await streams.serve(cast(Any, context))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_worker.proposal import propose
+from draft_worker.session import DraftSession
 from specd.sampling import Sampling
 from specd.worker import session_cache
 from specd.worker.batch import Feed, enable_batches, forward
@@ -50,7 +51,7 @@ class Session:
         own = self.token_ids[position:]
         if data.draw(st.booleans()):
             k = data.draw(st.integers(0, 5))
-            return propose(self.cache, self.sampler, position, own, k, chunk=CHUNK)
+            return propose(DraftSession(self.cache, self.sampler), position, own, k, chunk=CHUNK)
         proposal = data.draw(st.lists(token_ids, max_size=5))
         return verify(self.cache, self.sampler, position, own, proposal, chunk=CHUNK)
 

@@ -34,7 +34,7 @@ class Plan:
     """One session of a mix; `cancelled_after` so many messages, if at all."""
 
     prompt_ids: tuple[int, ...]
-    num_draft_tokens: int
+    num_draft_tokens: int | None
     temperature: float
     seed: int
     max_tokens: int
@@ -76,7 +76,7 @@ def make_plan(rng: random.Random, text_ids: list[int], *, longest: int) -> Plan:
     start = rng.randrange(len(text_ids) - length)
     return Plan(
         prompt_ids=tuple(text_ids[start : start + length]),
-        num_draft_tokens=rng.randint(0, 8),
+        num_draft_tokens=rng.choice([None, None, *range(9)]),
         temperature=rng.choice([0.0, 0.0, 0.7, 1.0]),
         seed=rng.randrange(2**32),
         max_tokens=rng.randint(1, 40),

@@ -22,6 +22,7 @@ from scipy import stats
 
 from coordinator.tokenizer import Tokenizer
 from draft_worker.proposal import propose
+from draft_worker.session import DraftSession
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.worker import noise
@@ -457,7 +458,7 @@ def emit_in_sessions(acceptance: Acceptance, num_sessions: int) -> NDArray[np.in
         sampler = Sampler(replace(IN_SESSIONS, acceptance=acceptance, seed=seed), TINY_VOCABULARY_SIZE)
         token_ids = list(PROMPT)
         while len(token_ids) < len(PROMPT) + NUM_EMITTED:
-            proposal = finish(propose(draft, sampler, 0, token_ids, 3, chunk=Chunks(64)))
+            proposal = finish(propose(DraftSession(draft, sampler), 0, token_ids, 3, chunk=Chunks(64)))
             rows = decode_distributions(proposal.distributions, TINY_VOCABULARY_SIZE)
             verdict = finish(verify(target, sampler, 0, token_ids, proposal.token_ids, rows, chunk=Chunks(64)))
             token_ids += [*proposal.token_ids[: verdict.num_accepted], verdict.next_token_id]

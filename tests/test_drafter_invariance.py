@@ -50,7 +50,7 @@ def sample_with_mlx_lm(target: LoadedModel, prompt_ids: list[int], temperature: 
 
 
 async def sample(
-    client: Client, prompt: str, temperature: float, k: int
+    client: Client, prompt: str, temperature: float, k: int | None
 ) -> tuple[list[int], generation_pb2.SessionStatistics]:
     sampling = SamplingParameters(temperature=temperature, seed=SEED)
     responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS, num_draft_tokens=k, sampling=sampling)]
@@ -63,7 +63,7 @@ async def sample(
 async def test_every_k_gives_the_same_samples(
     client: Client, references: References, prompt: str, temperature: float
 ) -> None:
-    for k in range(9):
+    for k in (*range(9), None):
         token_ids, statistics = await sample(client, prompt, temperature, k)
         assert token_ids == references[prompt, temperature], f"k = {k}"
         assert statistics.draft_fault == ""
@@ -79,6 +79,15 @@ async def test_every_draft_gives_the_same_samples(odd_client: Client, references
     rates = {"random": (0, 0.1), "always right": (0.97, 1), "always wrong": (0, 0.1)}  # up to end tokens
     low, high = rates[odd_client.draft_kind]  # type: ignore[attr-defined]
     assert low <= accepted / proposed <= high
+
+
+async def test_going_ahead_gives_the_same_samples(ahead_client: Client, references: References) -> None:
+    rounds_ahead = 0
+    for (prompt, temperature), expected in references.items():
+        token_ids, statistics = await sample(ahead_client, prompt, temperature, None)
+        assert token_ids == expected
+        rounds_ahead += statistics.rounds_ahead
+    assert rounds_ahead > len(TWENTY_PROMPTS)
 
 
 async def test_sessions_at_the_same_time_do_not_change_the_samples(client: Client, references: References) -> None:

@@ -23,6 +23,7 @@ class FakeFeed:
     name: str
     num_tokens: int = 1
     wants_logits: bool = True
+    can_wait: bool = False
 
 
 class FakeModel:
@@ -291,3 +292,17 @@ async def test_stop_cancels_what_waits_and_runs_the_last_call() -> None:
     await asyncio.wait([holding, waiting])
     assert waiting.cancelled()
     assert engine.submit(steps("late", 1)).cancelled()
+
+
+async def test_a_mistake_in_the_engine_is_not_silent(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+    engine = Engine(lambda: None, forward=model.forward, on_failure=failed.set)
+
+    def break_down(*_: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(schedule.Schedule, "next_step", break_down)
+    with pytest.raises(asyncio.CancelledError):
+        await engine.submit(steps("a", 1))
+    assert failed.is_set()
+    engine.stop()

@@ -24,7 +24,7 @@ def references(target: LoadedModel, tokenizer: Tokenizer) -> dict[str, list[int]
     return {prompt: decode_with_mlx_lm(target, tokenizer.encode(prompt), MAX_TOKENS) for prompt in prompts}
 
 
-async def generate(client: Client, prompt: str, k: int) -> tuple[list[int], generation_pb2.SessionStatistics]:
+async def generate(client: Client, prompt: str, k: int | None) -> tuple[list[int], generation_pb2.SessionStatistics]:
     responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS, num_draft_tokens=k)]
     return [token.id for r in responses for token in r.tokens], responses[-1].statistics
 
@@ -41,11 +41,11 @@ def test_there_are_prompts_of_every_length(tokenizer: Tokenizer) -> None:
 async def test_every_k_gives_the_tokens_of_mlx_lm(
     client: Client, references: dict[str, list[int]], prompt: str
 ) -> None:
-    for k in range(9):
+    for k in (*range(9), None):
         token_ids, statistics = await generate(client, prompt, k)
         assert token_ids == references[prompt], f"k = {k}"
         assert statistics.draft_fault == ""
-        assert (statistics.proposed_tokens > 0) == (k > 0)
+        assert k is None or (statistics.proposed_tokens > 0) == (k > 0)
 
 
 async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:
@@ -60,6 +60,15 @@ async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, refere
             assert statistics.accepted_tokens == statistics.proposed_tokens
 
 
+async def test_going_ahead_gives_the_tokens_of_mlx_lm(ahead_client: Client, references: dict[str, list[int]]) -> None:
+    rounds_ahead = 0
+    for prompt, expected in references.items():
+        token_ids, statistics = await generate(ahead_client, prompt, None)
+        assert token_ids == expected
+        rounds_ahead += statistics.rounds_ahead
+    assert rounds_ahead > len(references)
+
+
 async def test_concurrent_sessions_do_not_mix(client: Client, references: dict[str, list[int]]) -> None:
     """Sessions of all lengths and k at once, some of them given up on the way."""
 
@@ -71,7 +80,8 @@ async def test_concurrent_sessions_do_not_mix(client: Client, references: dict[s
         for prompt in list(references)[::3]:
             tasks.create_task(give_up(prompt))
         running = {
-            prompt: tasks.create_task(generate(client, prompt, i % 9)) for i, prompt in enumerate(list(references)[::2])
+            prompt: tasks.create_task(generate(client, prompt, i % 9 if i % 9 else None))
+            for i, prompt in enumerate(list(references)[::2])
         }
     for prompt, task in running.items():
         assert task.result()[0] == references[prompt]

@@ -20,6 +20,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from coordinator.draft_stream import GrpcDraftStream
+from coordinator.plan import Plan
 from coordinator.worker_stream import WorkerLateError, WorkerLostError
 from specd.channel import open_channel
 from specd.client import Client
@@ -84,7 +85,7 @@ async def complete(
     prompt: str,
     *,
     max_tokens: int = MAX_TOKENS,
-    num_draft_tokens: int | None = None,
+    num_draft_tokens: int | None = 4,
     temperature: float = 0.0,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Completion:
@@ -248,6 +249,23 @@ async def test_killed_workers_change_nothing_in_the_text(
         assert completion.statistics.target_replays >= 1
 
 
+@pytest.mark.parametrize("attempt", range(6))
+async def test_killed_workers_change_nothing_where_k_is_chosen(
+    stack: Stack, client: Client, prompts: list[str], undisturbed: Undisturbed, attempt: int
+) -> None:
+    prompt, temperature = prompts[2 + attempt], TEMPERATURES[attempt % len(TEMPERATURES)]
+    victim = [stack.draft, stack.target][attempt % 2]
+    completion = await complete(
+        client,
+        prompt,
+        num_draft_tokens=None,
+        temperature=temperature,
+        on_round=lambda number: kill(victim) if number == 2 + attempt // 2 else None,
+    )
+    assert_same(completion, await undisturbed(prompt, temperature=temperature))
+    assert victim is stack.draft or completion.statistics.target_replays >= 1
+
+
 async def test_draft_rejoins_the_session_that_lost_it(
     stack: Stack, client: Client, prompts: list[str], undisturbed: Undisturbed
 ) -> None:
@@ -387,7 +405,7 @@ async def test_client_that_stops_reading_gets_the_same_later(
     # A message or two are on the way, the others stay in the coordinator.
     small_window = [("grpc.http2.lookahead_bytes", 128), ("grpc.http2.bdp_probe", 0)]
     async with grpc.aio.insecure_channel(stack.address, small_window) as channel:
-        request = generation_pb2.GenerateRequest(text=prompts[7], max_tokens=MAX_TOKENS)
+        request = generation_pb2.GenerateRequest(text=prompts[7], max_tokens=MAX_TOKENS, num_draft_tokens=4)
         async for response in generation_pb2_grpc.GenerationServiceStub(channel).Generate(request):
             responses.append(response)
             if len(responses) == 1:
@@ -458,10 +476,10 @@ async def test_hung_worker_that_takes_no_more_bytes_is_lost(stack: Stack) -> Non
             with pytest.raises(WorkerLostError):
                 while True:
                     with contextlib.suppress(WorkerLateError):
-                        await stream.send(0, [0] * 100_000, 4, DRAFT_TIMEOUT_SECONDS)
+                        await stream.send(0, [0] * 100_000, Plan(4), DRAFT_TIMEOUT_SECONDS)
                         await stream.receive(DRAFT_TIMEOUT_SECONDS)
             with pytest.raises(WorkerLostError):
-                await stream.send(0, [0], 4, DRAFT_TIMEOUT_SECONDS)
+                await stream.send(0, [0], Plan(4), DRAFT_TIMEOUT_SECONDS)
             stream.close()
 
 
@@ -478,6 +496,7 @@ async def test_statistics_of_sessions_add_up_to_the_counters(stack: Stack, clien
         session = completion.statistics
         sums["specd_sessions_total{length}"] += 1
         sums["specd_rounds_total"] += session.rounds
+        sums["specd_rounds_ahead_total"] += session.rounds_ahead
         sums["specd_prompt_tokens_total"] += session.prompt_tokens
         sums["specd_generated_tokens_total"] += session.generated_tokens
         sums["specd_proposed_tokens_total"] += session.proposed_tokens
@@ -508,4 +527,10 @@ async def test_statistics_of_sessions_add_up_to_the_counters(stack: Stack, clien
     after = await scrape(stack.coordinator)
     counters = [name for name in after if name.startswith("specd_") and "_total" in name]
     counted = {name: after[name] - before.get(name, 0) for name in counters}
+    # Sums of times, which rounding keeps from being the same to the last digit.
+    round_seconds = counted.pop("specd_round_seconds_total")
+    rounds = [response.round for completion in completions for response in completion.responses[1:]]
+    stages = ("draft", "verify", "queue", "wire", "coordinator")
+    assert round_seconds == pytest.approx(sum(getattr(r, f"{stage}_seconds") for r in rounds for stage in stages))
+    assert 0.2 < counted.pop("specd_target_only_seconds_total") / round_seconds < 10
     assert {name: count for name, count in counted.items() if count} == {name: n for name, n in sums.items() if n}

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from specd.deferred import Deferred
 from specd.errors import InvalidRequestError
+from specd.step_costs import StepCosts
 from specd.worker import prefix_cache, session_cache
 from specd.worker.engine import Engine, Steps
 from specd.worker.live_caches import LiveCaches
@@ -424,11 +425,11 @@ class Streams:
         self.prefixes = PrefixCache(PLENTY)
         caches = LiveCaches(10**9)
         metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes)
-        self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK)
+        self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK, StepCosts({1: {1: 0.01}}))
         deferred = Deferred[Worker]("the model")
         deferred.set(self.worker)
-        self._streams: SessionStreams[Any, Any, Any] = SessionStreams(
-            deferred, begin=self._begin, answer=lambda *_: "answer"
+        self._streams: SessionStreams[WorkerSession, Any, Any, Any] = SessionStreams(
+            deferred, new_session=WorkerSession, begin=self._begin, answer=lambda *_: "answer"
         )
 
     def open(self) -> tuple[FakeContext, asyncio.Task[None]]:

@@ -95,7 +95,7 @@ async def complete(client: Client, prompt: str | Sequence[int] | Chat = PROMPT, 
     assert statistics.proposed_tokens == sum(round_.proposed for round_ in rounds)
     assert statistics.accepted_tokens == sum(round_.accepted for round_ in rounds)
     assert statistics.wasted_tokens == statistics.proposed_tokens - statistics.accepted_tokens
-    by_position = range(fields.get("num_draft_tokens", 4))
+    by_position = range(fields.get("num_draft_tokens", 32))
     for counted, counts in (
         ([round_.proposed for round_ in rounds], statistics.proposed_by_position),
         ([round_.accepted for round_ in rounds], statistics.accepted_by_position),

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator import verifier as verifier_module
 from coordinator.decoding import decode
 from coordinator.drafter import Drafter
+from coordinator.plan import Plan
 from coordinator.round import Proposal, Round, Verdict
 from coordinator.session import FinishReason, Session
 from coordinator.statistics import SessionStatistics
@@ -22,6 +23,7 @@ from coordinator.worker_stream import WorkerError, WorkerFullError, WorkerLateEr
 from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
+from specd.step_costs import StepCosts
 
 VOCABULARY_SIZE = 5
 CONTEXT_LENGTH = 64
@@ -37,11 +39,11 @@ def next_token(token_ids: Sequence[int]) -> int:
     return state % VOCABULARY_SIZE
 
 
-def decode_with_target_alone(prompt: list[int], max_tokens: int) -> list[int]:
+def decode_with_target_alone(prompt: list[int], max_tokens: int, end_token: int | None = END_TOKEN) -> list[int]:
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + max_tokens:
         token_ids.append(next_token(token_ids))
-        if token_ids[-1] == END_TOKEN:
+        if token_ids[-1] == end_token:
             break
     return token_ids[len(prompt) :]
 
@@ -67,6 +69,7 @@ class FakeTarget:
     comes_back: bool = True
     num_open: int = 0
     model: ModelInfo | None = MODEL
+    step_costs: StepCosts | None = None
     fault: str = "TARGET_UNAVAILABLE"
     refusal: str = ""
 
@@ -115,6 +118,7 @@ class FakeDraft:
     choose: Callable[[list[int]], int]
     events: list[str]
     model: ModelInfo | None = MODEL
+    step_costs: StepCosts | None = None
     fault: str = "DRAFT_UNAVAILABLE"
     num_open: int = 0
 
@@ -132,9 +136,10 @@ class FakeDraftStream:
     broken: bool = False
     uses_when_broken: int = 0
 
-    async def send(
-        self, position: int, token_ids: Sequence[int], num_draft_tokens: int, timeout_seconds: float
-    ) -> None:
+    ahead: tuple[Proposal, Proposal] | None = None
+
+    async def send(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
+        self.ahead = None
         if self.broken:
             self.uses_when_broken += 1
             assert self.uses_when_broken == 1, "after a prefill whose error nobody saw, one use may find it broken"
@@ -145,12 +150,26 @@ class FakeDraftStream:
             raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
         held = self.cache.hold(position, token_ids)
         proposal: list[int] = []
-        for _ in range(num_draft_tokens):
+        # An early end: the plan's thresholds stand for how many tokens there are.
+        length = min(plan.num_draft_tokens, len(plan.min_confidences) or plan.num_draft_tokens)
+        while len(proposal) < length:
             proposal.append(self.worker.choose([*held, *proposal]))
         held.extend(proposal[:-1])
         if not proposal:
             del held[-1:]  # a prefill leaves the last tokens to the next request
         self.answer = proposal, len(held)
+        if proposal and plan.num_ahead_tokens and self.event in {"ok", "interrupted", "foreign"}:
+            self._go_ahead(held, proposal, plan.num_ahead_tokens)
+
+    def _go_ahead(self, held: list[int], proposal: list[int], num_tokens: int) -> None:
+        ahead: list[int] = []
+        for _ in range(1 + num_tokens):
+            held.append(ahead[-1] if ahead else proposal[-1])
+            ahead.append(self.worker.choose(held))
+        if self.event != "interrupted":  # then nobody hears of what the cache holds
+            if self.event == "foreign":
+                ahead = [VOCABULARY_SIZE] * len(ahead)
+            self.ahead = Proposal(proposal, cached_len=self.answer[1]), Proposal(ahead, cached_len=len(held))
 
     async def receive(self, timeout_seconds: float) -> Proposal:
         token_ids, cached_len = self.answer
@@ -165,27 +184,50 @@ class FakeDraftStream:
                 token_ids = token_ids[1:]
             case "foreign":
                 token_ids = [VOCABULARY_SIZE] * len(token_ids)
-        return Proposal(token_ids, cached_len=cached_len)
+        confidences = {"unsure": [float("nan")] * len(token_ids), "few": [0.5] * (len(token_ids) + 1)}
+        return Proposal(token_ids, cached_len=cached_len, confidences=confidences.get(self.event, []))
+
+    def take_ahead(self) -> tuple[Proposal, Proposal] | None:
+        ahead, self.ahead = self.ahead, None
+        return ahead
 
     def close(self) -> None:
         self.worker.num_open -= 1
 
 
-def make_session(prompt: list[int], max_tokens: int, num_draft_tokens: int) -> Session:
-    return Session("s", list(prompt), max_tokens, num_draft_tokens, frozenset({END_TOKEN}))
+class Planned:
+    """Speculation with plans that are made in advance, and repeated."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = itertools.cycle(plans)
+        self.will_draft = any(plan.num_draft_tokens for plan in plans)
+
+    def plan(self) -> Plan:
+        return next(self._plans)
+
+    def observe(self, plan: Plan, round_: Round) -> Round:
+        assert round_.num_proposed <= plan.num_draft_tokens
+        return round_
 
 
-def run(session: Session, draft: FakeDraft, target: FakeTarget) -> tuple[list[Round], SessionStatistics]:
+def make_session(prompt: list[int], max_tokens: int) -> Session:
+    return Session("s", list(prompt), max_tokens, frozenset({END_TOKEN}))
+
+
+def run(
+    session: Session, plans: int | Sequence[Plan], draft: FakeDraft, target: FakeTarget
+) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = itertools.count().__next__
     drafter = Drafter(draft, "s", Sampling(), timeout_seconds=1.0, clock=clock)
     verifier = Verifier(target, "s", Sampling(), timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    speculation = Planned([Plan(plans)] if isinstance(plans, int) else plans)
     statistics = SessionStatistics(prompt_tokens=session.prompt_len)
     rounds: list[Round] = []
 
     async def drive() -> None:
         try:
-            async for round_ in decode(session, drafter, verifier, clock=clock):
+            async for round_ in decode(session, speculation, drafter, verifier, clock=clock):
                 assert round_.commit.finish_reason is session.finish_reason
                 rounds.append(round_)
                 statistics.add(round_, arrived_at=0.0)
@@ -208,7 +250,17 @@ max_token_counts = st.integers(1, 40)
 draft_lengths = st.integers(0, 9)
 target_events = st.lists(st.sampled_from(["ok", "ok", "lost", "late", "full"]), max_size=30)
 draft_events = st.lists(
-    st.sampled_from(["ok", "ok", "lost", "late", "full", "refuses", "short", "foreign"]), max_size=30
+    st.sampled_from(
+        ["ok", "ok", "lost", "late", "full", "refuses", "short", "foreign", "interrupted", "unsure", "few"]
+    ),
+    max_size=30,
+)
+plans = st.lists(
+    st.builds(
+        Plan, draft_lengths, st.integers(0, 9).map(lambda count: (0.5,) * count), num_ahead_tokens=st.integers(0, 9)
+    ),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -219,18 +271,19 @@ def draft_choices(draw: st.DrawFn) -> Callable[[list[int]], int]:
     return lambda token_ids: (next_token(token_ids) + offsets[len(token_ids) % len(offsets)]) % VOCABULARY_SIZE
 
 
-@given(prompts, max_token_counts, draft_lengths, draft_choices(), draft_events, target_events)
+@settings(max_examples=1000)  # few of them go ahead and then end a proposal earlier
+@given(prompts, max_token_counts, plans, draft_choices(), draft_events, target_events)
 def test_what_comes_out_is_what_the_target_alone_decodes(
     prompt: list[int],
     max_tokens: int,
-    num_draft_tokens: int,
+    planned: list[Plan],
     choose: Callable[[list[int]], int],
     draft_faults: list[str],
     target_faults: list[str],
 ) -> None:
-    session = make_session(prompt, max_tokens, num_draft_tokens)
+    session = make_session(prompt, max_tokens)
     draft, target = FakeDraft(choose, draft_faults), FakeTarget(target_faults)
-    rounds, statistics = run(session, draft, target)
+    rounds, statistics = run(session, planned, draft, target)
 
     expected = decode_with_target_alone(prompt, max_tokens)
     assert session.token_ids[len(prompt) :] == expected
@@ -246,7 +299,7 @@ def test_what_comes_out_is_what_the_target_alone_decodes(
 
 
 def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_later() -> None:
-    session = make_session([1, 2, 3], 5, 0)
+    session = make_session([1, 2, 3], 5)
     verifier = Verifier(
         FakeTarget(["full", "full", "ok", *["full"] * 100]),
         "s",
@@ -269,8 +322,8 @@ def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_
 
 @given(prompts, max_token_counts, st.integers(1, 9))
 def test_a_draft_that_is_always_right_is_always_accepted(prompt: list[int], max_tokens: int, k: int) -> None:
-    session = make_session(prompt, max_tokens, k)
-    rounds, statistics = run(session, FakeDraft(next_token, []), FakeTarget([]))
+    session = make_session(prompt, max_tokens)
+    rounds, statistics = run(session, k, FakeDraft(next_token, []), FakeTarget([]))
     assert statistics.recovered_tokens == 0
     if session.finish_reason is FinishReason.LENGTH:
         assert statistics.accepted_tokens == statistics.proposed_tokens
@@ -278,9 +331,35 @@ def test_a_draft_that_is_always_right_is_always_accepted(prompt: list[int], max_
 
 
 @given(prompts, max_token_counts, st.integers(1, 9))
+def test_what_a_draft_that_is_always_right_went_ahead_by_is_never_asked_for(
+    prompt: list[int], max_tokens: int, k: int
+) -> None:
+    session = make_session(prompt, max_tokens)
+    session.eos_token_ids = frozenset()
+    rounds, statistics = run(session, [Plan(k, num_ahead_tokens=k)], FakeDraft(next_token, []), FakeTarget([]))
+    assert statistics.accepted_tokens == statistics.proposed_tokens
+    drafted = [round_ for round_ in rounds if round_.num_proposed]
+    # All but the first, and any for which there was no room to go ahead before.
+    assert statistics.rounds_ahead >= len(drafted) - 2
+    assert len(rounds) <= 2 + -(-(max_tokens - 1) // (k + 1))
+
+
+def test_a_draft_that_is_lost_after_going_ahead_still_gives_what_it_said() -> None:
+    session = make_session([1, 2], 30)
+    session.eos_token_ids = frozenset()
+    draft = FakeDraft(next_token, ["ok", "ok", "lost"])
+    rounds, _ = run(session, [Plan(3, num_ahead_tokens=3)], draft, FakeTarget([]))
+    # The prompt, the first proposal, and the one that the draft had made already when it was lost.
+    assert [round_.proposal.was_ahead for round_ in rounds[:3]] == [False, False, True]
+    assert not rounds[2].proposal.fault
+    assert rounds[2].commit.num_accepted == 3
+    assert session.token_ids[2:] == decode_with_target_alone([1, 2], 30, end_token=None)
+
+
+@given(prompts, max_token_counts, st.integers(1, 9))
 def test_a_draft_that_is_always_wrong_costs_no_token(prompt: list[int], max_tokens: int, k: int) -> None:
     wrong = FakeDraft(lambda token_ids: (next_token(token_ids) + 1) % VOCABULARY_SIZE, [])
-    rounds, statistics = run(make_session(prompt, max_tokens, k), wrong, FakeTarget([]))
+    rounds, statistics = run(make_session(prompt, max_tokens), k, wrong, FakeTarget([]))
     assert statistics.accepted_tokens == 0
     assert all(len(round_.commit.token_ids) == 1 for round_ in rounds)
 
@@ -289,10 +368,10 @@ def test_a_draft_that_is_always_wrong_costs_no_token(prompt: list[int], max_toke
 def test_a_target_that_stays_away_ends_the_session_and_loses_nothing_before(
     prompt: list[int], max_tokens: int, k: int, choose: Callable[[list[int]], int], good_rounds: int
 ) -> None:
-    session = make_session(prompt, max_tokens, k)
+    session = make_session(prompt, max_tokens)
     draft, target = FakeDraft(choose, []), FakeTarget(["ok"] * good_rounds + ["lost"], comes_back=False)
     try:
-        run(session, draft, target)
+        run(session, k, draft, target)
     except UnavailableError as error:
         assert error.reason == "TARGET_UNAVAILABLE"
         assert error.retry_after_seconds > 0
@@ -304,18 +383,18 @@ def test_a_target_that_stays_away_ends_the_session_and_loses_nothing_before(
 
 
 def test_a_missing_draft_is_counted_with_its_reason() -> None:
-    session = make_session([1, 2], 8, 4)
+    session = make_session([1, 2], 8)
     session.eos_token_ids = frozenset()
-    rounds, statistics = run(session, FakeDraft(next_token, [], model=None), FakeTarget([]))
+    rounds, statistics = run(session, 4, FakeDraft(next_token, [], model=None), FakeTarget([]))
     # Neither the first round nor the last, which has room for one token only, would have had a proposal.
     assert statistics.rounds_without_draft == len(rounds) - 2
     assert statistics.draft_fault == "DRAFT_UNAVAILABLE"
 
 
 def test_a_session_that_outgrows_the_draft_goes_on_without_it() -> None:
-    session = make_session([1] * (CONTEXT_LENGTH - 4), 40, 3)
+    session = make_session([1] * (CONTEXT_LENGTH - 4), 40)
     session.eos_token_ids = frozenset()
-    _, statistics = run(session, FakeDraft(next_token, []), FakeTarget([]))
+    _, statistics = run(session, 3, FakeDraft(next_token, []), FakeTarget([]))
     assert statistics.generated_tokens == 40
     assert statistics.accepted_tokens > 0
     assert statistics.draft_fault == "DRAFT_CONTEXT_EXCEEDED"
@@ -324,7 +403,7 @@ def test_a_session_that_outgrows_the_draft_goes_on_without_it() -> None:
 def test_a_target_that_was_refused_gets_no_session() -> None:
     target = FakeTarget([], comes_back=False, model=None, fault="TARGET_REFUSED", refusal="it serves another model")
     with pytest.raises(UnavailableError, match="it serves another model"):
-        run(make_session([1, 2], 8, 2), FakeDraft(next_token, []), target)
+        run(make_session([1, 2], 8), 2, FakeDraft(next_token, []), target)
     assert target.num_open == 0
 
 
@@ -332,7 +411,7 @@ def test_a_target_only_session_leaves_the_draft_alone() -> None:
     opened: list[str] = []
     draft = FakeDraft(next_token, [])
     draft.open_stream = lambda *session: opened.append(session)  # type: ignore[assignment,method-assign]
-    run(make_session([1, 2], 8, 0), draft, FakeTarget([]))
+    run(make_session([1, 2], 8), 0, draft, FakeTarget([]))
     assert opened == []
 
 
@@ -345,5 +424,14 @@ def test_a_target_that_answers_nonsense_ends_the_session(num_accepted: int, next
     target = FakeTarget([])
     target.open_stream = lambda session_id, sampling: NonsenseStream(target)  # type: ignore[method-assign]
     with pytest.raises(WorkerError) as error:
-        run(make_session([1, 2], 8, 2), FakeDraft(next_token, []), target)
+        run(make_session([1, 2], 8), 2, FakeDraft(next_token, []), target)
     assert error.value.reason == "TARGET_BROKEN"
+
+
+@pytest.mark.parametrize("event", ["short", "foreign", "unsure", "few"])
+def test_a_draft_that_answers_nonsense_gives_no_proposal(event: str) -> None:
+    session = make_session([1, 2], 12)
+    session.eos_token_ids = frozenset()
+    rounds, statistics = run(session, 3, FakeDraft(next_token, ["ok", event]), FakeTarget([]))
+    assert rounds[1].proposal == Proposal([], fault="DRAFT_BROKEN")
+    assert statistics.rounds_without_draft == 1

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from draft_worker.proposal import propose
+from draft_worker.session import DraftSession
 from specd.errors import InvalidRequestError
 from specd.sampling import (
     MAX_LOGIT_BIASES,
@@ -164,7 +165,7 @@ def test_coupled_tokens_depend_on_the_seed_only(data: st.DataObject, sampling: S
         # The sampler of a round has seen other rounds, or has not, as after a crash.
         if data.draw(st.booleans()):
             sampler = Sampler(sampling, TINY_VOCABULARY_SIZE)
-        proposal = finish(propose(draft, sampler, 0, token_ids, k, chunk=Chunks(3)))
+        proposal = finish(propose(DraftSession(draft, sampler), 0, token_ids, k, chunk=Chunks(3)))
         assert not proposal.distributions
         position = data.draw(st.integers(0, min(target.cached_len, len(token_ids) - 1)))
         if target.token_ids[:position] != token_ids[:position]:
@@ -180,7 +181,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(temperature: float) -> No
         sampling = replace(TRANSFORMS["all"], temperature=temperature, seed=9, acceptance=acceptance)
         target, draft = SessionCache(TARGET), SessionCache(TARGET)
         sampler = Sampler(sampling, TINY_VOCABULARY_SIZE)
-        proposal = finish(propose(draft, sampler, 0, PROMPT, 8, chunk=Chunks(64)))
+        proposal = finish(propose(DraftSession(draft, sampler), 0, PROMPT, 8, chunk=Chunks(64)))
         rows = decode_distributions(proposal.distributions, TINY_VOCABULARY_SIZE)
         steps = verify(target, sampler, 0, PROMPT, proposal.token_ids, rows, chunk=Chunks(64))
         assert finish(steps).num_accepted == 8
@@ -410,16 +411,23 @@ def test_logits_that_are_not_finite_are_an_error(
         finish(verify(cache, sampler, 0, PROMPT, [1, 2, 3, 4], rows, chunk=Chunks(3)))
     cache = SessionCache(poisoned(position, value, in_cache=in_cache))
     with pytest.raises(NonFiniteLogitsError):
-        finish(propose(cache, sampler, 0, PROMPT, 5, chunk=Chunks(3)))
+        finish(propose(DraftSession(cache, sampler), 0, PROMPT, 5, chunk=Chunks(3)))
 
 
-@pytest.mark.parametrize("run", [verify, propose])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda cache, sampler: verify(cache, sampler, 0, PROMPT, [1, 2], chunk=Chunks(3)),
+        lambda cache, sampler: propose(DraftSession(cache, sampler), 0, PROMPT, 3, chunk=Chunks(3)),
+    ],
+    ids=["verify", "propose"],
+)
 def test_a_cache_survives_logits_that_are_not_finite(run: Callable[..., Any]) -> None:
     """The next request can still rewind: what was fed is not committed."""
     sampler = Sampler(Sampling(temperature=1.0), TINY_VOCABULARY_SIZE)
     cache = SessionCache(poisoned(LAST, float("nan")))
     with pytest.raises(NonFiniteLogitsError):
-        finish(run(cache, sampler, 0, PROMPT, [1, 2] if run is verify else 3, chunk=Chunks(3)))
+        finish(run(cache, sampler))
     assert cache.cached_len <= LAST
     shorter = PROMPT[:-2]
     assert verify_in_one_go(cache, sampler, 0, shorter).next_token_id == decode_alone(sampler.sampling, shorter, 1)[0]

@@ -24,6 +24,7 @@ CHUNK_SECONDS = 5.0
 class FakeFeed:
     num_tokens: int
     wants_logits: bool
+    can_wait: bool = False
 
 
 class Session:
@@ -46,6 +47,10 @@ def make_round(num_tokens: int = 4, session: Hashable = None) -> FakeJob:
 
 def make_prefill(num_tokens: int = 100) -> FakeJob:
     return FakeJob(cast(Feed, FakeFeed(num_tokens, wants_logits=False)), None)
+
+
+def make_patient(num_tokens: int = 1) -> FakeJob:
+    return FakeJob(cast(Feed, FakeFeed(num_tokens, wants_logits=True, can_wait=True)), None)
 
 
 def rounds_step(num_tokens: int, seconds: float) -> StepTime:
@@ -366,3 +371,24 @@ def test_rounds_and_prefills_that_never_pause_share_the_time(
     rounds_to_chunk = served.round_seconds / sum(counts)
     share = ROUNDS_TO_CHUNKS * chunk_seconds
     assert 0.85 * share <= rounds_to_chunk <= 1.15 * share + served.longest_rounds_step
+
+
+def test_what_can_wait_gets_a_step_when_nothing_else_waits() -> None:
+    schedule: Schedule[FakeJob] = Schedule()
+    patient, prefill, round_ = make_patient(), make_prefill(), make_round()
+    for job in (patient, prefill, round_):
+        schedule.add(job, 0.0)
+    assert len(schedule) == 3
+    assert {*schedule} == {patient, prefill, round_}
+    taken = [schedule.next_step(0.0)[0] for _ in range(3)]
+    assert sorted(taken[:2], key=lambda jobs: jobs[0].feed.num_tokens) == [[round_], [prefill]]
+    assert taken[2] == [patient]
+    assert schedule.next_step(0.0) == ([], None)
+
+
+def test_what_can_wait_is_done_together() -> None:
+    schedule: Schedule[FakeJob] = Schedule()
+    jobs = [make_patient() for _ in range(3)]
+    for job in jobs:
+        schedule.add(job, 0.0)
+    assert schedule.next_step(0.0) == (jobs, None)

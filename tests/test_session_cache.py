@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_worker.proposal import Proposal, propose
+from draft_worker.proposal import Proposal, go_ahead, propose
+from draft_worker.session import DraftSession
 from specd.errors import CacheTooShortError
-from specd.sampling import Sampling
+from specd.sampling import Acceptance, Sampling
 from specd.worker import session_cache
+from specd.worker.prefix_cache import PrefixCache
 from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.verification import Verdict, verify
@@ -34,8 +40,21 @@ def verify_in_one_go(cache: SessionCache, position: int, token_ids: list[int], p
     return finish(verify(cache, GREEDY, position, token_ids, proposal, chunk=Chunks(3)))
 
 
-def propose_in_one_go(cache: SessionCache, position: int, token_ids: list[int], k: int) -> Proposal:
-    return finish(propose(cache, GREEDY, position, token_ids, k, chunk=Chunks(3)))
+def propose_in_one_go(
+    session: DraftSession, position: int, token_ids: list[int], k: int, min_confidences: Sequence[float] = ()
+) -> Proposal:
+    return finish(propose(session, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences))
+
+
+def new_session() -> DraftSession:
+    return DraftSession(SessionCache(MODEL), GREEDY)
+
+
+def greedy_continuation(token_ids: Sequence[int], count: int) -> list[int]:
+    expected = list(token_ids)
+    while len(expected) < len(token_ids) + count:
+        expected.append(greedy_choices(expected)[-1])
+    return expected[len(token_ids) :]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +66,10 @@ def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None:
-    cache = SessionCache(MODEL)
+    worker = new_session()
+    cache = worker.cache
+    min_confidences: list[float] = []
+    proposal: Proposal | None = None  # the last, if nothing came after it
     for _ in range(data.draw(st.integers(1, 8))):
         position = data.draw(st.integers(0, cache.cached_len))
         prefix = cache.token_ids[:position]
@@ -55,30 +77,75 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
         token_ids = data.draw(token_lists)
         if data.draw(st.booleans()) and position < cache.cached_len:
             token_ids = cache.token_ids[position : position + len(token_ids)]
+        elif data.draw(st.booleans()) and worker.path.token_ids and position <= worker.path.end - 1:
+            # All that the draft has said, its last word as well, which is when it has gone ahead the right way.
+            known = [*cache.token_ids[position:], worker.path.token_ids[-1]]
+            token_ids = known[: data.draw(st.integers(1, len(known)))] if len(known) > 1 else token_ids
         session = [*prefix, *token_ids]
-        match data.draw(st.sampled_from(["verify", "propose", "superseded verify", "superseded propose"])):
+        kinds = ["verify", "propose", "superseded verify", "superseded propose"]
+        kinds += ["ahead", "superseded ahead"] if proposal is not None and proposal.confidences else []
+        kind = data.draw(st.sampled_from(kinds))
+        if kind.endswith("propose"):
+            k = data.draw(st.integers(1, 6))
+            min_confidences = data.draw(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9]), max_size=k))
+        match kind:
             case "verify":
-                proposal = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
+                proposed = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
                 if data.draw(st.booleans()):  # a proposal that is right for a while
-                    proposal = [*propose_in_one_go(SessionCache(MODEL), 0, session, 3).token_ids, *proposal][:6]
-                verdict = verify_in_one_go(cache, position, token_ids, proposal)
-                own = greedy_choices([*session, *proposal])[len(session) - 1 :]
-                agreeing = [proposed == chosen for proposed, chosen in zip(proposal, own, strict=False)]
+                    proposed = [*greedy_continuation(session, 3), *proposed][:6]
+                verdict = verify_in_one_go(cache, position, token_ids, proposed)
+                own = greedy_choices([*session, *proposed])[len(session) - 1 :]
+                agreeing = [token_id == chosen for token_id, chosen in zip(proposed, own, strict=False)]
                 assert verdict.num_accepted == [*agreeing, False].index(False)
                 assert verdict.next_token_id == own[verdict.num_accepted]
-                assert verdict.cached_len == cache.cached_len == len(session) + len(proposal)
+                assert verdict.cached_len == cache.cached_len == len(session) + len(proposed)
+                proposal = None
             case "propose":
-                k = data.draw(st.integers(1, 6))
-                proposal = propose_in_one_go(cache, position, token_ids, k)
-                expected = list(session)
-                for _ in range(k):
-                    expected.append(greedy_choices(expected)[-1])
-                assert proposal.token_ids == expected[len(session) :]
-                assert proposal.cached_len == cache.cached_len == len(session) + k - 1
+                proposal = propose_in_one_go(worker, position, token_ids, k, min_confidences)
+                check_proposal(proposal, session, k, min_confidences)
+                assert proposal.cached_len == cache.cached_len >= len(session) + len(proposal.token_ids) - 1
+                session_len = len(session)
             case "superseded verify":
                 run_some(verify(cache, GREEDY, position, token_ids, [], chunk=Chunks(3)), data.draw(st.integers(0, 3)))
+                proposal = None
             case "superseded propose":
-                run_some(propose(cache, GREEDY, position, token_ids, 4, chunk=Chunks(3)), data.draw(st.integers(0, 6)))
+                steps = propose(worker, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences)
+                run_some(steps, data.draw(st.integers(0, 6)))
+                proposal = None
+            case "ahead" | "superseded ahead":
+                assert proposal is not None
+                k, least = data.draw(st.integers(1, 6)), data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+                steps = go_ahead(
+                    worker,
+                    proposal.token_ids,
+                    session_len,
+                    k,
+                    min_confidences=min_confidences,
+                    min_ahead_confidence=least,
+                )
+                before = [*cache.token_ids[:session_len], *proposal.token_ids]
+                if kind == "superseded ahead":
+                    run_some(steps, data.draw(st.integers(0, 6)))
+                else:
+                    ahead = finish(steps)
+                    assert ahead.is_ahead
+                    assert ahead.token_ids == greedy_continuation(before, len(ahead.token_ids))
+                    assert 1 <= len(ahead.token_ids) <= 1 + k
+                    assert least < 1 or len(ahead.token_ids) == 1
+                proposal = None
+
+
+def check_proposal(proposal: Proposal, session: list[int], k: int, min_confidences: Sequence[float]) -> None:
+    """Check that a proposal is the draft's greedy path, and that it ends where it should, or a token later."""
+    assert proposal.token_ids == greedy_continuation(session, len(proposal.token_ids))
+    assert len(proposal.confidences) == (len(proposal.token_ids) if min_confidences else len(proposal.confidences))
+    if not min_confidences:
+        assert len(proposal.token_ids) == k
+        return
+    products = list(accumulate(proposal.confidences, mul))
+    too_low = [i for i, least in enumerate(min_confidences) if i < len(products) and products[i] < least]
+    end = too_low[0] + 1 if too_low else k
+    assert len(proposal.token_ids) in {end, min(end + 1, k)}
 
 
 @given(token_lists, st.integers(1, 100))
@@ -105,3 +172,91 @@ def test_a_freed_cache_holds_nothing() -> None:
     verify_in_one_go(cache, 0, [1, 2, 3], [])
     cache.free()
     assert cache.cached_len == cache.num_fed == 0
+
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def proposed_and_gone_ahead() -> tuple[DraftSession, list[int], Proposal]:
+    """Return a session whose draft has gone ahead, the prompt with the proposal of three tokens, and what follows."""
+    worker = new_session()
+    proposal = propose_in_one_go(worker, 0, PROMPT, 3, [0.0])
+    steps = go_ahead(worker, proposal.token_ids, len(PROMPT), 3, min_confidences=[0.0], min_ahead_confidence=0.0)
+    return worker, [*PROMPT, *proposal.token_ids], finish(steps)
+
+
+def test_a_right_guess_needs_no_step() -> None:
+    worker, accepted, ahead = proposed_and_gone_ahead()
+    guess, *next_proposal = ahead.token_ids
+    grown = [*accepted, guess]
+    again = Driven(propose(worker, len(PROMPT), grown[len(PROMPT) :], 3, chunk=Chunks(3), min_confidences=[0.0]))
+    assert again.has_ended
+    assert again.result.token_ids == next_proposal
+
+
+def test_a_wrong_guess_is_forgotten() -> None:
+    worker, accepted, ahead = proposed_and_gone_ahead()
+    grown = [*accepted, (ahead.token_ids[0] + 1) % TINY_VOCABULARY_SIZE]
+    assert propose_in_one_go(worker, len(PROMPT), grown[len(PROMPT) :], 3).token_ids == greedy_continuation(grown, 3)
+
+
+SAMPLINGS = [
+    Sampling(top_log_probabilities=2),
+    Sampling(temperature=1.0, seed=3, repetition_penalty=1.3, top_log_probabilities=2),
+    Sampling(temperature=1.0, seed=4, acceptance=Acceptance.REJECTION, top_log_probabilities=2),
+]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_padding_changes_no_verdict_of_any_request(data: st.DataObject) -> None:
+    """Whatever comes after the proposal: the verdict, what is committed, and the rounds that follow."""
+    sampling = data.draw(st.sampled_from(SAMPLINGS))
+    padded, plain = SessionCache(MODEL), SessionCache(MODEL)
+    samplers = {id(cache): Sampler(sampling, TINY_VOCABULARY_SIZE) for cache in (padded, plain)}
+    for _ in range(data.draw(st.integers(1, 6))):
+        position = data.draw(st.integers(0, plain.cached_len))
+        token_ids = data.draw(token_lists)
+        proposal = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
+        rows = np.full((len(proposal), TINY_VOCABULARY_SIZE), 1 / TINY_VOCABULARY_SIZE, np.float32)
+        surplus = data.draw(st.integers(0, 12))
+        verdicts = [
+            finish(verify(cache, samplers[id(cache)], position, token_ids, proposal, rows, chunk=Chunks(3), pad=pad))
+            for cache, pad in ((padded, surplus.__add__), (plain, int))
+        ]
+        assert without_log_probabilities(verdicts[0]) == without_log_probabilities(verdicts[1])
+        for with_padding, without in zip(*(verdict.log_probabilities for verdict in verdicts), strict=True):
+            # The tiny model's large weights magnify rounding, which goes by the width: 1.5e-4 has been seen.
+            assert (with_padding.model, with_padding.sampling) == pytest.approx(
+                (without.model, without.sampling), abs=1e-2
+            )
+        assert padded.token_ids == plain.token_ids
+        assert padded.num_fed == plain.num_fed + surplus
+        assert padded.cached_len == plain.num_fed
+
+
+def without_log_probabilities(verdict: Verdict) -> Verdict:
+    return replace(verdict, log_probabilities=[])
+
+
+def test_a_padded_verify_takes_one_step_and_feeds_as_many_tokens_as_it_is_told() -> None:
+    cache = SessionCache(MODEL)
+    asked: list[int] = []
+
+    def pad(width: int) -> int:
+        asked.append(width)
+        return 8
+
+    step = Driven(verify(cache, GREEDY, 0, [1, 2], [3, 4, 5], chunk=Chunks(3), pad=pad))
+    step.step()
+    assert step.has_ended
+    assert (asked, cache.cached_len, cache.num_fed) == ([5], 5, 8)
+
+
+def test_padding_is_not_kept_for_other_sessions() -> None:
+    prefixes = PrefixCache(10**6)
+    cache = SessionCache(MODEL, prefixes)
+    finish(verify(cache, GREEDY, 0, [1, 2, 3, 4], [], chunk=Chunks(3), pad=lambda width: width + 9))
+    cache.keep()
+    layers, reused_len = prefixes.take([1, 2, 3, 4, 0, 0, 0])
+    assert reused_len == layers[0].offset == 4

@@ -39,12 +39,13 @@ def write_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteSett
 def test_flag_over_variable_over_file_over_default(
     write_settings: WriteSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == 4
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens is None
     write_settings("[coordinator]\nnum_draft_tokens = 5\n")
-    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == 5
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens == 5
     monkeypatch.setenv("SPECD_COORDINATOR_NUM_DRAFT_TOKENS", "6")
-    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == 6
-    assert load_settings(CoordinatorSettings, {"num_draft_tokens": "7"}).num_draft_tokens == 7
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens == 6
+    assert load_settings(CoordinatorSettings, {"num_draft_tokens": "7"}).given_num_draft_tokens == 7
+    assert load_settings(CoordinatorSettings, {"num_draft_tokens": "auto"}).given_num_draft_tokens is None
 
 
 def test_the_command_line_obeys_the_same_order(write_settings: WriteSettings) -> None:
@@ -66,7 +67,7 @@ def test_the_command_line_obeys_the_same_order(write_settings: WriteSettings) ->
 
 def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECD_COORDINATOR_NUM_DRAFT_TOKENS", "")
-    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == 4
+    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == "auto"
 
 
 def test_every_command_has_its_table(write_settings: WriteSettings) -> None:

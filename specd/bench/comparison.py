@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from specd.bench.sample import Result
@@ -13,29 +13,52 @@ from specd.sampling import Acceptance
 def compare(results: Sequence[Result]) -> dict[str, float]:
     """Put the best of specd beside its target alone and beside the best of mlx-lm, and ways to accept beside others.
 
-    The best is the best of those that sample from the target's own distribution.
+    The best is the best of those that sample from the target's own distribution, adaptive ones included. An adaptive
+    one is also put beside all these by itself, and beside the best of those whose k is fixed.
     """
     by_setup = {result.setup: result for result in results}
-    best, best_mlx_lm = (_best(results, system) for system in (SPECD, MLX_LM))
-    mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
-    verdicts: dict[str, float] = {}
+    own, mlx_lm = (
+        [result for result in results if result.setup.system == system and result.setup.speculates]
+        for system in (SPECD, MLX_LM)
+    )
+    best, best_mlx_lm = _best(own), _best(mlx_lm)
+    plain_mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
+    verdicts = {
+        f"best specd ({best.setup.label}) / specd with the target alone": best.speedup,
+        f"best specd / best mlx-lm ({best_mlx_lm.setup.label})": best.speedup / best_mlx_lm.speedup,
+    }
+    if best.of_limit is not None:
+        verdicts["best specd, % of its limit"] = 100 * best.of_limit
+    verdicts.update(_by_adaptive(own, best_mlx_lm))
+    verdicts["time to first token, best specd / mlx-lm"] = (
+        best.time_to_first_token_seconds / plain_mlx_lm.time_to_first_token_seconds
+    )
+    verdicts["wire and coordinator, ms a round"] = best.round_milliseconds["wire_and_coordinator"]
     if best.setup.temperature:
         verdicts.update(_by_acceptance(by_setup))
     verdicts.update(_by_lenience(by_setup))
-    return {
-        f"best specd ({best.setup.label}) / specd with the target alone": best.speedup,
-        f"best specd / best mlx-lm ({best_mlx_lm.setup.label})": best.speedup / best_mlx_lm.speedup,
-        "time to first token, best specd / mlx-lm": best.time_to_first_token_seconds
-        / mlx_lm.time_to_first_token_seconds,
-        "wire and coordinator, ms a round": best.round_milliseconds["wire_and_coordinator"],
-        **verdicts,
-    }
+    return verdicts
 
 
-def _best(results: Sequence[Result], system: str) -> Result:
-    speculative = [result for result in results if result.setup.system == system and result.setup.num_draft_tokens]
-    faithful = [result for result in speculative if result.setup.is_faithful]
-    return max(faithful or speculative, key=lambda result: result.speedup)
+def _best(results: Iterable[Result]) -> Result:
+    return max(results, key=lambda result: (result.setup.is_faithful, result.speedup))
+
+
+def _by_adaptive(own: Sequence[Result], best_mlx_lm: Result) -> Iterator[tuple[str, float]]:
+    """Put specd's best adaptive one, if there is any, beside what it is to be better than."""
+    adaptive = [result for result in own if result.setup.is_adaptive]
+    fixed = [result for result in own if not result.setup.is_adaptive]
+    if not adaptive:
+        return
+    best = _best(adaptive)
+    name = best.setup.label
+    yield f"{name} / specd with the target alone", best.speedup
+    yield f"{name} / best mlx-lm ({best_mlx_lm.setup.label})", best.speedup / best_mlx_lm.speedup
+    if fixed:
+        best_fixed = _best(fixed)
+        yield f"{name} / best fixed k ({best_fixed.setup.label})", best.speedup / best_fixed.speedup
+    if best.of_limit is not None:
+        yield f"{name}, % of its limit", 100 * best.of_limit
 
 
 def _by_acceptance(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
@@ -45,10 +68,10 @@ def _by_acceptance(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
         ("COUPLED / mlx-lm (independent sampling)", {"system": MLX_LM}),
     ):
         for setup, own in results.items():
-            if setup.system == SPECD and setup.num_draft_tokens and not setup.rejects:
+            if setup.system == SPECD and setup.speculates and not setup.rejects:
                 per_try = _quotient(own, results.get(replace(setup, **changes)))
                 if per_try is not None:
-                    yield f"{name}, accepted per try, k = {setup.num_draft_tokens}", per_try
+                    yield f"{name}, accepted per try, {setup.draft_label}", per_try
 
 
 def _by_lenience(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
@@ -57,8 +80,8 @@ def _by_lenience(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
         per_try = _quotient(own, plain)
         if setup.lenience and plain is not None and per_try is not None:
             name = f"lenience {setup.lenience:g} / lenience 0"
-            yield f"{name}, accepted per try, k = {setup.num_draft_tokens}", per_try
-            yield f"{name}, speed-up, k = {setup.num_draft_tokens}", own.speedup / plain.speedup
+            yield f"{name}, accepted per try, {setup.draft_label}", per_try
+            yield f"{name}, speed-up, {setup.draft_label}", own.speedup / plain.speedup
 
 
 def _quotient(own: Result, other: Result | None) -> float | None:

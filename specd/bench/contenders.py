@@ -32,7 +32,7 @@ class Contender(Protocol):
 
 
 class Specd:
-    """A running specd system, through gRPC."""
+    """A running specd system, through gRPC. An adaptive one is asked without a number of draft tokens."""
 
     def __init__(self, client: Client, setup: Setup) -> None:
         self.setup = setup
@@ -80,7 +80,9 @@ class MlxLm:
     """
 
     def __init__(self, target: LoadedModel, draft: LoadedModel, setup: Setup) -> None:
+        assert setup.num_draft_tokens is not None, "mlx-lm does not choose k"
         self.setup = setup
+        self._num_draft_tokens = setup.num_draft_tokens
         self._target = target
         self._draft = draft
 
@@ -104,13 +106,13 @@ class MlxLm:
             first_at - started_at,
             time.perf_counter() - first_at,
             accepted_tokens=sum(drafted),
-            rejections=count_rejections(drafted, self.setup.num_draft_tokens),
+            rejections=count_rejections(drafted, self._num_draft_tokens),
         )
 
     def _tokens(self, prompt_ids: list[int], max_tokens: int) -> Iterator[tuple[int, bool]]:
         prompt = mx.array(prompt_ids)
         sampler = make_sampler(temp=self.setup.temperature)
-        if self.setup.num_draft_tokens == 0:
+        if self._num_draft_tokens == 0:
             for token_id, _ in generate_step(prompt, self._target.network, max_tokens=max_tokens, sampler=sampler):
                 yield int(token_id), False
             return
@@ -118,7 +120,7 @@ class MlxLm:
             prompt,
             self._target.network,
             self._draft.network,
-            num_draft_tokens=self.setup.num_draft_tokens,
+            num_draft_tokens=self._num_draft_tokens,
             max_tokens=max_tokens,
             sampler=sampler,
         ):

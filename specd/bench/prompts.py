@@ -1,20 +1,57 @@
-"""The code prompts that come with specd."""
+"""The code prompts that come with specd, and others."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from specd.errors import StartupError
 
 
-def load_prompts(directory: Path | None = None) -> dict[str, str]:
-    """Return the prompts of a directory, a file each, by file name; without one, those that come with specd.
+def load_prompts(source: Path | None = None) -> dict[str, str]:
+    """Return prompts by name; without a source, those that come with specd.
 
-    Raises StartupError when there is none.
+    A source is a directory with a file for each prompt, or a file in JSON Lines: on each line a string, or an object
+    whose `prompt` is one; its other fields are left alone. Raises StartupError when there is none, or a line is wrong.
     """
     packaged = Path(__file__).parent / "prompts"
     here = packaged if packaged.is_dir() else Path(__file__).parents[2] / "benchmarks" / "prompts"
-    files = sorted(path for path in (directory or here).iterdir() if path.is_file())
+    if source is not None and not source.is_dir():
+        return _read_lines(source)
+    files = sorted(path for path in (source or here).iterdir() if path.is_file())
     if not files:
-        raise StartupError(f"there is no prompt in {directory or here}: put one into a file each")
+        raise StartupError(f"there is no prompt in {source or here}: put one into a file each")
     return {path.name: path.read_text() for path in files}
+
+
+def _read_lines(path: Path) -> dict[str, str]:
+    """Return the prompts of a file in JSON Lines, named by their lines; blank ones are passed over."""
+    prompts = {}
+    # Not splitlines(): a JSON string may hold the other characters that it takes for the end of a line.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            try:
+                prompts[f"{path.name}:{number}"] = _read_prompt(line)
+            except ValueError as error:
+                raise StartupError(f"{path}, line {number}: {error}") from error
+    if not prompts:
+        raise StartupError(f'there is no prompt in {path}: put one on each line, as a JSON string or {{"prompt": "…"}}')
+    return prompts
+
+
+def _read_prompt(line: bytes) -> str:
+    """Return the prompt on a line. Raises ValueError, which says what is wrong with it."""
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"this is not UTF-8 text: {error.reason} at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not JSON: {error.msg} at column {error.colno}") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not prompt or not isinstance(prompt, str):
+        text = line.decode().strip()
+        shown = text if len(text) <= 60 else f"{text[:60]}…"
+        raise ValueError(f'{shown} is no prompt: it must be a JSON string or {{"prompt": "…"}}, and not empty')
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("the prompt has half of a surrogate pair, which is not a character")
+    return prompt

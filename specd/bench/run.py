@@ -21,6 +21,7 @@ from specd import __version__
 from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
+from specd.bench.plot import save_plot
 from specd.bench.sample import Result, Sample, summarise
 from specd.bench.setup import SPECD, Setup, setups
 from specd.client import Client
@@ -41,7 +42,7 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; `lenience` is for REJECTION only."""
+    """What to measure; `lenience` is for REJECTION only, `adaptive` adds contenders for which the service chooses k."""
 
     target: str
     draft: str
@@ -53,12 +54,13 @@ class Options:
     temperatures: Sequence[float] = (0.0,)
     acceptance: Sequence[Acceptance] = (Acceptance.COUPLED,)
     lenience: Sequence[float] = (0.0,)
+    adaptive: bool = False
     concurrency: Sequence[int] = ()
     cached_prompts: bool = False
 
 
-def run_bench(options: Options, json_path: Path | None) -> bool:
-    """Measure, print a table for each temperature, write JSON. Returns whether all gave the tokens they must.
+def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
+    """Measure, print a table for each temperature, write JSON and PNG. Returns whether all gave the tokens they must.
 
     The contenders take turns prompt by prompt, each repeat starting with another one, so that what else the machine
     does falls on all of them. Nothing of specd computes while mlx-lm does, and the other way round.
@@ -67,6 +69,7 @@ def run_bench(options: Options, json_path: Path | None) -> bool:
     prompt_ids = _encode(target.tokenizer_json, options.prompts)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
     console = _console()
+    all_results: list[Result] = []
     report: dict[str, Any] = {
         "environment": _environment(options),
         "results": [],
@@ -86,6 +89,7 @@ def run_bench(options: Options, json_path: Path | None) -> bool:
             console.print(f"{name}: [bold]{value:.2f}[/]", highlight=False)
         console.print(_say_who_gave_the_same_tokens(list(samples), same) + "\n" * (not alone), highlight=False)
 
+        all_results += results
         report["results"] += [result.as_record() for result in results]
         suffix = f", T = {temperature:g}" if temperature else ""
         report["comparison"] |= {name + suffix: value for name, value in verdicts.items()}
@@ -93,6 +97,10 @@ def run_bench(options: Options, json_path: Path | None) -> bool:
         report["samples"] |= {setup.name: [sample.as_record() for sample in own] for setup, own in samples.items()}
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=1) + "\n")
+    if plot_path is not None:
+        models = f"{Path(options.target).name} with draft {Path(options.draft).name}"
+        title = f"{models}, {len(options.prompts)} prompts, up to {options.max_tokens} tokens each"
+        save_plot(all_results, title, plot_path)
     return bool(report["same_tokens"])
 
 
@@ -110,7 +118,13 @@ async def _measure(
             contenders: list[Contender] = [
                 Specd(client, setup) if setup.system == SPECD else MlxLm(target, draft, setup)
                 for setup in dict.fromkeys(
-                    setups(temperature, options.num_draft_tokens, options.acceptance, options.lenience)
+                    setups(
+                        temperature,
+                        options.num_draft_tokens,
+                        options.acceptance,
+                        options.lenience,
+                        adaptive=options.adaptive,
+                    )
                 )
             ]
             measured[temperature] = await _take_turns(contenders, prompt_ids, options)
@@ -175,6 +189,7 @@ async def _measure_throughput(
     ):
         contenders: list[throughput.Contender] = [
             *(throughput.Specd(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
+            *([throughput.Specd(client, Setup(SPECD, None))] if options.adaptive else []),
             throughput.MlxLmBatch(target),
         ]
         return await throughput.measure(
@@ -211,8 +226,9 @@ def _say_who_gave_the_same_tokens(contenders: Sequence[Setup], same: bool) -> st
 
 def _table(results: Sequence[Result], title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title, no_wrap=True)
-    measures = ("tokens\n/s", "speed\n-up", "accepted", "per\ntry", "tokens\n/round", "first\ntoken")
+    # A long label gives way: numbers would be cut off.
+    table.add_column(title)
+    measures = ("tokens\n/s", "speed\n-up", "limit\n/s", "accepted", "per\ntry", "tokens\n/round", "first\ntoken")
     for header in (*measures, *_STAGES.values(), "kB a\nround"):
         table.add_column(header, justify="right", no_wrap=True)
     for result in results:
@@ -221,6 +237,7 @@ def _table(results: Sequence[Result], title: str) -> Table:
             result.setup.label,
             f"{result.tokens_per_second:.1f}",
             f"{result.speedup:.2f}",
+            _cell(result.limit_tokens_per_second, ".1f"),
             _cell(result.acceptance_rate, ".1%"),
             _cell(result.acceptance_per_try, ".3f"),
             _cell(result.acceptance_length, ".2f"),

@@ -11,7 +11,10 @@ from specd.bench.setup import Setup
 
 @dataclass(frozen=True)
 class Round:
-    """Where the time of one round went, in seconds, and the size of its messages."""
+    """Where the time of one round went, in seconds, and the size of its messages.
+
+    `was_ahead` says that the proposal was there before it was asked for.
+    """
 
     draft_seconds: float
     verify_seconds: float
@@ -19,6 +22,7 @@ class Round:
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
+    was_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,25 @@ class Sample:
         """Tokens after the first over the time from the first to the last; 0 when there is only one."""
         return (len(self.token_ids) - 1) / self.decode_seconds if len(self.token_ids) > 1 else 0.0
 
+    @property
+    def verify_seconds(self) -> float:
+        """What the target computed in the rounds after the first."""
+        return sum(round_.verify_seconds for round_ in self.rounds)
+
+    @property
+    def limit_tokens_per_second(self) -> float:
+        """Tokens after the first over `verify_seconds`; 0 without any.
+
+        So fast it would be if drafting, waiting, the wire and the coordinator took no time, with the acceptance and the
+        times of verifying as they were measured. The first token comes from the prefill, all others from these rounds.
+        """
+        return (len(self.token_ids) - 1) / self.verify_seconds if self.verify_seconds else 0.0
+
     def as_record(self) -> dict[str, object]:
-        """Return what is worth keeping, with counts in place of tokens and rounds."""
+        """Return what is worth keeping, with counts in place of tokens and rounds, and what the limit is made of."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**record, "token_ids": len(self.token_ids), "rounds": len(self.rounds)}
+        counts = {"token_ids": len(self.token_ids), "rounds": len(self.rounds)}
+        return {**record, **counts, "verify_seconds": self.verify_seconds}
 
 
 @dataclass(frozen=True)
@@ -52,11 +71,18 @@ class Result:
 
     The acceptance rate is of proposed tokens; `acceptance_per_try` leaves out those after a rejected one, which nobody
     looked at: the probability that a token is accepted at a place where one is tried.
+
+    The limit is what specd's speculation would give if all but verifying took no time: the tokens of the rounds after
+    the first over the `verify_seconds` of these rounds (`Sample.limit_tokens_per_second`). `of_limit` is tokens per
+    second over the limit, the median of the samples' own ratios as for `speedup`: the share of the time in which the
+    target computes.
     """
 
     setup: Setup
     tokens_per_second: float
     speedup: float
+    limit_tokens_per_second: float | None
+    of_limit: float | None
     time_to_first_token_seconds: float
     acceptance_rate: float | None
     acceptance_per_try: float | None
@@ -83,11 +109,14 @@ def summarise(setup: Setup, samples: Sequence[Sample], baseline: Sequence[Sample
     proposed = sum(sample.proposed_tokens for sample in samples)
     accepted = sum(sample.accepted_tokens for sample in samples)
     tries = accepted + sum(sample.rejections for sample in samples)
+    limited = [own for own, _ in pairs if setup.speculates and own.limit_tokens_per_second]
     decoded = sum(len(sample.token_ids) - 1 for sample in samples)
     return Result(
         setup=setup,
         tokens_per_second=median(own.tokens_per_second for own, _ in pairs),
         speedup=median(own.tokens_per_second / other.tokens_per_second for own, other in pairs),
+        limit_tokens_per_second=median(own.limit_tokens_per_second for own in limited) if limited else None,
+        of_limit=median(own.tokens_per_second / own.limit_tokens_per_second for own in limited) if limited else None,
         time_to_first_token_seconds=median(sample.time_to_first_token_seconds for sample in samples),
         acceptance_rate=accepted / proposed if proposed else None,
         acceptance_per_try=accepted / tries if tries else None,

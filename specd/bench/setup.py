@@ -12,10 +12,10 @@ SPECD, MLX_LM = "specd", "mlx-lm"
 
 @dataclass(frozen=True)
 class Setup:
-    """Who decodes, and how; without draft tokens the target alone."""
+    """Who decodes, and how; with 0 draft tokens the target alone, with None as many as the service chooses."""
 
     system: str
-    num_draft_tokens: int = 0
+    num_draft_tokens: int | None = 0
     temperature: float = 0.0
     acceptance: Acceptance = Acceptance.COUPLED
     lenience: float = 0.0
@@ -23,15 +23,34 @@ class Setup:
     @property
     def label(self) -> str:
         """How a table for one temperature calls it."""
-        if not self.num_draft_tokens:
-            return f"{self.system}, target alone"
-        method = f", lenience {self.lenience:g}" if self.lenience else ", rejection"
-        return f"{self.system}, k = {self.num_draft_tokens}" + (method if self.rejects else "")
+        return f"{self.system}, {self.draft_label}{self.method}" if self.speculates else f"{self.system}, target alone"
+
+    @property
+    def draft_label(self) -> str:
+        """How many draft tokens a round, in words."""
+        return "adaptive" if self.is_adaptive else f"k = {self.num_draft_tokens}"
+
+    @property
+    def method(self) -> str:
+        """How it accepts draft tokens, to be added to a name; COUPLED goes without saying."""
+        if not self.rejects:
+            return ""
+        return f", lenience {self.lenience:g}" if self.lenience else ", rejection"
 
     @property
     def name(self) -> str:
         """How it is called among all."""
         return f"{self.label}, T = {self.temperature:g}" if self.temperature else self.label
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft takes part."""
+        return self.num_draft_tokens != 0
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the service chooses how many draft tokens each round has."""
+        return self.num_draft_tokens is None
 
     @property
     def rejects(self) -> bool:
@@ -52,11 +71,16 @@ class Setup:
 
 
 def setups(
-    temperature: float, num_draft_tokens: Sequence[int], acceptance: Sequence[Acceptance], lenience: Sequence[float]
+    temperature: float,
+    num_draft_tokens: Sequence[int],
+    acceptance: Sequence[Acceptance],
+    lenience: Sequence[float],
+    *,
+    adaptive: bool = False,
 ) -> Iterator[Setup]:
-    """Give the contenders for a temperature, specd with the target alone first."""
+    """Give the contenders for a temperature, specd with the target alone first; mlx-lm has fixed k only."""
     yield Setup(SPECD, 0, temperature)
-    for k in num_draft_tokens:
+    for k in (*num_draft_tokens, None) if adaptive else num_draft_tokens:
         for method in acceptance:
             for added in lenience if method is Acceptance.REJECTION else [0.0]:
                 yield Setup(SPECD, k, temperature, method, added)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,7 +168,11 @@ def generate(
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            "--num-draft-tokens", "-k", min=0, max=MAX_NUM_DRAFT_TOKENS, help="Draft tokens a round; 0: target alone."
+            "--num-draft-tokens",
+            "-k",
+            min=0,
+            max=MAX_NUM_DRAFT_TOKENS,
+            help="Draft tokens a round; 0: target alone. (default: the coordinator's, which may choose each round)",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -244,6 +249,10 @@ def bench(
             "--num-draft-tokens", "-k", min=1, max=MAX_NUM_DRAFT_TOKENS, help="Repeat for each k. (default: 3 4 5 7)"
         ),
     ] = None,
+    adaptive: Annotated[
+        bool | None,
+        typer.Option("--adaptive/--no-adaptive", help="Besides, let specd choose k each round. (default: adaptive)"),
+    ] = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-t", help="Repeat for each; 0: greedy; else 0.01 to 100. (default: 0)"),
@@ -264,26 +273,30 @@ def bench(
     ] = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Directory of prompts, a file each. (default: ours)"),
+        typer.Option(
+            exists=True,
+            help='Directory of prompts, a file each, or file, a JSON string or {"prompt": …} a line. (default: ours)',
+        ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Use this many of them, evenly spread.")] = 8,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Tokens to generate for each.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all prompts.")] = 1,
     blas_threads: Annotated[int, typer.Option(min=1, help="OpenBLAS threads, on a Linux CPU.")] = os.cpu_count() or 1,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the results and every sample to this file.")
+        Path | None,
+        typer.Option("--json", dir_okay=False, writable=True, help="Write the results and every sample to this file."),
+    ] = None,
+    plot_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            dir_okay=False,
+            writable=True,
+            help="Draw speed-up and acceptance rate over k into this PNG file. Needs matplotlib.",
+        ),
     ] = None,
 ) -> None:
     """Measure specd against its target alone and against mlx-lm in process, in one run on the same prompts."""
-    from specd.worker.blas import load_blas
-
-    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
-    _configure_logging("bench")
-    blas = load_blas(blas_threads)  # whose variables the workers inherit
-
-    from specd.bench.prompts import load_prompts
-    from specd.bench.run import Options, run_bench, run_throughput
-
     try:
         for value in temperature or ():
             Sampling(temperature=value).check(vocabulary_size=1, model_name=target)
@@ -293,10 +306,29 @@ def bench(
         raise StartupError(
             "--concurrency measures greedy decoding: leave --temperature, --acceptance and --lenience out"
         )
+    if concurrency and plot_path is not None:
+        raise StartupError("--plot draws what one session gets for each k: leave --plot or --concurrency out")
     if cached_prompts and not concurrency:
         raise StartupError("--cached-prompts is for throughput only: add --concurrency")
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
         raise StartupError("--lenience is for rejection only: add --acceptance rejection")
+    if plot_path is not None and plot_path.suffix.lower() != ".png":
+        raise StartupError(f"--plot writes PNG, and {plot_path} is named otherwise: let the name end in .png")
+    for path in (json_path, plot_path):
+        _check_can_be_written(path)
+
+    from specd.worker.blas import load_blas
+
+    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    _configure_logging("bench")
+    blas = load_blas(blas_threads)  # whose variables the workers inherit
+
+    from specd.bench.plot import require_matplotlib
+    from specd.bench.prompts import load_prompts
+    from specd.bench.run import Options, run_bench, run_throughput
+
+    if plot_path is not None:
+        require_matplotlib()
     chosen = load_prompts(prompts)
     names = list(chosen)[:: max(1, len(chosen) // num_prompts)][:num_prompts]
     options = Options(
@@ -310,11 +342,24 @@ def bench(
         temperatures=temperature or [0.0],
         acceptance=acceptance or [Acceptance.COUPLED],
         lenience=lenience or [0.0],
+        adaptive=adaptive is not False,
         concurrency=concurrency or [],
         cached_prompts=cached_prompts,
     )
-    if not (run_throughput if concurrency else run_bench)(options, json_path):
+    same = run_throughput(options, json_path) if concurrency else run_bench(options, json_path, plot_path)
+    if not same:
         raise typer.Exit(1)
+
+
+def _check_can_be_written(path: Path | None) -> None:
+    """Raise StartupError if a file that does not exist yet cannot be made: measuring for its sake would be in vain."""
+    if path is None or path.exists():
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {path.parent}: {error.strerror}") from error
 
 
 def _serve(process: str, run: Callable[[SettingsT], Coroutine[Any, Any, None]], settings: SettingsT) -> None:

@@ -11,12 +11,24 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "cache_capacity_tokens")
+    __slots__ = ("model", "cache_capacity_tokens", "step_costs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     model: Model
     cache_capacity_tokens: int
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., cache_capacity_tokens: _Optional[int] = ...) -> None: ...
+    step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., cache_capacity_tokens: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("sessions", "width", "seconds")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    width: int
+    seconds: float
+    def __init__(self, sessions: _Optional[int] = ..., width: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -68,9 +80,11 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class WorkerTime(_message.Message):
-    __slots__ = ("queue_seconds", "compute_seconds")
+    __slots__ = ("queue_seconds", "compute_seconds", "num_sessions")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     compute_seconds: float
-    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
+    num_sessions: int
+    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., num_sessions: _Optional[int] = ...) -> None: ...

@@ -33,15 +33,26 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class BareCache:
+    """A cache of no session, to try a model with."""
+
+    network: Module
+    layers: list[KVCache]
+    batches: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Feed:
     """Tokens [n] that a session's cache is to take in next.
 
-    `wants_logits` says whether what comes after them matters, as it does not in a prefill.
+    `wants_logits` says whether what comes after them matters, as it does not in a prefill. What `can_wait` is for later
+    use, and not asked for yet.
     """
 
     cache: Cache
     token_ids: mx.array
     wants_logits: bool = True
+    can_wait: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -102,17 +113,10 @@ def enable_batches(network: Module) -> bool:
 
 def _try(network: Module, batches: bool) -> list[mx.array]:
     """Feed three tokens to one session and one to another, which hold five and one."""
-    caches = [_TrialCache(network, make_prompt_cache(network), batches) for _ in range(2)]
+    caches = [BareCache(network, make_prompt_cache(network), batches) for _ in range(2)]
     for tokens in ([[1, 2, 3, 4, 5], [6]], [[7, 8, 9], [10]]):
         outputs = forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
     return outputs
-
-
-@dataclass(frozen=True, eq=False)
-class _TrialCache:
-    network: Module
-    layers: list[KVCache]
-    batches: bool
 
 
 class _BatchLayer:

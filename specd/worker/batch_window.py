@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
+from specd.moving_average import MovingAverage
+
 # Each new value changes an average by this much, and each step takes this much weight from those before it.
 _DECAY = 0.1
 
@@ -26,7 +28,7 @@ class BatchWindow:
 
     def __init__(self) -> None:
         self._fixed_seconds = 0.0
-        self._away_seconds = 0.0
+        self._away_seconds = MovingAverage(_DECAY)
         self._answered_at: WeakKeyDictionary[Hashable, float] = WeakKeyDictionary()
         # Decaying sums over steps, for a least-squares line through their times.
         self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
@@ -40,7 +42,7 @@ class BatchWindow:
         """Learn that a session has something to compute."""
         answered_at = self._answered_at.pop(session, None)
         if answered_at is not None and not self._is_given_up(answered_at, now):
-            self._away_seconds += (now - answered_at - self._away_seconds) * (_DECAY if self._away_seconds else 1)
+            self._away_seconds.add(now - answered_at)
 
     def answered(self, session: Hashable, now: float) -> None:
         """Learn that a session has got its answer, and may come again."""
@@ -62,13 +64,13 @@ class BatchWindow:
 
     def ends_at(self, idle_since: float, now: float) -> float:
         """Return until when to wait with what is there, having idled since then; in the past if not at all."""
-        is_worth_it = self._away_seconds <= _WORTH_WAITING * self._fixed_seconds
+        is_worth_it = self._away_seconds.value <= _WORTH_WAITING * self._fixed_seconds
         end = idle_since
         for session, answered_at in tuple(self._answered_at.items()):
             if self._is_given_up(answered_at, now):
                 del self._answered_at[session]
             elif is_worth_it:
-                end = max(end, answered_at + 2 * self._away_seconds)
+                end = max(end, answered_at + 2 * self._away_seconds.value)
         return min(end, idle_since + self._fixed_seconds)
 
     def _is_given_up(self, answered_at: float, now: float) -> bool:
@@ -76,4 +78,4 @@ class BatchWindow:
 
         Not as soon as it is not waited for any more: only who may return later than expected can teach that they do.
         """
-        return now - answered_at > 2 * max(self._away_seconds, self._fixed_seconds)
+        return now - answered_at > 2 * max(self._away_seconds.value, self._fixed_seconds)

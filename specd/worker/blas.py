@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from specd.worker.user_cache import user_cache_directory
+
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
 _LOADED: dict[str, str] = {}
 
@@ -61,7 +63,7 @@ def _load_openblas(num_threads: int) -> str:
 def _load_wheel_library() -> ctypes.CDLL:
     """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix."""
     version = importlib.metadata.version("scipy-openblas32")
-    directory = _cache_directory()
+    directory = user_cache_directory()
     if directory is None:  # a read-only home, as in a hardened container: a copy that goes once it is loaded
         with tempfile.NamedTemporaryFile(suffix=".so") as copy:
             _copy_without_prefix(Path(copy.name))
@@ -97,13 +99,3 @@ def _load_system_library() -> ctypes.CDLL:
     if name is None:
         raise OSError("the system has no libopenblas")
     return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-
-
-def _cache_directory() -> Path | None:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directory = Path(base) / "specd"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return directory if os.access(directory, os.W_OK) else None

@@ -11,9 +11,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
+import structlog
 
 from specd.worker.batch import Evaluate, Feed, forward
 from specd.worker.schedule import Schedule, StepTime
+
+log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
@@ -24,11 +27,16 @@ Steps = Generator[Feed | Evaluate, Any, Result]
 
 @dataclass(frozen=True)
 class Done(Generic[Result]):
-    """The result of a job and where its time went. `compute_seconds` is that of the steps which it was part of."""
+    """The result of a job and where its time went.
+
+    `compute_seconds` is that of the steps which it was part of; `num_sessions` shared the last of them with it, its own
+    session included.
+    """
 
     result: Result
     queue_seconds: float
     compute_seconds: float
+    num_sessions: int
 
 
 @dataclass(eq=False)
@@ -40,6 +48,7 @@ class _Job(Generic[Result]):
     future: asyncio.Future[Done[Result]]
     wants: Feed | Evaluate | None = None
     compute_seconds: float = 0.0
+    num_sessions: int = 1
 
     def settle(self, outcome: Done[Result] | Exception) -> None:
         """Hand the outcome over to the event loop."""
@@ -74,14 +83,21 @@ class Engine:
         on_exit: Callable[[], None],
         *,
         name: str = "mlx-owner",
+        on_failure: Callable[[], None] = lambda: None,
         forward: Callable[[Sequence[Feed]], Sequence[Any]] = forward,
     ) -> None:
-        """Start the thread; `on_exit` is the last thing that it runs."""
+        """Start the thread; `on_exit` is the last thing that it runs.
+
+        `on_failure` runs before, if the thread ends because of a mistake in the engine itself, after which nobody would
+        get an answer any more.
+        """
         self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread up
         self._urgent: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._schedule: Schedule[_Job[Any]] = Schedule()  # only the thread touches it
         self._stopped = False
+        self._is_evaluated = True  # whatever the last step computed
         self._on_exit = on_exit
+        self._on_failure = on_failure
         self._forward = forward
         self.on_step: Callable[[StepTime], None] = lambda _: None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -113,6 +129,18 @@ class Engine:
         self._thread.join()
 
     def _loop(self) -> None:
+        try:
+            self._run_jobs()
+        except Exception:
+            log.exception("the engine failed")
+            self._stopped = True
+            self._on_failure()
+        self._run_urgent()
+        for job in (*self._schedule, *self._arrivals(0.0)):
+            job.loop.call_soon_threadsafe(job.future.cancel)
+        self._on_exit()
+
+    def _run_jobs(self) -> None:
         wait_seconds: float | None = 0.0
         while not self._stopped:
             self._begin_arrivals(wait_seconds)
@@ -125,10 +153,6 @@ class Engine:
                 wait_seconds = 0.0
             else:
                 wait_seconds = wait_until - now if wait_until is not None else None
-        self._run_urgent()
-        for job in (*self._schedule, *self._arrivals(0.0)):
-            job.loop.call_soon_threadsafe(job.future.cancel)
-        self._on_exit()
 
     def _begin_arrivals(self, wait_seconds: float | None) -> None:
         """Run what is urgent, and the jobs that have arrived up to their first feed; wait so long if there is none."""
@@ -165,40 +189,46 @@ class Engine:
         if not jobs:
             return
         feeds = [job.feed for job in jobs]
+        was_evaluated = self._is_evaluated
+        for job in jobs:
+            job.num_sessions = len(jobs)
         try:
             outputs = self._forward(feeds)
         except Exception as error:
             for job in jobs:
                 self._throw(job, error)
             return
-        self._advance(jobs, outputs, started_at)
+        self._is_evaluated = self._advance(jobs, outputs, started_at) == len(jobs)
         ended_at = time.perf_counter()
         step = StepTime(
             num_sessions=len(feeds),
             num_tokens=sum(feed.num_tokens for feed in feeds),
             is_prefill=not feeds[0].wants_logits,
             seconds=ended_at - started_at,
+            is_whole=was_evaluated and self._is_evaluated,
         )
         self._schedule.stepped(step, ended_at)
         self.on_step(step)
 
-    def _advance(self, jobs: Sequence[_Job[Any]], inputs: Sequence[Any], started_at: float) -> None:
+    def _advance(self, jobs: Sequence[_Job[Any]], inputs: Sequence[Any], started_at: float) -> int:
         """Let each job go on, with its input, to what it wants to feed next, or to its end.
 
-        What they want evaluated on the way is evaluated together. Their step began at `started_at`.
+        What they want evaluated on the way is evaluated together. Their step began at `started_at`. Returns how many
+        wanted something evaluated.
         """
         for job, value in zip(jobs, inputs, strict=True):
             self._send(job, value, started_at)
         asking = [job for job in jobs if isinstance(job.wants, Evaluate)]
         if not asking:
-            return
+            return 0
         try:
             mx.eval([job.wants.arrays for job in asking if isinstance(job.wants, Evaluate)])
         except Exception as error:
             for job in asking:
                 self._throw(job, error)
-            return
-        self._advance(asking, [None] * len(asking), started_at)
+        else:
+            self._advance(asking, [None] * len(asking), started_at)
+        return len(asking)
 
     def _send(self, job: _Job[Any], value: Any, started_at: float) -> None:
         if job.is_dropped():
@@ -209,7 +239,8 @@ class Engine:
             job.wants = None
             now = time.perf_counter()
             compute_seconds = job.compute_seconds + now - started_at
-            job.settle(Done(stop.value, now - job.submitted_at - compute_seconds, compute_seconds))
+            queue_seconds = now - job.submitted_at - compute_seconds
+            job.settle(Done(stop.value, queue_seconds, compute_seconds, job.num_sessions))
             if job.session is not None:
                 self._schedule.window.answered(job.session, now)
         except Exception as error:

@@ -29,6 +29,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return model_pb2.DescribeResponse(
             model=model_pb2.Model(**dataclasses.asdict(worker.model.info)),
             cache_capacity_tokens=worker.caches.capacity_tokens,
+            step_costs=[
+                model_pb2.StepCost(sessions=sessions, width=width, seconds=seconds)
+                for sessions, curve in worker.costs.measured.items()
+                for width, seconds in curve.items()
+            ],
         )
 
     async def GetTokenizer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,8 +16,10 @@ from specd.deferred import Deferred
 from specd.metrics import MetricsEndpoint, add_build_info, new_registry
 from specd.server import Server
 from specd.settings import WorkerSettings
+from specd.step_costs import StepCosts
 from specd.v1 import model_pb2_grpc
 from specd.worker.batch import Evaluate
+from specd.worker.calibration import calibrate, keep
 from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Engine, Steps
 from specd.worker.live_caches import LiveCaches
@@ -25,6 +27,7 @@ from specd.worker.metrics import WorkerMetrics
 from specd.worker.model import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.prefix_cache import PrefixCache
+from specd.worker.schedule import StepTime
 from specd.worker.session_cache import SessionCache
 from specd.worker.worker import Worker
 
@@ -41,6 +44,7 @@ async def run_worker(
     process: str,
     service_name: str,
     blas: str,
+    calibrated_widths: Sequence[int],
     add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start."""
@@ -53,36 +57,47 @@ async def run_worker(
     with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
         # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
         await server.start()
-        engine = Engine(mx.clear_streams)  # without it the process aborts when the thread ends
+        # Without clear_streams the process aborts when the thread ends. A failed engine answers nobody: whoever
+        # supervises the process starts it anew.
+        engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = ChunkSize(settings.prefill_chunk_seconds)
-        loading: asyncio.Future[Any] = engine.submit(_load(settings.model, blas, chunk))
+        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, chunk, calibrated_widths))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
         try:
-            model: LoadedModel = loading.result().result
+            model, costs = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **facts)
             caches = LiveCaches(max(settings.cache_bytes // model.cache_bytes_per_token, 1))
             prefixes = PrefixCache(settings.prefix_cache_bytes)
             metrics = WorkerMetrics(registry, caches, prefixes)
-            engine.on_step = metrics.count_step
-            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk))
+
+            def on_step(step: StepTime) -> None:
+                metrics.count_step(step)
+                if step.is_whole and not step.is_prefill:
+                    costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
+
+            engine.on_step = on_step
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, **facts)
             await stopping
+            keep(model, calibrated_widths, costs)
         finally:
             await server.stop(settings.shutdown_grace_seconds)
             await asyncio.to_thread(engine.stop)  # it waits for the step under way
 
 
-def _load(name: str, blas: str, chunk: ChunkSize) -> Steps[LoadedModel]:
-    log.info("loading", model=name, blas=blas)
-    model = load(name, blas=blas)
+def _load(
+    settings: WorkerSettings, blas: str, chunk: ChunkSize, calibrated_widths: Sequence[int]
+) -> Steps[tuple[LoadedModel, StepCosts]]:
+    log.info("loading", model=settings.model, blas=blas)
+    model = load(settings.model, blas=blas)
     # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
     cache = SessionCache(model)
     pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), chunk)
     yield Evaluate([(yield from cache.feed(mx.array(pending)))])
     cache.free()
-    return model
+    return model, (yield from calibrate(model, calibrated_widths, settings.calibration_seconds))

@@ -16,6 +16,7 @@ def check_request(
     token_ids: Sequence[int],
     *,
     num_draft_tokens: int = 0,
+    num_ahead_tokens: int = 0,
     proposal: Sequence[int] = (),
 ) -> None:
     """Check the fields of a request to a worker against its model.
@@ -27,12 +28,17 @@ def check_request(
         raise InvalidRequestError("EMPTY_TOKEN_IDS", "token_ids is empty: send at least one token")
     for field, ids in (("token_ids", token_ids), ("proposal", proposal)):
         check_token_ids(field, ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
-    for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
+    for field, count in (
+        ("num_draft_tokens", num_draft_tokens),
+        ("num_ahead_tokens", num_ahead_tokens),
+        ("proposal", len(proposal)),
+    ):
         if count > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(
                 "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: the most is {MAX_NUM_DRAFT_TOKENS}"
             )
-    total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
+    ahead = num_ahead_tokens + 1 if num_ahead_tokens else 0
+    total = position + len(token_ids) + max(num_draft_tokens + ahead, len(proposal))
     if total > model.context_length:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",

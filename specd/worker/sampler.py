@@ -100,6 +100,16 @@ class Sampler:
             return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
         return mx.softmax(scores, axis=-1, precise=True)
 
+    def confidence(self, scores: mx.array, noise: mx.array | None) -> mx.array:
+        """Return how clear the choices from these scores [n, vocabulary_size] are, [n] in [0.5, 1].
+
+        It is the best token's share of the best two (a sigmoid of the margin between them). That tells as well as its
+        probability whether another model chooses the same, or better with noise, which both have; and it needs no
+        exponential of the whole vocabulary.
+        """
+        best_two = mx.topk(scores if noise is None else scores + noise, 2, axis=-1)
+        return mx.sigmoid(mx.abs(best_two[:, 1] - best_two[:, 0]))
+
     @property
     def _draft_purpose(self) -> Purpose:
         return Purpose.PROPOSE if self.rejects else Purpose.SAMPLE

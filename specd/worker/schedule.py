@@ -21,12 +21,16 @@ ROUNDS_TO_CHUNKS = 3.0
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a step was for, and what it took."""
+    """What a step was for, and what it took.
+
+    `is_whole` says that what it computed was evaluated in it, and nothing of the step before.
+    """
 
     num_sessions: int
     num_tokens: int
     is_prefill: bool
     seconds: float
+    is_whole: bool = True
 
 
 class Job(Protocol):
@@ -45,17 +49,18 @@ JobT = TypeVar("JobT", bound=Job)
 
 
 class Schedule(Generic[JobT]):
-    """The jobs that wait, in the order in which they came: those of rounds, and the prefills.
+    """The jobs that wait, in the order in which they came: those of rounds, the prefills, and what can wait.
 
     A step is for all the rounds that wait, as many as fit, oldest first; or for one chunk of one prefill, the prefills
     taking turns. While there are both, rounds and chunks take turns by time, so that neither waits for the other for
-    long. `now` is any clock's, in seconds.
+    long. What can wait gets a step when nothing else is there. `now` is any clock's, in seconds.
     """
 
     def __init__(self) -> None:
         self.window = BatchWindow()
         self._rounds: deque[JobT] = deque()
         self._prefills: deque[JobT] = deque()
+        self._patient: deque[JobT] = deque()
         self._chunk_due_at = 0.0
         self._idle_since = 0.0
 
@@ -63,14 +68,17 @@ class Schedule(Generic[JobT]):
         """Iterate over the jobs that wait."""
         yield from self._rounds
         yield from self._prefills
+        yield from self._patient
 
     def __len__(self) -> int:
         """Count them."""
-        return len(self._rounds) + len(self._prefills)
+        return len(self._rounds) + len(self._prefills) + len(self._patient)
 
     def add(self, job: JobT, now: float) -> None:
         """Let a job wait for its turn."""
-        if job.feed.wants_logits:
+        if job.feed.can_wait:
+            self._patient.append(job)
+        elif job.feed.wants_logits:
             if not self._rounds:
                 self._idle_since = now
             self._rounds.append(job)
@@ -82,12 +90,12 @@ class Schedule(Generic[JobT]):
         if self._prefills and (not self._rounds or now >= self._chunk_due_at):
             return [self._prefills.popleft()], None
         if not self._rounds:
-            return [], None
+            return _take(self._patient), None
         if not self._prefills and not self._is_step_full():
             wait_until = self.window.ends_at(self._idle_since, now)
             if wait_until > now:
                 return [], wait_until
-        return self._take_rounds(), None
+        return _take(self._rounds), None
 
     def stepped(self, step: StepTime, now: float) -> None:
         """Learn how long a step took that has just ended."""
@@ -100,13 +108,15 @@ class Schedule(Generic[JobT]):
         num_tokens = sum(job.feed.num_tokens for job in self._rounds)
         return len(self._rounds) >= MAX_STEP_ROWS or num_tokens >= MAX_STEP_TOKENS
 
-    def _take_rounds(self) -> list[JobT]:
-        batch: list[JobT] = []
-        room = MAX_STEP_TOKENS
-        while self._rounds and len(batch) < MAX_STEP_ROWS:
-            feed = self._rounds[0].feed
-            if batch and feed.num_tokens > room:
-                break
-            room -= feed.num_tokens
-            batch.append(self._rounds.popleft())
-        return batch
+
+def _take(waiting: deque[JobT]) -> list[JobT]:
+    """Take as many of them as a step has room for, the oldest first."""
+    batch: list[JobT] = []
+    room = MAX_STEP_TOKENS
+    while waiting and len(batch) < MAX_STEP_ROWS:
+        feed = waiting[0].feed
+        if batch and feed.num_tokens > room:
+            break
+        room -= feed.num_tokens
+        batch.append(waiting.popleft())
+    return batch

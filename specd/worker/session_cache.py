@@ -52,9 +52,9 @@ class SessionCache:
         offset: int = self.layers[0].offset
         return offset
 
-    def feed(self, token_ids: mx.array) -> Steps[mx.array]:
+    def feed(self, token_ids: mx.array, *, can_wait: bool = False) -> Steps[mx.array]:
         """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them. One step."""
-        logits: mx.array = yield Feed(self, token_ids)
+        logits: mx.array = yield Feed(self, token_ids, can_wait=can_wait)
         return logits[:, : self._vocabulary_size]
 
     def commit(self, token_ids: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -14,7 +15,7 @@ from specd.deferred import Deferred
 from specd.errors import InvalidRequestError, SpecdError, to_status
 from specd.sampling import Sampling
 from specd.sampling_messages import sampling_from
-from specd.v1 import sampling_pb2
+from specd.v1 import model_pb2, sampling_pb2
 from specd.worker.engine import Done, Steps
 from specd.worker.live_caches import LiveCaches
 from specd.worker.sampler import Sampler
@@ -37,27 +38,48 @@ class _Request(Protocol):
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
 
 
+Session = TypeVar("Session", bound=WorkerSession)
 Request = TypeVar("Request", bound=_Request)
 Response = TypeVar("Response")
 Result = TypeVar("Result")
 
 
-class SessionStreams(Generic[Request, Result, Response]):
+@dataclass(eq=False)
+class _Asked(Generic[Request, Result]):
+    """A request, and the job under way for it."""
+
+    request: Request
+    computing: asyncio.Future[Done[Result]]
+    is_answered: bool = False
+    is_superseded: bool = False
+
+    def drop(self) -> bool:
+        """Drop the job; returns whether the request remains without an answer."""
+        self.is_superseded = True
+        return self.computing.cancel() and not self.is_answered
+
+
+class SessionStreams(Generic[Session, Request, Result, Response]):
     """Serves the sessions of one worker: the prefix protocol, whatever a request computes.
 
-    `begin` checks a request and makes its steps, `answer` makes the response from what they return.
+    `begin` checks a request and makes its steps, `answer` makes the response from what they return. `go_on` can make
+    more steps once a response is sent, for another response, which the next request supersedes.
     """
 
     def __init__(
         self,
         worker: Deferred[Worker],
         *,
-        begin: Callable[[Worker, WorkerSession, Request], Steps[Result]],
-        answer: Callable[[WorkerSession, Request, Done[Result]], Response],
+        new_session: Callable[[SessionCache, Sampler], Session],
+        begin: Callable[[Worker, Session, Request], Steps[Result]],
+        answer: Callable[[Session, Request, Done[Result]], Response],
+        go_on: Callable[[Session, Request, Result], Steps[Result] | None] = lambda *_: None,
     ) -> None:
         self._deferred = worker
+        self._new_session = new_session
         self._begin = begin
         self._answer = answer
+        self._go_on = go_on
 
     async def serve(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         """Serve one session until its stream ends, then leave its cache to the prefix cache, or free it on an error."""
@@ -75,7 +97,7 @@ class SessionStreams(Generic[Request, Result, Response]):
 
     async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         cache = SessionCache(worker.model, worker.prefixes)
-        session = WorkerSession(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
+        session = self._new_session(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
         worker.caches.add(cache)
         end = cache.keep
         log.debug("session opened")
@@ -91,53 +113,69 @@ class SessionStreams(Generic[Request, Result, Response]):
             log.debug("session closed")
 
     async def _serve_latest(
-        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: WorkerSession
+        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: Session
     ) -> None:
         """Answer the latest request, dropping one that is not done when the next arrives."""
-        computing: asyncio.Future[Done[Result]] | None = None
+        latest: _Asked[Request, Result] | None = None
         writing = asyncio.Lock()
         try:
             async with asyncio.TaskGroup() as answers:
                 while (request := cast(Any, await context.read())) is not grpc.aio.EOF:
-                    if computing is not None and computing.cancel():
+                    if latest is not None and latest.drop():
                         worker.metrics.requests.labels("superseded").inc()
                     structlog.contextvars.bind_contextvars(round=request.round)
                     if request.HasField("sampling"):
-                        if computing is not None:
+                        if latest is not None:
                             raise InvalidRequestError(
                                 "CONTRADICTION", "sampling is set in a later request: it holds from the first one on"
                             )
                         session.sampler = _sampler(worker, request.sampling)
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
-                    computing = worker.engine.submit(_free_on_error(session.cache, steps), session.cache)
-                    answers.create_task(self._write_answer(worker, context, session, request, computing, writing))
+                    latest = _Asked(request, worker.engine.submit(_free_on_error(session.cache, steps), session.cache))
+                    answers.create_task(self._write_answers(worker, context, session, latest, writing))
         finally:
             # A task that was cancelled before it began has not cancelled what it was to wait for.
-            if computing is not None:
-                computing.cancel()
+            if latest is not None:
+                latest.drop()
 
-    async def _write_answer(
+    async def _write_answers(
         self,
         worker: Worker,
         context: grpc.aio.ServicerContext[Request, Response],
-        session: WorkerSession,
-        request: Request,
-        computing: asyncio.Future[Done[Result]],
+        session: Session,
+        asked: _Asked[Request, Result],
         writing: asyncio.Lock,
     ) -> None:
-        done = await computing
+        done = await asked.computing
+        await self._write(context, self._answer(session, asked.request, done), writing)
+        worker.metrics.requests.labels("done").inc()
+        worker.metrics.compute_seconds.observe(done.compute_seconds)
+        worker.metrics.queue_seconds.observe(done.queue_seconds)
+        more = self._go_on(session, asked.request, done.result)
+        if more is not None and not asked.is_superseded:
+            asked.is_answered = True
+            asked.computing = worker.engine.submit(_free_on_error(session.cache, more))
+            await self._write(context, self._answer(session, asked.request, await asked.computing), writing)
+
+    async def _write(
+        self, context: grpc.aio.ServicerContext[Request, Response], response: Response, writing: asyncio.Lock
+    ) -> None:
         async with writing:  # gRPC takes one message at a time
-            write = asyncio.ensure_future(context.write(self._answer(session, request, done)))
+            write = asyncio.ensure_future(context.write(response))
             try:
                 await asyncio.shield(write)
             except asyncio.CancelledError:
                 # Nor does it take a status meanwhile: the caller would wait for that for ever.
                 await asyncio.gather(write, return_exceptions=True)
                 raise
-        worker.metrics.requests.labels("done").inc()
-        worker.metrics.compute_seconds.observe(done.compute_seconds)
-        worker.metrics.queue_seconds.observe(done.queue_seconds)
+
+
+def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
+    """Say where the time of a request went."""
+    return model_pb2.WorkerTime(
+        queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds, num_sessions=done.num_sessions
+    )
 
 
 def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specd.step_costs import StepCosts
 from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Engine
 from specd.worker.live_caches import LiveCaches
@@ -22,3 +23,4 @@ class Worker:
     prefixes: PrefixCache
     metrics: WorkerMetrics
     chunk: ChunkSize
+    costs: StepCosts

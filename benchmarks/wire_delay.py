@@ -1,0 +1,84 @@
+"""A longer way to a server: a proxy that holds everything back for a while, both ways."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+_CHUNK_BYTES = 1 << 16
+
+
+class DelayingProxy:
+    """An async context manager that listens on one Unix socket and connects to another.
+
+    Each piece of data goes on so many seconds after it came, in order, however many come in between: there is no limit
+    to what is under way.
+    """
+
+    def __init__(self, listen: str, connect: str, delay_seconds: float) -> None:
+        """Take the paths of the sockets."""
+        self._listen = listen
+        self._connect = connect
+        self._delay_seconds = delay_seconds
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> DelayingProxy:
+        self._server = await asyncio.start_unix_server(self._accept, self._listen)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.ensure_future(self._serve(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_unix_connection(self._connect)
+        except OSError:  # the server is not there yet: whoever calls will try again
+            writer.close()
+            return
+        try:
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._pass_on(reader, far_writer))
+                ways.create_task(self._pass_on(far_reader, writer))
+        except* OSError:  # one end is gone, and so is the connection
+            pass
+        finally:
+            writer.close()
+            far_writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what one end says, until it has nothing more to say."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        sending = asyncio.ensure_future(self._send(under_way, writer))
+        loop = asyncio.get_running_loop()
+        try:
+            data = b"nothing yet"
+            while data:
+                data = await reader.read(_CHUNK_BYTES)
+                under_way.put_nowait((loop.time() + self._delay_seconds, data))
+            await sending
+        finally:
+            sending.cancel()
+
+    @staticmethod
+    async def _send(under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at, data = await under_way.get()
+            await asyncio.sleep(due_at - loop.time())
+            if not data:
+                writer.write_eof()
+                return
+            writer.write(data)
+            await writer.drain()

@@ -1,0 +1,99 @@
+"""How far to speculate in a round: k by expected tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far the draft is to go in a round.
+
+    It proposes up to `num_draft_tokens`, and ends with the i-th or the one after it if the product of the first i
+    confidences is less than the i-th of `min_confidences`; without any it does not look at them. While the target
+    verifies, it goes on by up to `num_ahead_tokens` beyond its guess of the target's next token, if proposal and guess
+    are together no less confident than `min_ahead_confidence`.
+    """
+
+    num_draft_tokens: int
+    min_confidences: Sequence[float] = ()
+    num_ahead_tokens: int = 0
+    min_ahead_confidence: float = 0.0
+
+    def within(self, room: int) -> Plan:
+        """Return a plan whose tokens, the guess included, are no more than so many, at least 0."""
+        k = min(self.num_draft_tokens, room)
+        return replace(self, num_draft_tokens=k, num_ahead_tokens=max(min(self.num_ahead_tokens, room - k - 1), 0))
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """What the parts of a round cost now, in seconds.
+
+    `draft[k]` is the time for k draft tokens, `verify[k]` that of verifying them; both go as far as k may. `asking` is
+    what it takes to ask the draft, besides, and `always` what every round takes besides.
+    """
+
+    draft: Sequence[float]
+    verify: Sequence[float]
+    asking: float
+    always: float
+
+    @property
+    def target_only(self) -> float:
+        """Seconds of a round without a draft, which emits one token."""
+        return self.always + self.verify[0]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What becomes of proposals by place, the first place first.
+
+    `reached[i]` is the part of the proposals that have a place i, where they may go so far; `accepted[i]` the part
+    whose tokens up to place i are all accepted. Both have as many places as there may be draft tokens.
+    """
+
+    reached: Sequence[float]
+    accepted: Sequence[float]
+
+
+def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts) -> tuple[int, float]:
+    """Return the k with the most expected tokens per second, and that rate.
+
+    A round with up to k draft tokens emits 1 + sum(accepted[:k]) tokens (Leviathan et al., arXiv 2211.17192,
+    equation 1, without its assumption that all places are alike). Proposals that reach place k end there, the others
+    earlier, and each takes the time of its own length. With k = 0 the target decodes alone, which must be beaten.
+    """
+    best = (0, 1 / costs.target_only)
+    tokens, ended_before = 1.0, 0.0
+    previous = 1.0
+    for k, (reached, accepted) in enumerate(zip(acceptance.reached, acceptance.accepted, strict=True), start=1):
+        ended_before += (previous - reached) * (costs.draft[k - 1] + costs.verify[k - 1])
+        tokens += accepted
+        seconds = ended_before + reached * (costs.draft[k] + costs.verify[k])
+        rate = tokens / (costs.always + costs.asking + seconds)
+        if rate > best[1]:
+            best = (k, rate)
+        previous = reached
+    return best
+
+
+def stopping_thresholds(costs: RoundCosts, rate: float, next_acceptance: float, num_draft_tokens: int) -> list[float]:
+    """Return how likely a proposal of i = 1, 2, ... tokens must be accepted as a whole for going on to pay, in [0, 1].
+
+    Going on to j tokens costs the draft steps and what they add to the verify. It brings the tokens after the i-th,
+    each worth 1 / rate seconds (what maximises a rate, Dinkelbach 1967), if everything before is accepted, and then
+    each with probability `next_acceptance` after the other. It pays if it does for any j up to `num_draft_tokens`: over
+    a step in the verify's cost it takes a jump.
+    """
+    thresholds = []
+    for i in range(1, num_draft_tokens):
+        least, tokens, probability = 1.0, 0.0, 1.0
+        for j in range(i + 1, num_draft_tokens + 1):
+            probability *= next_acceptance
+            tokens += probability
+            added = costs.draft[j] - costs.draft[i] + costs.verify[j] - costs.verify[i]
+            least = min(least, max(added, 0.0) * rate / tokens)
+        thresholds.append(least)
+    return thresholds

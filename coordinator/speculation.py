@@ -1,0 +1,262 @@
+"""Decides how far to speculate, from what rounds cost and what becomes of proposals, as both are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+from math import prod
+from typing import Protocol
+
+from coordinator.acceptance_estimate import AcceptanceEstimate
+from coordinator.confidence_scale import ConfidenceScale
+from coordinator.plan import Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
+from coordinator.round import Exchange, Round
+from specd.moving_average import MovingAverage
+from specd.sampling import Sampling
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.step_costs import StepCosts
+
+# One in so many rounds is decoded by the target alone, to know what that takes.
+_CONTROL_ROUNDS = 64
+# Where drafting does not pay, it is tried again when what the last trial cost is less than this part of the time since.
+_PROBE_SHARE = 0.0025
+_FIRST_PROBE_SECONDS = 20.0
+# Draft tokens of a trial: how often the first is accepted says most, and a slow draft takes long for more.
+_PROBE_DRAFT_TOKENS = 2
+# For so many rounds the draft goes ahead against the better knowledge, to renew it, and then for so many times as many
+# only where it pays.
+_AHEAD_TRIAL_ROUNDS = 8
+_AHEAD_TRIALS = 64
+# Tokens of the session that are new to a worker in an ordinary round: those since it was last asked, which for a draft
+# can be some rounds ago.
+_MOST_NEW_TOKENS = 8
+# For so many rounds of all sessions the costs, and what follows from them, are not worked out anew.
+_RENEWED_ROUNDS = 4
+_WEIGHT = 0.05  # of a new value in an average
+_AHEAD_WEIGHT = 0.2  # of one that costs something to get
+
+# What rounds cost besides the models before any was seen, in seconds: two messages on one host.
+_FIRST_ASKING = 0.0005
+_FIRST_ALWAYS = 0.001
+# By how much a verify takes longer while the draft goes ahead, before that was seen.
+_FIRST_SLOWDOWN = 0.1
+
+
+class Link(Protocol):
+    """What is known of a worker."""
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What steps of its model cost; None while there is no such worker."""
+
+
+class Speculation:
+    """What all sessions together know of the costs of rounds and of the fate of proposals."""
+
+    def __init__(
+        self,
+        target: Link,
+        draft: Link,
+        *,
+        draft_ahead: str,
+        num_sessions: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`draft_ahead` is the setting; `num_sessions` says how many run now; `clock` returns seconds."""
+        self._draft_ahead = draft_ahead
+        self._target = target
+        self._draft = draft
+        self._num_sessions = num_sessions
+        self._clock = clock
+        self._shared: dict[object, tuple[AcceptanceEstimate, ConfidenceScale]] = {}
+        self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
+        self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
+        self._slowdown = {True: MovingAverage(_AHEAD_WEIGHT, _FIRST_SLOWDOWN), False: MovingAverage(_WEIGHT, 0.0)}
+        # What rounds take more than their parts should, with going ahead and without.
+        self._excess = {went_ahead: MovingAverage(_WEIGHT, 0.0) for went_ahead in (True, False)}
+        self._num_rounds = 0
+        self._probe_at = clock() + _FIRST_PROBE_SECONDS
+        self._costs: RoundCosts | None = None
+        self._costs_until = 0
+
+    def begin(self, sampling: Sampling, num_draft_tokens: int | None) -> SessionSpeculation:
+        """Begin to decide for a session, if the k is not given that it wants."""
+        # How much a draft hits depends on the temperature more than on the text.
+        kind = (sampling.acceptance, round(sampling.temperature, 1))
+        if kind not in self._shared and len(self._shared) < 1000:
+            self._shared[kind] = AcceptanceEstimate(), ConfidenceScale()
+        acceptance, scale = self._shared.get(kind) or (AcceptanceEstimate(), ConfidenceScale())
+        return SessionSpeculation(self, AcceptanceEstimate(acceptance), scale, num_draft_tokens)
+
+    def costs(self) -> RoundCosts | None:
+        """Return what the parts of a round cost now; None without a draft."""
+        target, draft = self._target.step_costs, self._draft.step_costs
+        if target is None or draft is None:
+            return None
+        if self._costs is None or self._num_rounds >= self._costs_until:
+            self._costs = self._new_costs(target, draft)
+            self._costs_until = self._num_rounds + _RENEWED_ROUNDS
+        return self._costs
+
+    def _new_costs(self, target: StepCosts, draft: StepCosts) -> RoundCosts:
+        # All that run, not those that lately shared a step: where they take turns, each waits for the others' steps.
+        sessions = max(self._num_sessions(), 1)
+        verify = [target.seconds(sessions, width) for width in range(1, MAX_NUM_DRAFT_TOKENS + 2)]
+        if sessions == 1:  # then the target pads a width up to a cheaper one
+            verify = list(accumulate(reversed(verify), min))[::-1]
+        return RoundCosts(
+            draft=_drafting(draft, sessions),
+            verify=verify,
+            asking=self._asking.value,
+            always=self._always.value,
+        )
+
+    def observe(self, plan: Plan, round_: Round, costs: RoundCosts) -> None:
+        """Learn what a round of a session took, after its first."""
+        draft, verify = round_.proposal.exchange, round_.verdict.exchange
+        self._num_rounds += 1
+        if max(draft.num_tokens, verify.num_tokens) > _MOST_NEW_TOKENS:
+            return  # a worker computed the prompt, or the session again
+        k = round_.num_proposed
+        usual = costs.always + costs.verify[k] + (costs.draft[k] + costs.asking if k else 0.0)
+        self._excess[plan.num_ahead_tokens > 0 or round_.proposal.was_ahead].add(round_.seconds - usual)
+        self._observe_verify(plan, round_, verify)
+        if draft.compute_seconds:
+            self._asking.add(draft.wire_seconds + self._own_queue(draft))
+            if self._draft.step_costs is not None:
+                expected = _drafting(self._draft.step_costs, draft.num_sessions)[k]
+                self._draft.step_costs.observe_several(draft.compute_seconds / expected)
+        self._always.add(verify.wire_seconds + self._own_queue(verify) + round_.coordinator_seconds)
+
+    def _own_queue(self, exchange: Exchange) -> float:
+        """Return the time in a worker's queue that is a cost of asking.
+
+        Of several sessions one waits for the steps of the others, which are longer the further these speculate: as a
+        fixed cost it would make each of them speculate further, and wait longer.
+        """
+        return exchange.queue_seconds if self._num_sessions() <= 1 else 0.0
+
+    def _observe_verify(self, plan: Plan, round_: Round, verify: Exchange) -> None:
+        costs = self._target.step_costs
+        if costs is None:
+            return
+        width = round_.num_proposed + 1
+        if self._num_sessions() <= 1:  # then the target pads it, and that is what took so long
+            width = costs.cheapest_width(1, width)
+        slowdown = verify.compute_seconds / costs.seconds(verify.num_sessions, width) - 1
+        went_ahead = plan.num_ahead_tokens > 0 and prod(round_.proposal.confidences) >= plan.min_ahead_confidence
+        self._slowdown[went_ahead].add(min(slowdown, 1.0))
+        # What going ahead adds is no part of the curve, from which it is decided whether to go ahead.
+        if not went_ahead:
+            costs.observe(verify.num_sessions, width, verify.compute_seconds)
+
+    @property
+    def is_control_due(self) -> bool:
+        """Whether the next round is to be the target's alone, for comparison."""
+        return self._num_rounds % _CONTROL_ROUNDS == _CONTROL_ROUNDS - 1
+
+    @property
+    def is_probe_due(self) -> bool:
+        """Whether drafting that did not pay should be tried again."""
+        return self._clock() >= self._probe_at
+
+    def probed(self, cost_seconds: float) -> None:
+        """Count a trial."""
+        self._probe_at = self._clock() + max(cost_seconds, 0.0) / _PROBE_SHARE
+
+    def ahead_threshold(self, num_draft_tokens: int, costs: RoundCosts) -> float:
+        """Return how likely the guess must be right for going ahead to pay; more than 1 if it never does.
+
+        A right guess saves a round its draft; to find out whether it is right costs the verify what both processes
+        take from each other. Whether it comes out right on the whole is seen in what rounds take more or less than
+        they should, with it and without.
+        """
+        if self._draft_ahead == "always":
+            return 0.0
+        if self._draft_ahead == "never" or self._num_sessions() > 1:  # of several sessions, the others would pay
+            return 2.0
+        saving = costs.draft[num_draft_tokens] + costs.asking
+        slowdown = self._slowdown[True].value - self._slowdown[False].value
+        threshold = max(slowdown, 0.0) * costs.verify[num_draft_tokens] / max(saving, 1e-9)
+        if self._num_rounds // _AHEAD_TRIAL_ROUNDS % _AHEAD_TRIALS == 0:
+            return min(threshold, 0.5)
+        return threshold if self._excess[True].value < self._excess[False].value else 2.0
+
+
+class SessionSpeculation:
+    """Decides, round by round, for one session; with a k that is given, there is nothing to decide."""
+
+    def __init__(
+        self, shared: Speculation, acceptance: AcceptanceEstimate, scale: ConfidenceScale, given: int | None
+    ) -> None:
+        self._shared = shared
+        self._acceptance = acceptance
+        self._scale = scale
+        self._given = given
+        self._costs: RoundCosts | None = None
+        self._choice = (0, 0.0)
+        self._min_confidences: list[float] = []
+        self._is_probe = False
+
+    @property
+    def will_draft(self) -> bool:
+        """Whether the draft is likely to be asked soon, so that it should have the prompt."""
+        if self._given is not None:
+            return self._given > 0
+        return self._choose()[0] > 0 or self._shared.is_probe_due
+
+    def plan(self) -> Plan:
+        """Decide how far to go in the next round."""
+        if self._given is not None:
+            self._costs = self._shared.costs()
+            return Plan(self._given)
+        k, _ = self._choose()
+        self._is_probe = k == 0 and self._shared.is_probe_due
+        if self._is_probe:
+            k = _PROBE_DRAFT_TOKENS
+        costs = self._costs
+        if costs is None:
+            return Plan(_PROBE_DRAFT_TOKENS)  # the Drafter says why there is nothing
+        if k == 0 or self._shared.is_control_due:
+            return Plan(0)
+        threshold = self._shared.ahead_threshold(k, costs)
+        if threshold > 1:
+            return Plan(k, self._min_confidences)
+        # One at least: whether to go ahead is decided by confidences.
+        return Plan(k, self._min_confidences or (0.0,), k, self._scale.confidence(threshold))
+
+    def observe(self, plan: Plan, round_: Round) -> Round:
+        """Learn from a round after the session's first; returns it with what the target alone would have taken."""
+        costs = self._costs
+        if costs is None or round_.proposal.fault:
+            return round_
+        num_tokens = len(round_.commit.token_ids)
+        if plan.num_draft_tokens and self._given is None:
+            num_accepted = round_.commit.num_accepted
+            self._acceptance.observe(plan.num_draft_tokens, round_.num_proposed, num_accepted)
+            self._scale.observe(round_.proposal.confidences, num_accepted)
+        elif self._given is None:
+            self._acceptance.fade()
+        if self._is_probe:
+            self._shared.probed(round_.seconds - num_tokens * costs.target_only)
+        self._shared.observe(plan, round_, costs)
+        return replace(round_, target_only_seconds=num_tokens * costs.target_only)
+
+    def _choose(self) -> tuple[int, float]:
+        costs = self._shared.costs()
+        if costs is None or costs is self._costs:
+            self._costs = costs
+            return self._choice
+        self._costs = costs
+        acceptance = self._acceptance.acceptance()
+        k, rate = self._choice = choose_num_draft_tokens(acceptance, costs)
+        least = stopping_thresholds(costs, rate, acceptance.accepted[0], k)
+        self._min_confidences = [self._scale.confidence(acceptance) for acceptance in least]
+        return self._choice
+
+
+def _drafting(costs: StepCosts, sessions: int) -> list[float]:
+    """Return the seconds for 0, 1, 2, ... draft tokens; the first step also takes in the target's token."""
+    first, step = (costs.seconds(sessions, width) for width in (2, 1))
+    return [0.0, *(first + k * step for k in range(MAX_NUM_DRAFT_TOKENS))]
