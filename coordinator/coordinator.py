@@ -98,6 +98,8 @@ class Coordinator:
         metrics.session_tokens.set_function(
             lambda: sum(len(session.token_ids) for session in tuple(self._decoding.values()))
         )
+        metrics.max_sessions.set(settings.max_sessions)
+        metrics.max_queued_requests.set(settings.max_queued)
         metrics.queued_requests.set_function(lambda: self.admission.num_queued)
         metrics.reserved_tokens.set_function(lambda: self.admission.reserved_tokens)
         metrics.capacity_tokens.set_function(lambda: target.capacity_tokens)

@@ -8,6 +8,7 @@ from coordinator.round import Round
 from coordinator.session import FinishReason
 from coordinator.statistics import SessionStatistics
 from specd.metrics import SECONDS_BUCKETS
+from specd.model_info import ModelInfo
 
 _STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 
@@ -45,7 +46,17 @@ class CoordinatorMetrics:
         self.rounds_ahead = counter(
             "specd_rounds_ahead", "Rounds whose proposal was there before it was asked for, from going ahead."
         )
-        self.round_seconds = counter("specd_round_seconds", "Time of the rounds after the first of each session.")
+        self.rounds_gone_ahead = counter(
+            "specd_rounds_gone_ahead", "Rounds in which the draft was let go ahead while the target verified."
+        )
+        self.ahead_saved_seconds = counter(
+            "specd_ahead_saved_seconds",
+            "What drafting the proposals that were there already would have taken, by what it usually takes.",
+        )
+        self.round_seconds = counter(
+            "specd_round_seconds",
+            "Time of the rounds for which it is known what the target alone would have taken; no session's first is.",
+        )
         self.target_only_seconds = counter(
             "specd_target_only_seconds",
             "What the target alone would have taken for the tokens of these rounds; over specd_round_seconds_total, "
@@ -64,7 +75,9 @@ class CoordinatorMetrics:
         self.reused_tokens = counter(
             "specd_reused_prompt_tokens", "Prompt tokens that a worker had in its prefix cache, by worker.", "worker"
         )
-        self.errors = counter("specd_errors", "Requests that ended with an error, by reason.", "reason")
+        self.errors = counter(
+            "specd_errors", "Requests that ended with an error, by gRPC status code and reason.", "code", "reason"
+        )
         self.time_to_first_token = histogram(
             "specd_time_to_first_token_seconds", "From the arrival of a request to its first token."
         )
@@ -80,6 +93,10 @@ class CoordinatorMetrics:
         self.active_sessions = Gauge("specd_active_sessions", "Sessions under way.", registry=registry)
         self.queued_requests = Gauge(
             "specd_queued_requests", "Requests that wait until there is room for them.", registry=registry
+        )
+        self.max_sessions = Gauge("specd_max_sessions", "Sessions that may run at the same time.", registry=registry)
+        self.max_queued_requests = Gauge(
+            "specd_max_queued_requests", "Requests beyond those that may wait.", registry=registry
         )
         self.reserved_tokens = Gauge(
             "specd_reserved_tokens", "Tokens that the sessions under way can come to.", registry=registry
@@ -103,11 +120,27 @@ class CoordinatorMetrics:
             "specd_draft_available", "1 while a draft that fits the target is connected.", registry=registry
         )
         self.target_available = Gauge("specd_target_available", "1 while the target is connected.", registry=registry)
+        self._models = Gauge(
+            "specd_model_info",
+            "1 for the models that are connected, or last were; empty names before.",
+            ["target", "draft"],
+            registry=registry,
+        )
+        self._model_names = {"target": "", "draft": ""}
         self.wire_bytes = counter("specd_wire_bytes", "Size of the messages between coordinator and workers.")
         for outcome in (*(reason.value for reason in FinishReason), "cancelled", "failed"):
             self.sessions.labels(outcome)
         for worker in ("draft", "target"):
             self.reused_tokens.labels(worker)
+
+    def show_worker(self, worker: str, model: ModelInfo | None) -> None:
+        """Show whether the "draft" or "target" worker is there, and with which model."""
+        available = self.draft_available if worker == "draft" else self.target_available
+        available.set(model is not None)
+        if model is not None:
+            self._model_names[worker] = model.name
+            self._models.clear()
+            self._models.labels(**self._model_names).set(1)
 
     def count_round(self, round_: Round, *, first: bool) -> None:
         """Count a round; `first` is the one that prefills."""
@@ -125,11 +158,14 @@ class CoordinatorMetrics:
         self.bonus_tokens.inc(commit.bonus)
         if round_.proposal.fault:
             self.rounds_without_draft.labels(round_.proposal.fault).inc()
+        self.rounds_gone_ahead.inc(round_.went_ahead)
         self.rounds_ahead.inc(round_.proposal.was_ahead)
+        self.ahead_saved_seconds.inc(round_.saved_seconds)
         if not first:
             self.chosen_draft_tokens.observe(round_.num_proposed)
-            self.round_seconds.inc(round_.seconds)
-            self.target_only_seconds.inc(round_.target_only_seconds)
+            if round_.target_only_seconds:
+                self.round_seconds.inc(round_.seconds)
+                self.target_only_seconds.inc(round_.target_only_seconds)
             for stage in _STAGES:
                 self.round_stage.labels(stage).observe(getattr(round_, f"{stage}_seconds"))
 

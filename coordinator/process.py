@@ -92,7 +92,7 @@ async def _connect_target(
             )
 
     async def on_change(ready: bool) -> None:
-        metrics.target_available.set(ready)
+        metrics.show_worker("target", link.model)
         if server.announced:
             await server.set_serving(ready)
 
@@ -120,7 +120,7 @@ async def _connect_draft(
             )
 
     async def on_change(ready: bool) -> None:
-        metrics.draft_available.set(ready)
+        metrics.show_worker("draft", link.model)
 
     link = WorkerLink("draft", settings.draft, open_stream=GrpcDraftStream, accept=accept, on_change=on_change)
     connections.push_async_callback(link.close)

@@ -65,7 +65,9 @@ class Verdict:
 class Round:
     """One propose and one verify, committed. Times in seconds, by the clock of the round loop.
 
-    `target_only_seconds` is what the target alone takes for as many tokens, as far as that is known.
+    `target_only_seconds` is what the target alone takes for as many tokens, 0 where that is not known. If it
+    `went_ahead`, the draft was let go on while the target verified; `saved_seconds` is the time for a proposal that was
+    there already because it had.
     """
 
     proposal: Proposal
@@ -74,6 +76,8 @@ class Round:
     started_at: float
     ended_at: float
     target_only_seconds: float = 0.0
+    went_ahead: bool = False
+    saved_seconds: float = 0.0
 
     @property
     def num_proposed(self) -> int:

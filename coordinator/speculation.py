@@ -112,7 +112,7 @@ class Speculation:
             always=self._always.value,
         )
 
-    def observe(self, plan: Plan, round_: Round, costs: RoundCosts) -> None:
+    def observe(self, round_: Round, costs: RoundCosts) -> None:
         """Learn what a round of a session took, after its first."""
         draft, verify = round_.proposal.exchange, round_.verdict.exchange
         self._num_rounds += 1
@@ -120,8 +120,8 @@ class Speculation:
             return  # a worker computed the prompt, or the session again
         k = round_.num_proposed
         usual = costs.always + costs.verify[k] + (costs.draft[k] + costs.asking if k else 0.0)
-        self._excess[plan.num_ahead_tokens > 0 or round_.proposal.was_ahead].add(round_.seconds - usual)
-        self._observe_verify(plan, round_, verify)
+        self._excess[round_.went_ahead or round_.proposal.was_ahead].add(round_.seconds - usual)
+        self._observe_verify(round_, verify)
         if draft.compute_seconds:
             self._asking.add(draft.wire_seconds + self._own_queue(draft))
             if self._draft.step_costs is not None:
@@ -137,7 +137,7 @@ class Speculation:
         """
         return exchange.queue_seconds if self._num_sessions() <= 1 else 0.0
 
-    def _observe_verify(self, plan: Plan, round_: Round, verify: Exchange) -> None:
+    def _observe_verify(self, round_: Round, verify: Exchange) -> None:
         costs = self._target.step_costs
         if costs is None:
             return
@@ -145,10 +145,9 @@ class Speculation:
         if self._num_sessions() <= 1:  # then the target pads it, and that is what took so long
             width = costs.cheapest_width(1, width)
         slowdown = verify.compute_seconds / costs.seconds(verify.num_sessions, width) - 1
-        went_ahead = plan.num_ahead_tokens > 0 and prod(round_.proposal.confidences) >= plan.min_ahead_confidence
-        self._slowdown[went_ahead].add(min(slowdown, 1.0))
+        self._slowdown[round_.went_ahead].add(min(slowdown, 1.0))
         # What going ahead adds is no part of the curve, from which it is decided whether to go ahead.
-        if not went_ahead:
+        if not round_.went_ahead:
             costs.observe(verify.num_sessions, width, verify.compute_seconds)
 
     @property
@@ -227,11 +226,18 @@ class SessionSpeculation:
         return Plan(k, self._min_confidences or (0.0,), k, self._scale.confidence(threshold))
 
     def observe(self, plan: Plan, round_: Round) -> Round:
-        """Learn from a round after the session's first; returns it with what the target alone would have taken."""
+        """Learn from a round after the session's first; returns it with what it is worth by the costs of its parts."""
         costs = self._costs
         if costs is None or round_.proposal.fault:
             return round_
         num_tokens = len(round_.commit.token_ids)
+        confidence = prod(round_.proposal.confidences)
+        round_ = replace(
+            round_,
+            target_only_seconds=num_tokens * costs.target_only,
+            went_ahead=plan.num_ahead_tokens > 0 and confidence >= plan.min_ahead_confidence,
+            saved_seconds=costs.asking + costs.draft[round_.num_proposed] if round_.proposal.was_ahead else 0.0,
+        )
         if plan.num_draft_tokens and self._given is None:
             num_accepted = round_.commit.num_accepted
             self._acceptance.observe(plan.num_draft_tokens, round_.num_proposed, num_accepted)
@@ -239,9 +245,9 @@ class SessionSpeculation:
         elif self._given is None:
             self._acceptance.fade()
         if self._is_probe:
-            self._shared.probed(round_.seconds - num_tokens * costs.target_only)
-        self._shared.observe(plan, round_, costs)
-        return replace(round_, target_only_seconds=num_tokens * costs.target_only)
+            self._shared.probed(round_.seconds - round_.target_only_seconds)
+        self._shared.observe(round_, costs)
+        return round_
 
     def _choose(self) -> tuple[int, float]:
         costs = self._shared.costs()

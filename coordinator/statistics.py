@@ -26,7 +26,9 @@ class SessionStatistics:
     bonus_tokens: int = 0
     time_to_first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
+    rounds_gone_ahead: int = 0
     rounds_ahead: int = 0
+    ahead_saved_seconds: float = 0.0
     rounds_without_draft: int = 0
     draft_fault: str = ""
     target_replays: int = 0
@@ -40,6 +42,7 @@ class SessionStatistics:
     coordinator_seconds: float = 0.0
     tokens_after_first_round: int = 0
     wire_bytes: int = 0
+    # Sums over those of them for which it is known what the target alone would have taken.
     round_seconds: float = 0.0
     target_only_seconds: float = 0.0
 
@@ -67,12 +70,15 @@ class SessionStatistics:
             self.coordinator_seconds += round_.coordinator_seconds
             self.tokens_after_first_round += len(commit.token_ids)
             self.wire_bytes += round_.wire_bytes
-            self.round_seconds += round_.seconds
-            self.target_only_seconds += round_.target_only_seconds
+            if round_.target_only_seconds:
+                self.round_seconds += round_.seconds
+                self.target_only_seconds += round_.target_only_seconds
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
+        self.rounds_gone_ahead += round_.went_ahead
         self.rounds_ahead += round_.proposal.was_ahead
+        self.ahead_saved_seconds += round_.saved_seconds
         self.proposed_tokens += round_.num_proposed
         self.accepted_tokens += commit.num_accepted
         self.recovered_tokens += commit.recovered

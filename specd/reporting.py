@@ -17,18 +17,18 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def reporting_errors(context: grpc.aio.ServicerContext[Any, Any], errors: Counter) -> AsyncIterator[None]:
-    """End the call with the status of an error that is raised inside, and count it by its reason.
+    """End the call with the status of an error that is raised inside, and count it by code and reason.
 
     An error that is none of ours is a bug: the log has its traceback, the caller gets INTERNAL.
     """
     try:
         yield
     except SpecdError as error:
-        errors.labels(error.reason).inc()
+        errors.labels(error.code.name, error.reason).inc()
         log.info("request ended with an error", reason=error.reason, error=str(error))
         await context.abort_with_status(to_status(error))
     except Exception:
         log.exception("request failed")
         unexpected = InternalError("INTERNAL", "the server failed on this request; its log says why")
-        errors.labels(unexpected.reason).inc()
+        errors.labels(unexpected.code.name, unexpected.reason).inc()
         await context.abort_with_status(to_status(unexpected))

@@ -898,7 +898,7 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
 
     worker = Deferred[SpecdWorker]("the model")
     engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), LiveCaches(10**9)
-    metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes)
+    metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes, bytes_per_token=1)
     costs = StepCosts({1: {1: 0.01}})
     worker.set(SpecdWorker(engine, tiny_model(), caches, prefixes, metrics, chunk=Chunks(512), costs=costs))
     streams = SessionStreams[WorkerSession, ProposeRequest, None, None](

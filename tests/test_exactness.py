@@ -65,6 +65,8 @@ async def test_going_ahead_gives_the_tokens_of_mlx_lm(ahead_client: Client, refe
     for prompt, expected in references.items():
         token_ids, statistics = await generate(ahead_client, prompt, None)
         assert token_ids == expected
+        assert statistics.rounds_ahead <= statistics.rounds_gone_ahead <= statistics.rounds
+        assert (statistics.ahead_saved_seconds > 0) == (statistics.rounds_ahead > 0)
         rounds_ahead += statistics.rounds_ahead
     assert rounds_ahead > len(references)
 

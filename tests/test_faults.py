@@ -492,11 +492,14 @@ async def test_statistics_of_sessions_add_up_to_the_counters(stack: Stack, clien
     completions += await asyncio.gather(*(complete(client, prompt) for prompt in prompts[4:8]))
 
     sums = Counter[str]()
+    ahead_saved_seconds = 0.0
     for completion in completions:
         session = completion.statistics
         sums["specd_sessions_total{length}"] += 1
         sums["specd_rounds_total"] += session.rounds
         sums["specd_rounds_ahead_total"] += session.rounds_ahead
+        sums["specd_rounds_gone_ahead_total"] += session.rounds_gone_ahead
+        ahead_saved_seconds += session.ahead_saved_seconds
         sums["specd_prompt_tokens_total"] += session.prompt_tokens
         sums["specd_generated_tokens_total"] += session.generated_tokens
         sums["specd_proposed_tokens_total"] += session.proposed_tokens
@@ -533,4 +536,5 @@ async def test_statistics_of_sessions_add_up_to_the_counters(stack: Stack, clien
     stages = ("draft", "verify", "queue", "wire", "coordinator")
     assert round_seconds == pytest.approx(sum(getattr(r, f"{stage}_seconds") for r in rounds for stage in stages))
     assert 0.2 < counted.pop("specd_target_only_seconds_total") / round_seconds < 10
+    assert counted.pop("specd_ahead_saved_seconds_total") == pytest.approx(ahead_saved_seconds)
     assert {name: count for name, count in counted.items() if count} == {name: n for name, n in sums.items() if n}

@@ -370,7 +370,7 @@ def test_a_job_that_outlives_its_session_changes_nothing(after_steps: int) -> No
 def test_the_metrics_say_what_it_holds_and_gave() -> None:
     prefixes = PrefixCache(4 * BLOCK_BYTES)
     registry = CollectorRegistry()
-    WorkerMetrics(registry, set(), prefixes)
+    WorkerMetrics(registry, LiveCaches(1), prefixes, bytes_per_token=1)
     leave(prefixes, [1, 2, 3, 4, 5])
     session(prefixes, [1, 9]).keep()
     leave(prefixes, [2, 2, 2, 2, 2, 2, 2])
@@ -424,7 +424,7 @@ class Streams:
     def __init__(self, engine: Engine) -> None:
         self.prefixes = PrefixCache(PLENTY)
         caches = LiveCaches(10**9)
-        metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes)
+        metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes, bytes_per_token=1)
         self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK, StepCosts({1: {1: 0.01}}))
         deferred = Deferred[Worker]("the model")
         deferred.set(self.worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -296,6 +296,13 @@ def test_what_comes_out_is_what_the_target_alone_decodes(
     assert statistics.accepted_tokens + statistics.recovered_tokens + statistics.bonus_tokens == len(expected)
     assert sum(statistics.accepted_by_position) == statistics.accepted_tokens <= statistics.proposed_tokens
     assert statistics.accepted_by_position == sorted(statistics.accepted_by_position, reverse=True)
+
+
+def test_rounds_for_which_nothing_is_known_of_the_target_alone_say_nothing_of_the_speedup() -> None:
+    rounds, statistics = run(make_session([1, 2], 20), 3, FakeDraft(next_token, []), FakeTarget([]))
+    known = replace(rounds[1], target_only_seconds=2 * rounds[1].seconds)
+    statistics.add(known, arrived_at=0.0)
+    assert statistics.speedup == 2
 
 
 def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_later() -> None:

@@ -116,7 +116,7 @@ async def test_what_cannot_be_done_has_a_code_and_a_reason_and_is_counted(
         await getattr(stub, method)(getattr(session_pb2, f"{method}Request")(session_id=session_id))
     assert error.value.code() is code
     assert error_info(error.value).reason == reason
-    assert registry.get_sample_value("specd_errors_total", {"reason": reason}) == 1
+    assert registry.get_sample_value("specd_errors_total", {"code": code.name, "reason": reason}) == 1
 
 
 async def test_before_the_workers_have_come_it_says_so(
@@ -145,4 +145,4 @@ async def test_a_mistake_of_ours_is_internal_and_keeps_its_words_to_the_log(
     assert error.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(error.value.details())
     assert error_info(error.value).reason == "INTERNAL"
-    assert registry.get_sample_value("specd_errors_total", {"reason": "INTERNAL"}) == 1
+    assert registry.get_sample_value("specd_errors_total", {"code": "INTERNAL", "reason": "INTERNAL"}) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import mlx.core as mx
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,12 +20,31 @@ _POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 class WorkerMetrics:
     """The metrics of one worker, in a registry that the caller chose."""
 
-    def __init__(self, registry: CollectorRegistry, caches: LiveCaches, prefixes: PrefixCache) -> None:
-        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape."""
+    def __init__(
+        self, registry: CollectorRegistry, caches: LiveCaches, prefixes: PrefixCache, *, bytes_per_token: int
+    ) -> None:
+        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape.
+
+        A token takes `bytes_per_token` of a cache.
+        """
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
         cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
         cached_tokens.set_function(lambda: sum(cache.cached_len for cache in caches))
+        cache_bytes = Gauge("specd_worker_cache_bytes", "Memory that these tokens take.", registry=registry)
+        cache_bytes.set_function(lambda: sum(cache.cached_len for cache in caches) * bytes_per_token)
+        Gauge(
+            "specd_worker_cache_capacity_bytes", "Memory that the caches of sessions may take.", registry=registry
+        ).set(caches.capacity_tokens * bytes_per_token)
+        memory = Gauge(
+            "specd_worker_memory_bytes",
+            "MLX's memory: in use (active), kept to be used again (cached), and the most that was in use (peak).",
+            ["kind"],
+            registry=registry,
+        )
+        memory.labels("active").set_function(mx.get_active_memory)
+        memory.labels("cached").set_function(mx.get_cache_memory)
+        memory.labels("peak").set_function(mx.get_peak_memory)
         registry.register(_PrefixCacheMetrics(prefixes))
         self.requests = Counter(
             "specd_worker_requests", "Requests by outcome: done, superseded or failed.", ["outcome"], registry=registry

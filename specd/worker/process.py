@@ -72,7 +72,7 @@ async def run_worker(
             add_build_info(registry, process, **facts)
             caches = LiveCaches(max(settings.cache_bytes // model.cache_bytes_per_token, 1))
             prefixes = PrefixCache(settings.prefix_cache_bytes)
-            metrics = WorkerMetrics(registry, caches, prefixes)
+            metrics = WorkerMetrics(registry, caches, prefixes, bytes_per_token=model.cache_bytes_per_token)
 
             def on_step(step: StepTime) -> None:
                 metrics.count_step(step)
