@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types protos check-protos lock bench clean
+.PHONY: help demo test lint types protos check-protos dashboards check-dashboards lock bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: $(READY) ## Start the three processes, stream a completion, print its numbers, stop
 	@$(BIN)/specd demo
@@ -32,6 +32,12 @@ protos: $(READY) ## Regenerate the stubs in specd/v1
 
 check-protos: protos ## Fail if the committed stubs are not what the protos give
 	@git diff --exit-code --stat -- specd/v1 && test -z "$$(git status --porcelain -- specd/v1)"
+
+dashboards: $(READY) ## Regenerate the dashboards in deploy/grafana
+	@$(BIN)/python -m deploy.grafana.dashboards
+
+check-dashboards: dashboards ## Fail if the committed dashboards are not what their program gives
+	@git diff --exit-code --stat -- deploy/grafana/dashboards && test -z "$$(git status --porcelain -- deploy/grafana/dashboards)"
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
