@@ -51,7 +51,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Stream a completion."""
         async with reporting_errors(context, self._metrics.errors):
-            emissions = self._coordinator.get().generate(_request(request))
+            traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+            emissions = self._coordinator.get().generate(_request(request, str(traceparent)))
             async with aclosing(emissions):
                 async for emission in emissions:
                     yield _response(emission)
@@ -74,7 +75,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             )
 
 
-def _request(request: generation_pb2.GenerateRequest) -> GenerationRequest:
+def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> GenerationRequest:
     return GenerationRequest(
         prompt=_prompt(request),
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
@@ -87,6 +88,7 @@ def _request(request: generation_pb2.GenerateRequest) -> GenerationRequest:
             tuple(request.stop.strings),
         ),
         session_id=request.session_id,
+        traceparent=traceparent,
     )
 
 
