@@ -12,6 +12,7 @@ import structlog
 from coordinator.coordinator import Coordinator
 from coordinator.draft_stream import GrpcDraftStream
 from coordinator.drafter import NoDraft
+from coordinator.hand_back import HandBack
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _FORGET_SECONDS = 10.0
+# How long callers have to take the error with which their generations are handed back.
+_HAND_BACK_SECONDS = 1.0
 
 
 async def run(settings: CoordinatorSettings) -> None:
@@ -41,7 +44,10 @@ async def run(settings: CoordinatorSettings) -> None:
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)
     deferred = Deferred[Coordinator]("the target worker")
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
+    hand_back = HandBack()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationService(deferred, metrics, hand_back), server.grpc
+    )
     session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
     async with AsyncExitStack() as connections:
         endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
@@ -63,7 +69,9 @@ async def run(settings: CoordinatorSettings) -> None:
         finally:
             starting.cancel()
             stopping.cancel()
-            await server.stop(settings.shutdown_grace_seconds)
+            handing_back = asyncio.get_running_loop().call_later(settings.shutdown_grace_seconds, hand_back.all)
+            await server.stop(settings.shutdown_grace_seconds + _HAND_BACK_SECONDS)
+            handing_back.cancel()
 
 
 def _tracing(endpoint: str) -> AbstractContextManager[Tracing | None]:
