@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,6 +33,9 @@ from specd.errors import InternalError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 from specd.settings import CoordinatorSettings
+
+if TYPE_CHECKING:
+    from coordinator.tracing import SessionTrace, Tracing  # OpenTelemetry need not be there
 
 log = structlog.get_logger()
 
@@ -69,8 +73,9 @@ class Coordinator:
         tokenizer: Tokenizer,
         target: TargetLink,
         draft: DraftLink,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Use a target link whose model and tokenizer are these."""
+        """Use a target link whose model and tokenizer are these; without `tracing` there are no spans."""
         self.settings = settings
         self.model = model
         self.draft = draft
@@ -84,6 +89,7 @@ class Coordinator:
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._target = target
+        self._tracing = tracing
         self._decoding: dict[str, Session] = {}
         self._speculation = Speculation(
             target,
@@ -154,7 +160,10 @@ class Coordinator:
                 statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
                 reply: list[str] = []
                 speculation = self._speculation.begin(sampling, num_draft_tokens)
-                running = self._run(session, sampling, speculation, output, statistics, arrived_at)
+                trace = None
+                if self._tracing is not None:
+                    trace = self._tracing.begin(session.session_id, arrived_at, request.traceparent)
+                running = self._run(session, sampling, speculation, output, statistics, arrived_at, trace)
                 async with aclosing(running) as emissions:
                     async for emission in emissions:
                         reply.extend(token.text for token in emission.tokens)
@@ -176,6 +185,7 @@ class Coordinator:
         output: Output,
         statistics: SessionStatistics,
         arrived_at: float,
+        trace: SessionTrace | None,
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
         drafter = Drafter(
@@ -206,6 +216,8 @@ class Coordinator:
                     statistics.target_replays = verifier.num_replays
                     statistics.target_reused_tokens = verifier.reused_len or 0
                     statistics.draft_reused_tokens = drafter.reused_len or 0
+                    if trace is not None:
+                        trace.add(round_)
                     log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
                     emission = Emission(
                         session.session_id, sampling.seed, tokens, round_, statistics, output.stop_string
@@ -224,6 +236,8 @@ class Coordinator:
             verifier.close()
             del self._decoding[session.session_id]
             self._metrics.count_session(statistics, outcome, target_replays=verifier.num_replays)
+            if trace is not None:
+                trace.end(statistics, outcome)
             log.info(
                 "session ended",
                 outcome=outcome,

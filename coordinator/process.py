@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 import structlog
 
 from coordinator.coordinator import Coordinator
 from coordinator.draft_stream import GrpcDraftStream
 from coordinator.drafter import NoDraft
+from coordinator.hand_back import HandBack
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
@@ -25,9 +27,14 @@ from specd.server import Server
 from specd.settings import CoordinatorSettings
 from specd.v1 import generation_pb2_grpc, session_pb2_grpc
 
+if TYPE_CHECKING:
+    from coordinator.tracing import Tracing
+
 log = structlog.get_logger()
 
 _FORGET_SECONDS = 10.0
+# How long callers have to take the error with which their generations are handed back.
+_HAND_BACK_SECONDS = 1.0
 
 
 async def run(settings: CoordinatorSettings) -> None:
@@ -37,12 +44,16 @@ async def run(settings: CoordinatorSettings) -> None:
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)
     deferred = Deferred[Coordinator]("the target worker")
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deferred, metrics), server.grpc)
+    hand_back = HandBack()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationService(deferred, metrics, hand_back), server.grpc
+    )
     session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
     async with AsyncExitStack() as connections:
         endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
+        tracing = connections.enter_context(_tracing(settings.otlp_endpoint))
         await server.start()
-        starting = asyncio.ensure_future(_start(settings, server, metrics, connections))
+        starting = asyncio.ensure_future(_start(settings, server, metrics, tracing, connections))
         stopping = asyncio.ensure_future(server.wait_for_stop())
         try:
             # The workers may never come: a signal ends the wait for them.
@@ -58,7 +69,21 @@ async def run(settings: CoordinatorSettings) -> None:
         finally:
             starting.cancel()
             stopping.cancel()
-            await server.stop(settings.shutdown_grace_seconds)
+            handing_back = asyncio.get_running_loop().call_later(settings.shutdown_grace_seconds, hand_back.all)
+            await server.stop(settings.shutdown_grace_seconds + _HAND_BACK_SECONDS)
+            handing_back.cancel()
+
+
+def _tracing(endpoint: str) -> AbstractContextManager[Tracing | None]:
+    if not endpoint:
+        return nullcontext()
+    try:
+        from coordinator.tracing import open_tracing
+    except ImportError as error:
+        raise StartupError(
+            f"spans cannot go to {endpoint} without OpenTelemetry: install specd[tracing], or set no OTLP endpoint"
+        ) from error
+    return open_tracing(endpoint)
 
 
 async def _forget_sessions(coordinator: Coordinator) -> None:
@@ -69,12 +94,16 @@ async def _forget_sessions(coordinator: Coordinator) -> None:
 
 
 async def _start(
-    settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
+    settings: CoordinatorSettings,
+    server: Server,
+    metrics: CoordinatorMetrics,
+    tracing: Tracing | None,
+    connections: AsyncExitStack,
 ) -> Coordinator:
     """Wait for the workers and check that they fit."""
     target, model, tokenizer = await _connect_target(settings, server, metrics, connections)
     draft = await _connect_draft(settings, metrics, connections, model, tokenizer) if settings.draft else NoDraft()
-    return Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft)
+    return Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft, tracing=tracing)
 
 
 async def _connect_target(

@@ -52,7 +52,10 @@ class StopConditions:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session."""
+    """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session.
+
+    `traceparent` is the caller's W3C trace context, if it has sent one.
+    """
 
     prompt: Prompt = None
     max_tokens: int | None = None
@@ -60,6 +63,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopConditions = field(default_factory=StopConditions)
     session_id: str = ""
+    traceparent: str = ""
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:

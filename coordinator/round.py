@@ -11,7 +11,7 @@ from specd.sampling import TokenDistribution, TokenLogProbabilities
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where the time of one request to a worker went, in seconds.
+    """Where the time of one request to a worker went, in seconds, and when it was sent by time.perf_counter.
 
     `num_sessions` shared the worker's step. It was sent `num_tokens` tokens of the session: a few in each round, all of
     them after it was lost.
@@ -23,6 +23,12 @@ class Exchange:
     wire_bytes: int = 0
     num_sessions: int = 1
     num_tokens: int = 1
+    sent_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the request to its answer."""
+        return self.queue_seconds + self.compute_seconds + self.wire_seconds
 
 
 @dataclass(frozen=True)

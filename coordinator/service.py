@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc
 
 from coordinator.chat import Chat, plain
 from coordinator.coordinator import Coordinator, Emission
+from coordinator.hand_back import HandBack
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.output import EmittedToken
 from coordinator.prompt import Prompt
@@ -40,21 +40,23 @@ _SEED_BITS = 32
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Generates text for clients."""
 
-    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics) -> None:
+    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics, hand_back: HandBack) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
+        self._hand_back = hand_back
 
     async def Generate(
         self,
         request: generation_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse],
-    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    ) -> None:
         """Stream a completion."""
-        async with reporting_errors(context, self._metrics.errors):
-            emissions = self._coordinator.get().generate(_request(request))
+        async with reporting_errors(context, self._metrics.errors), self._hand_back.running():
+            traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+            emissions = self._coordinator.get().generate(_request(request, str(traceparent)))
             async with aclosing(emissions):
                 async for emission in emissions:
-                    yield _response(emission)
+                    await context.write(_response(emission))
 
     async def GetModelInfo(
         self,
@@ -74,7 +76,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             )
 
 
-def _request(request: generation_pb2.GenerateRequest) -> GenerationRequest:
+def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> GenerationRequest:
     return GenerationRequest(
         prompt=_prompt(request),
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
@@ -87,6 +89,7 @@ def _request(request: generation_pb2.GenerateRequest) -> GenerationRequest:
             tuple(request.stop.strings),
         ),
         session_id=request.session_id,
+        traceparent=traceparent,
     )
 
 

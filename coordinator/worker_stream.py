@@ -143,6 +143,7 @@ class WorkerStream(Generic[Request, Response]):
             wire_bytes=self._sent_bytes + answer.ByteSize(),
             num_sessions=answer.time.num_sessions,
             num_tokens=self._sent_tokens,
+            sent_at=self._sent_at,
         )
 
     def take_both(self) -> tuple[Response, Response] | None:

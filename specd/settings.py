@@ -38,6 +38,12 @@ def _check_tcp_address(address: str) -> str:
     return _check_optional_address(address)
 
 
+def _check_endpoint(url: str) -> str:
+    if url and not re.fullmatch("https?://[^/ ]+/?", url):
+        raise ValueError(f"{url!r} is not an OTLP endpoint for gRPC: write http://HOST:PORT or https://HOST:PORT")
+    return url
+
+
 def _check_draft_tokens(value: str) -> str:
     if value != "auto" and not (re.fullmatch("[0-9]{1,4}", value) and int(value) <= MAX_NUM_DRAFT_TOKENS):
         raise ValueError(f"{value!r} is neither 'auto' nor a number of tokens in [0, {MAX_NUM_DRAFT_TOKENS}]")
@@ -47,6 +53,7 @@ def _check_draft_tokens(value: str) -> str:
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[str, AfterValidator(_check_optional_address)]
 MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
 DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
@@ -175,6 +182,11 @@ class CoordinatorSettings(Settings):
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
+    )
+    otlp_endpoint: Endpoint = Field(
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        description="OpenTelemetry endpoint (gRPC) for spans of sessions and rounds, such as http://localhost:4317; by "
+        "default OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     draft_ahead: Literal["auto", "always", "never"] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from specd.client import Client
 from specd.errors import error_info
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
+from specd.v1 import generation_pb2
 from specd.v1.generation_pb2 import SessionStatistics
 from tests.processes import complaint, processes_mentioning, run_specd, start_specd
 
@@ -358,3 +360,42 @@ async def test_without_a_draft_the_coordinator_serves_until_it_comes(stack: Stac
             statistics = await statistics_of_a_completion(client)
             assert statistics.proposed_tokens > 0
             assert statistics.rounds_without_draft == 0
+
+
+async def test_a_stop_waits_for_generations_and_then_hands_them_back(
+    stack: Stack, client: Client, tmp_path: Path
+) -> None:
+    own = f"unix:{tmp_path}/coordinator"
+    options = ["--target", stack.target.facts["address"], "--draft", "", "--shutdown-grace-seconds", "3"]
+    options += ["--listen", own, "--metrics-listen", ""]
+    async with start_specd("coordinator", *options) as coordinator, Client(own) as own_client:
+        await coordinator.next_event("ready")
+        short, long = (
+            aiter(own_client.generate(PROMPT_IDS, max_tokens=count, stop=WHATEVER_COMES)) for count in (6, 1900)
+        )
+        responses = [await anext(call) for call in (short, long)]
+        os.kill(coordinator.pid, signal.SIGTERM)
+
+        assert [response async for response in short][-1].finish_reason == generation_pb2.FINISH_REASON_LENGTH
+        token_ids = [token.id for token in responses[1].tokens]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for response in long:
+                token_ids += [token.id for token in response.tokens]
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert error_info(raised.value).reason == "STOPPING"
+        assert retry_delay(raised.value) > 0
+        assert await coordinator.exit_code() == 0
+        assert "Traceback" not in "".join(coordinator.lines)
+
+    # What came is right, and going on from it elsewhere gives what one generation would have.
+    whole = await tokens_of(client, PROMPT_IDS, len(token_ids) + 10)
+    assert token_ids + await tokens_of(client, PROMPT_IDS + token_ids, 10) == whole
+
+
+PROMPT_IDS = list(range(300, 320))
+WHATEVER_COMES = generation_pb2.StopConditions(ignore_eos=True)
+
+
+async def tokens_of(client: Client, prompt: list[int], max_tokens: int) -> list[int]:
+    responses = client.generate(prompt, max_tokens=max_tokens, stop=WHATEVER_COMES)
+    return [token.id async for response in responses for token in response.tokens]
