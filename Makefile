@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types protos check-protos dashboards check-dashboards lock bench clean
+.PHONY: help demo test lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -34,10 +34,13 @@ check-protos: protos ## Fail if the committed stubs are not what the protos give
 	@git diff --exit-code --stat -- specd/v1 && test -z "$$(git status --porcelain -- specd/v1)"
 
 dashboards: $(READY) ## Regenerate the dashboards in deploy/grafana
-	@$(BIN)/python -m deploy.grafana.dashboards
+	@$(BIN)/python -m deploy.grafana.generate
 
 check-dashboards: dashboards ## Fail if the committed dashboards are not what their program gives
 	@git diff --exit-code --stat -- deploy/grafana/dashboards && test -z "$$(git status --porcelain -- deploy/grafana/dashboards)"
+
+dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboards into docs/images; needs prometheus
+	@$(BIN)/python -m deploy.grafana.render
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \

@@ -19,7 +19,7 @@ import grpc
 import pytest
 import yaml
 
-from deploy.grafana.dashboards import DIRECTORY as DASHBOARDS
+from deploy.grafana.generate import DIRECTORY as DASHBOARDS
 from deploy.grafana.reader import Panel, read_dashboard
 from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
 from specd.client import Client

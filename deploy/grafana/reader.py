@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.prometheus.local import LocalPrometheus, Series
 
@@ -30,9 +30,18 @@ class Query:
         return re.sub(r"{{(\w+)}}", lambda label: series["metric"].get(label[1], ""), self.legend_format)
 
 
+class Grid(NamedTuple):
+    """Place and size of a panel, in cells of Grafana's grid, from the top left."""
+
+    x: int
+    y: int
+    w: int
+    h: int
+
+
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `grid` has its place and size, `x`, `y`, `w` and `h`, in cells of Grafana's grid."""
+    """One panel."""
 
     title: str
     description: str
@@ -40,7 +49,7 @@ class Panel:
     unit: str
     axis: str
     is_stacked: bool
-    grid: dict[str, int]
+    grid: Grid
     queries: tuple[Query, ...]
 
 
@@ -82,7 +91,7 @@ def _panel(content: dict[str, Any]) -> Panel:
         unit=defaults["unit"],
         axis=custom.get("axisLabel", ""),
         is_stacked=custom.get("stacking", {}).get("mode") == "normal",
-        grid=content["gridPos"],
+        grid=Grid(**content["gridPos"]),
         queries=tuple(Query(target["expr"], target["legendFormat"]) for target in content["targets"]),
     )
 

@@ -1,4 +1,4 @@
-"""Writes the dashboards as Grafana reads them: python -m deploy.grafana.dashboards.
+"""Writes the dashboards as Grafana reads them: python -m deploy.grafana.generate.
 
 Every panel says what it shows, what is good, and what to do if it is not.
 """
@@ -85,9 +85,9 @@ def variable(name: str, query: str, *, label: str) -> dashboard.QueryVariable:
     return made.sort(VariableSort.ALPHABETICAL_ASC)
 
 
-def rate(counter: str, *by: str, of: str = COORDINATOR) -> str:
+def rate(counter: str, *by: str, of: str = COORDINATOR, over: str = "$__rate_interval") -> str:
     """Return what a counter rises by a second, over all coordinators, or workers, that are chosen."""
-    return f"sum by ({', '.join(by)}) (rate({counter}{of}[$__rate_interval]))"
+    return f"sum by ({', '.join(by)}) (rate({counter}{of}[{over}]))"
 
 
 def per(numerator: str, denominator: str) -> str:
@@ -132,8 +132,8 @@ def speculation() -> dashboard.Dashboard:
             "choice ends before that.",
             queries={
                 "{{position}}": per(
-                    rate("specd_accepted_tokens_by_position_total", "position", of=FIRST_PLACES),
-                    rate("specd_proposed_tokens_by_position_total", "position", of=FIRST_PLACES),
+                    rate("specd_accepted_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m"),
+                    rate("specd_proposed_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m"),
                 )
             },
         ),
@@ -185,7 +185,8 @@ def speculation() -> dashboard.Dashboard:
             text="The mean round after a session's first: computing in the draft and in the target (verify), waiting "
             "in the workers for other sessions (queue), on the way between the processes (wire), and in the "
             "coordinator. Verify should be most of it. Much queue: more sessions than the workers can compute in one "
-            "pass; much wire: they are far apart; much coordinator: its host is short of CPU.",
+            "pass; much wire: they are far apart; much coordinator: its host is "
+            "short of CPU, or it waits for a draft that is late.",
             queries={"{{stage}}": mean("specd_round_stage_seconds", "stage")},
             stacked=True,
         ),
@@ -221,14 +222,14 @@ def speculation() -> dashboard.Dashboard:
         ),
         lines(
             "Prompt tokens that were cached",
-            unit="percentunit",
-            axis="cached / prompt",
-            text="Part of the prompts' tokens that a worker had in its prefix cache, and did not compute. It is high "
-            "where sessions have many turns, or share a system prompt. If it falls where it should not, raise "
-            "--prefix-cache-bytes.",
+            unit="suffix:tokens/s",
+            axis="tokens a second",
+            text="Tokens of the prompts of sessions that began, and those of them that a worker had in its prefix "
+            "cache and did not compute. They are many where sessions have many turns, or share a system prompt. If "
+            "they are fewer than they should be, raise --prefix-cache-bytes.",
             queries={
-                "{{worker}}": f"{rate('specd_reused_prompt_tokens_total', 'worker')} "
-                f"/ on () group_left () ({rate('specd_prompt_tokens_total')} > 0)"
+                "prompts": rate("specd_prompt_tokens_total"),
+                "cached by the {{worker}}": rate("specd_reused_prompt_tokens_total", "worker"),
             },
         ),
         lines(
@@ -245,6 +246,7 @@ def speculation() -> dashboard.Dashboard:
 def service() -> dashboard.Dashboard:
     """Make the dashboard of what clients get, and what the processes have to do for it."""
     worker = variable("worker", "label_values(specd_worker_active_sessions, instance)", label="Worker")
+    room = f"sum (specd_capacity_tokens{COORDINATOR})"
     return _dashboard(
         "Service",
         "specd-service",
@@ -338,15 +340,14 @@ def service() -> dashboard.Dashboard:
         ),
         lines(
             "Room in the target's cache",
-            unit="suffix:tokens",
-            axis="tokens",
-            text="Tokens that the sessions under way hold, those that they can come to, for which room is kept, and "
-            "those that there is room for. When the second reaches the third, others wait: raise the target worker's "
-            "--cache-bytes, or ask for fewer max_tokens.",
+            unit="percentunit",
+            axis="of the room",
+            text="What the sessions under way hold of the tokens that there is room for, and what they can come to, "
+            "for which room is kept. When that is all, others wait: raise the target worker's --cache-bytes, or ask "
+            "for fewer max_tokens.",
             queries={
-                "held": f"sum (specd_session_tokens{COORDINATOR})",
-                "kept free": f"sum (specd_reserved_tokens{COORDINATOR})",
-                "room": f"sum (specd_capacity_tokens{COORDINATOR})",
+                "held": per(f"sum (specd_session_tokens{COORDINATOR})", room),
+                "kept": per(f"sum (specd_reserved_tokens{COORDINATOR})", room),
             },
         ),
         lines(
@@ -376,12 +377,11 @@ def service() -> dashboard.Dashboard:
             "Cache",
             unit="bytes",
             axis="memory",
-            text="Memory of the caches of running sessions, of those that ended ones left (prefixes), and what running "
-            "ones may take (--cache-bytes).",
+            text="Memory of the caches of running sessions, which --cache-bytes limits, and of those that ended ones "
+            "left (prefixes), which --prefix-cache-bytes limits. Prefixes grow up to their limit, as they should.",
             queries={
                 "{{instance}} sessions": f"specd_worker_cache_bytes{WORKER}",
                 "{{instance}} prefixes": f"specd_worker_prefix_cache_bytes{WORKER}",
-                "{{instance}} limit": f"specd_worker_cache_capacity_bytes{WORKER}",
             },
         ),
         lines(
