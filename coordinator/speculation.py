@@ -31,8 +31,10 @@ _AHEAD_TRIALS = 64
 # Tokens of the session that are new to a worker in an ordinary round: those since it was last asked, which for a draft
 # can be some rounds ago.
 _MOST_NEW_TOKENS = 8
-# For so many rounds of all sessions the costs, and what follows from them, are not worked out anew.
+# For so many rounds of a session the costs, and what follows from them, are not worked out anew; for so many of each
+# where there are several: while they change from one k to another, they do not fit into one step.
 _RENEWED_ROUNDS = 4
+_RENEWED_ROUNDS_OF_SEVERAL = 8
 _WEIGHT = 0.05  # of a new value in an average
 _AHEAD_WEIGHT = 0.2  # of one that costs something to get
 
@@ -69,7 +71,7 @@ class Speculation:
         self._draft = draft
         self._num_sessions = num_sessions
         self._clock = clock
-        self._shared: dict[object, tuple[AcceptanceEstimate, ConfidenceScale]] = {}
+        self._kinds: dict[object, _Kind] = {}
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
         self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
         self._slowdown = {True: MovingAverage(_AHEAD_WEIGHT, _FIRST_SLOWDOWN), False: MovingAverage(_WEIGHT, 0.0)}
@@ -79,24 +81,32 @@ class Speculation:
         self._probe_at = clock() + _FIRST_PROBE_SECONDS
         self._costs: RoundCosts | None = None
         self._costs_until = 0
+        self._costs_are_shared = False
 
     def begin(self, sampling: Sampling, num_draft_tokens: int | None) -> SessionSpeculation:
         """Begin to decide for a session, if the k is not given that it wants."""
         # How much a draft hits depends on the temperature more than on the text.
         kind = (sampling.acceptance, round(sampling.temperature, 1))
-        if kind not in self._shared and len(self._shared) < 1000:
-            self._shared[kind] = AcceptanceEstimate(), ConfidenceScale()
-        acceptance, scale = self._shared.get(kind) or (AcceptanceEstimate(), ConfidenceScale())
-        return SessionSpeculation(self, AcceptanceEstimate(acceptance), scale, num_draft_tokens)
+        if kind not in self._kinds and len(self._kinds) < 1000:
+            self._kinds[kind] = _Kind()
+        return SessionSpeculation(self, self._kinds.get(kind) or _Kind(), num_draft_tokens)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several sessions share the workers' steps."""
+        return self._num_sessions() > 1
 
     def costs(self) -> RoundCosts | None:
         """Return what the parts of a round cost now; None without a draft."""
         target, draft = self._target.step_costs, self._draft.step_costs
         if target is None or draft is None:
             return None
-        if self._costs is None or self._num_rounds >= self._costs_until:
+        is_due = self._num_rounds >= self._costs_until or self._costs_are_shared is not self.is_shared
+        if self._costs is None or is_due:
             self._costs = self._new_costs(target, draft)
-            self._costs_until = self._num_rounds + _RENEWED_ROUNDS
+            self._costs_are_shared = self.is_shared
+            each = _RENEWED_ROUNDS_OF_SEVERAL if self.is_shared else _RENEWED_ROUNDS
+            self._costs_until = self._num_rounds + each * max(self._num_sessions(), 1)
         return self._costs
 
     def _new_costs(self, target: StepCosts, draft: StepCosts) -> RoundCosts:
@@ -135,14 +145,14 @@ class Speculation:
         Of several sessions one waits for the steps of the others, which are longer the further these speculate: as a
         fixed cost it would make each of them speculate further, and wait longer.
         """
-        return exchange.queue_seconds if self._num_sessions() <= 1 else 0.0
+        return 0.0 if self.is_shared else exchange.queue_seconds
 
     def _observe_verify(self, round_: Round, verify: Exchange) -> None:
         costs = self._target.step_costs
         if costs is None:
             return
         width = round_.num_proposed + 1
-        if self._num_sessions() <= 1:  # then the target pads it, and that is what took so long
+        if not self.is_shared:  # then the target pads it, and that is what took so long
             width = costs.cheapest_width(1, width)
         slowdown = verify.compute_seconds / costs.seconds(verify.num_sessions, width) - 1
         self._slowdown[round_.went_ahead].add(min(slowdown, 1.0))
@@ -152,8 +162,11 @@ class Speculation:
 
     @property
     def is_control_due(self) -> bool:
-        """Whether the next round is to be the target's alone, for comparison."""
-        return self._num_rounds % _CONTROL_ROUNDS == _CONTROL_ROUNDS - 1
+        """Whether the next round is to be the target's alone, for comparison.
+
+        Not while several sessions share steps: for one that comes alone the others would wait.
+        """
+        return not self.is_shared and self._num_rounds % _CONTROL_ROUNDS == _CONTROL_ROUNDS - 1
 
     @property
     def is_probe_due(self) -> bool:
@@ -173,7 +186,7 @@ class Speculation:
         """
         if self._draft_ahead == "always":
             return 0.0
-        if self._draft_ahead == "never" or self._num_sessions() > 1:  # of several sessions, the others would pay
+        if self._draft_ahead == "never" or self.is_shared:  # of several sessions, the others would pay
             return 2.0
         saving = costs.draft[num_draft_tokens] + costs.asking
         slowdown = self._slowdown[True].value - self._slowdown[False].value
@@ -183,15 +196,36 @@ class Speculation:
         return threshold if self._excess[True].value < self._excess[False].value else 2.0
 
 
-class SessionSpeculation:
-    """Decides, round by round, for one session; with a k that is given, there is nothing to decide."""
+class _Kind:
+    """What is known of the sessions whose tokens are chosen alike, and the k for all of them while they share steps."""
 
-    def __init__(
-        self, shared: Speculation, acceptance: AcceptanceEstimate, scale: ConfidenceScale, given: int | None
-    ) -> None:
+    def __init__(self) -> None:
+        self.acceptance = AcceptanceEstimate()
+        self.scale = ConfidenceScale()
+        self._costs: RoundCosts | None = None
+        self._choice = (0, 0.0)
+
+    def choose(self, costs: RoundCosts) -> tuple[int, float]:
+        """Return the best k by what is known of all, and its tokens per second; the same as long as the costs are."""
+        if costs is not self._costs:
+            self._costs = costs
+            self._choice = choose_num_draft_tokens(self.acceptance.acceptance(), costs)
+        return self._choice
+
+
+class SessionSpeculation:
+    """Decides, round by round, for one session; with a k that is given, there is nothing to decide.
+
+    A session that is alone goes as far as pays, and ends proposals early. Several go equally far, as far as pays on the
+    whole: a step of the draft costs hardly less for some of them than for all, and those that come to the target at
+    another time need a step of their own.
+    """
+
+    def __init__(self, shared: Speculation, kind: _Kind, given: int | None) -> None:
         self._shared = shared
-        self._acceptance = acceptance
-        self._scale = scale
+        self._kind = kind
+        self._scale = kind.scale
+        self._acceptance = AcceptanceEstimate(kind.acceptance)
         self._given = given
         self._costs: RoundCosts | None = None
         self._choice = (0, 0.0)
@@ -255,10 +289,13 @@ class SessionSpeculation:
             self._costs = costs
             return self._choice
         self._costs = costs
-        acceptance = self._acceptance.acceptance()
-        k, rate = self._choice = choose_num_draft_tokens(acceptance, costs)
-        least = stopping_thresholds(costs, rate, acceptance.accepted[0], k)
-        self._min_confidences = [self._scale.confidence(acceptance) for acceptance in least]
+        if self._shared.is_shared:
+            self._choice, self._min_confidences = self._kind.choose(costs), []
+        else:
+            acceptance = self._acceptance.acceptance()
+            k, rate = self._choice = choose_num_draft_tokens(acceptance, costs)
+            least = stopping_thresholds(costs, rate, acceptance.accepted[0], k)
+            self._min_confidences = [self._scale.confidence(acceptance) for acceptance in least]
         return self._choice
 
 

@@ -47,6 +47,11 @@ class StepCosts:
         at = {known: _interpolate(curve, width) for known, curve in self._curves.items()}
         return self._level * _interpolate(at, sessions)
 
+    @property
+    def fixed_seconds(self) -> float:
+        """What one step saves in place of two that take in a token each."""
+        return max(2 * self.seconds(1, 1) - self.seconds(2, 1), 0.0)
+
     def cheapest_width(self, sessions: int, width: int) -> int:
         """Return the width, no smaller than this, whose step takes least: kernels prefer some numbers of rows."""
         wider = (known for known in self._curves[min(self._curves)] if known > width)

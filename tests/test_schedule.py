@@ -240,14 +240,27 @@ def test_the_wait_is_counted_from_the_first_that_waits() -> None:
     assert schedule.next_step(11.01) == (rounds, None)
 
 
-def test_what_a_step_left_over_does_not_wait_again() -> None:
-    schedule = waiting_schedule(10.0)
-    rounds = [make_round(MAX_STEP_TOKENS) for _ in range(2)]
-    for job in rounds:
-        schedule.add(job, 10.0)
-    assert schedule.next_step(10.0) == (rounds[:1], None)
-    schedule.window.answered(STRAGGLER, 11.5)
-    assert schedule.next_step(11.5) == (rounds[1:], None)
+def test_what_came_during_a_step_waits_for_those_that_were_in_it() -> None:
+    """Else two groups of sessions that have come apart take turns for ever, each in steps of its own."""
+    schedule, one = waiting_schedule(10.0), make_round()
+    schedule.add(one, 10.1)
+    schedule.window.arrived(STRAGGLER, 10.2)
+    schedule.stepped(rounds_step(4, FIXED + 0.4), 20.0)
+    schedule.window.answered(STRAGGLER, 20.0)
+    jobs, wait_until = schedule.next_step(20.0)
+    assert jobs == []
+    assert wait_until is not None
+    assert 20.0 < wait_until < 20.0 + FIXED
+    assert schedule.next_step(wait_until) == ([one], None)
+
+
+def test_a_window_goes_by_what_is_expected_until_steps_differ() -> None:
+    """Steps for a session each are all alike: without a cost to begin with they would stay so."""
+    schedule = Schedule[FakeJob]()
+    for expected in (0.0, FIXED):
+        schedule.window.expect(expected)
+        schedule.stepped(rounds_step(1, 1.1), 20.0)
+        assert schedule.window.fixed_seconds == expected
 
 
 def test_nobody_is_waited_for_when_nobody_is_expected() -> None:

@@ -19,9 +19,10 @@ class BatchWindow:
     """Decides how long a step waits for stragglers.
 
     Two steps instead of one cost what every step costs, however many tokens it takes: `fixed_seconds`, the intercept of
-    step time over tokens, measured on the steps themselves. So a step may idle that long, and no longer, for sessions
-    that will soon be back, if they have lately been away for clearly less than that between two requests. Where they
-    stay away for longer, as while another model works on them, nothing waits, and two groups of sessions take turns.
+    step time over tokens, measured on the steps themselves, and as `expect` says before these differ enough for that.
+    So a step may idle that long, and no longer, for sessions that will soon be back, if they have lately been away for
+    clearly less than that between two requests. Where they stay away for longer, as while another model works on them,
+    nothing waits, and two groups of sessions take turns.
 
     All times are in seconds; `now` may be any clock's.
     """
@@ -37,6 +38,10 @@ class BatchWindow:
     def fixed_seconds(self) -> float:
         """What a step costs besides its tokens."""
         return self._fixed_seconds
+
+    def expect(self, fixed_seconds: float) -> None:
+        """Take this for what a step costs besides its tokens, until steps have shown it."""
+        self._fixed_seconds = fixed_seconds
 
     def arrived(self, session: Hashable, now: float) -> None:
         """Learn that a session has something to compute."""

@@ -117,6 +117,10 @@ class Engine:
             self._arriving.put(job)
         return job.future
 
+    def expect(self, fixed_seconds: float) -> None:
+        """Say what a step costs besides its tokens, as far as that is known before any was for several sessions."""
+        self.run_soon(lambda: self._schedule.window.expect(fixed_seconds))
+
     def run_soon(self, action: Callable[[], None]) -> None:
         """Run something short after the step under way, before any other."""
         self._urgent.put(action)

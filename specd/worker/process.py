@@ -80,6 +80,7 @@ async def run_worker(
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
 
             engine.on_step = on_step
+            engine.expect(costs.fixed_seconds)
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, **facts)

@@ -99,6 +99,7 @@ class Schedule(Generic[JobT]):
 
     def stepped(self, step: StepTime, now: float) -> None:
         """Learn how long a step took that has just ended."""
+        self._idle_since = now  # what came during the step has held up nothing so far
         if step.is_prefill:
             self._chunk_due_at = now + ROUNDS_TO_CHUNKS * step.seconds
         else:
