@@ -79,12 +79,14 @@ def test_every_rule_has_a_test() -> None:
 
 
 def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> None:
+    operations = (SHIPPED.parents[1] / "docs" / "operations.md").read_text()
     for rule in all_rules():
         if "alert" in rule:
             assert re.search("warning|critical", rule["labels"]["severity"])
             assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
             assert "{{ $value" in rule["annotations"]["description"]
             assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{rule['alert'].lower()}"
+            assert f"\n### {rule['alert']}\n" in operations
 
 
 @pytest.mark.parametrize("variant", sorted(SHIPPED.glob("targets*.yml")), ids=lambda path: path.stem)

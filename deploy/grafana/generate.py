@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TypeVar
 
 from grafana_foundation_sdk.builders import dashboard, prometheus, statetimeline, timeseries
@@ -72,7 +73,7 @@ def states(title: str, *, text: str, queries: dict[str, str]) -> statetimeline.P
 
 def _with_queries(panel: Panel, queries: dict[str, str]) -> Panel:
     panel.datasource(_PROMETHEUS)
-    for ref_id, (legend, expression) in zip("ABCDEFGH", queries.items(), strict=False):
+    for ref_id, (legend, expression) in zip(ascii_uppercase, queries.items(), strict=False):
         panel.with_target(prometheus.Dataquery().ref_id(ref_id).expr(expression).legend_format(legend).range())
     return panel
 
@@ -127,9 +128,10 @@ def speculation() -> dashboard.Dashboard:
             "Acceptance by place in the proposal",
             unit="percentunit",
             axis="accepted / proposed",
-            text="The same by place, the first is 0; a token counts where it and all before it are accepted. It falls "
-            "from place to place. Where it falls to nothing, a smaller num_draft_tokens is better; the service's own "
-            "choice ends before that.",
+            text="Part of the draft's tokens in each place of a proposal, from 0, that are accepted, which takes that "
+            "all before are too. With a fixed num_draft_tokens it falls from place to place, and where it falls to "
+            "nothing, fewer are better. Where the service chooses, it goes far only where the draft is sure, and "
+            "places are alike.",
             queries={
                 "{{position}}": per(
                     rate("specd_accepted_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m"),

@@ -66,18 +66,17 @@ async def record(dashboards: Sequence[Dashboard]) -> list[dict[str, list[Line]]]
             Client(stack.address) as client,
         ):
             began_at = time.time()
-            for phase in PHASES:
-                await _run(phase, stack, client)
+            for number, phase in enumerate(PHASES):
+                await _run(phase, stack, client, random.Random(number))
             return [await _ask(prometheus, dashboard, began_at, time.time()) for dashboard in dashboards]
 
 
-async def _run(phase: Phase, stack: Stack, client: Client) -> None:
+async def _run(phase: Phase, stack: Stack, client: Client, source: random.Random) -> None:
     assert stack.draft is not None
     if phase.draft_is_away:
         os.kill(stack.draft.pid, signal.SIGSTOP)
     try:
-        clients = (_keep_asking(client, phase, random.Random(number)) for number in range(phase.num_clients))
-        await asyncio.gather(*clients)
+        await asyncio.gather(*(_keep_asking(client, phase, source) for _ in range(phase.num_clients)))
     finally:
         os.kill(stack.draft.pid, signal.SIGCONT)
 
