@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from matplotlib.image import imread
 
 from deploy.grafana.generate import DIRECTORY as DASHBOARDS
 from deploy.grafana.reader import Panel, read_dashboard
+from deploy.grafana.recorded_run import ask
+from deploy.grafana.render import draw
 from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -34,6 +38,7 @@ needs_prometheus = pytest.mark.skipif(
     reason="there is no prometheus and promtool here: install the package prometheus",
 )
 
+PROVISIONING = DASHBOARDS.parent / "provisioning"
 RULES = sorted((SHIPPED / "rules").glob("*.yml"))
 RULE_TESTS = sorted((SHIPPED / "tests").glob("*.yml"))
 READ = {path.stem: read_dashboard(path) for path in sorted(DASHBOARDS.glob("*.json"))}
@@ -104,6 +109,17 @@ def test_every_panel_has_a_unit_and_a_description(name: str) -> None:
         assert panel.axis or panel.kind == "state-timeline"
         assert len(panel.description) > 40
         assert panel.queries
+
+
+def test_the_provisioned_data_source_is_that_of_the_dashboards() -> None:
+    provisioning = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())
+    (source,) = provisioning["datasources"]
+    asked = {
+        uid for path in DASHBOARDS.glob("*.json") for uid in re.findall(r'"uid": "(?!specd-)(.*)"', path.read_text())
+    }
+    assert asked == {source["uid"]}
+    scraping = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scraping
 
 
 @dataclass
@@ -198,9 +214,21 @@ async def test_promtool_finds_nothing_in_the_metrics(monitored: Monitored) -> No
     ("name", "panel"), [pytest.param(name, panel, id=panel.title) for name in READ for panel in READ[name].panels]
 )
 async def test_every_query_of_every_panel_returns_data(name: str, panel: Panel, monitored: Monitored) -> None:
+    if panel.title == "Process memory" and sys.platform != "linux":
+        pytest.skip("process_resident_memory_bytes is there on Linux only")
     variables = await READ[name].choose_all(monitored.prometheus)
     for query in panel.queries:
         assert await monitored.evaluate(query.resolved(variables)), query.expression
+
+
+@needs_prometheus
+@pytest.mark.parametrize("name", READ)
+async def test_every_panel_can_be_drawn(name: str, monitored: Monitored, tmp_path: Path) -> None:
+    shown = await ask(monitored.prometheus, READ[name], monitored.began_at, monitored.ended_at)
+    draw(READ[name], shown, tmp_path / "drawn.png", scrape_seconds=monitored.prometheus.interval_seconds)
+    height, width, _ = imread(tmp_path / "drawn.png").shape
+    assert width > 1000
+    assert height > 1000
 
 
 @needs_prometheus

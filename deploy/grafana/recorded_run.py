@@ -20,8 +20,6 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.sampling_pb2 import SamplingParameters
 
-SCRAPE_SECONDS = 5  # as shipped
-
 _SETTINGS = {
     "SPECD_COORDINATOR_MAX_SESSIONS": "4",
     "SPECD_COORDINATOR_MAX_QUEUED": "4",
@@ -57,18 +55,18 @@ class Line:
     values: dict[int, float]
 
 
-async def record(dashboards: Sequence[Dashboard]) -> list[dict[str, list[Line]]]:
+async def record(dashboards: Sequence[Dashboard], scrape_seconds: int) -> list[dict[str, list[Line]]]:
     """Run all phases, and return what the panels of each dashboard, by title, show of them."""
     async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=_SETTINGS) as stack:
         addresses = {child.name: child.facts["metrics_address"] for child in stack.children}
         async with (
-            LocalPrometheus(addresses, interval_seconds=SCRAPE_SECONDS) as prometheus,
+            LocalPrometheus(addresses, interval_seconds=scrape_seconds) as prometheus,
             Client(stack.address) as client,
         ):
             began_at = time.time()
             for number, phase in enumerate(PHASES):
                 await _run(phase, stack, client, random.Random(number))
-            return [await _ask(prometheus, dashboard, began_at, time.time()) for dashboard in dashboards]
+            return [await ask(prometheus, dashboard, began_at, time.time()) for dashboard in dashboards]
 
 
 async def _run(phase: Phase, stack: Stack, client: Client, source: random.Random) -> None:
@@ -99,16 +97,17 @@ async def _keep_asking(client: Client, phase: Phase, source: random.Random) -> N
             await asyncio.sleep(0.5)
 
 
-async def _ask(
+async def ask(
     prometheus: LocalPrometheus, dashboard: Dashboard, began_at: float, ended_at: float
 ) -> dict[str, list[Line]]:
+    """Return what the panels of a dashboard, by title, show of a time, a value for each scrape."""
     variables = await dashboard.choose_all(prometheus)
     shown = {}
     for panel in dashboard.panels:
         lines = []
         for query in panel.queries:
             expression = query.resolved(variables)
-            for series in await prometheus.query_range(expression, began_at, ended_at, SCRAPE_SECONDS):
+            for series in await prometheus.query_range(expression, began_at, ended_at, prometheus.interval_seconds):
                 values = {round(at - began_at): float(value) for at, value in series["values"]}
                 lines.append(Line(query.legend(series), values))
         shown[panel.title] = lines

@@ -16,28 +16,30 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from deploy.grafana.generate import DIRECTORY
 from deploy.grafana.reader import Dashboard, Panel, read_dashboard
-from deploy.grafana.recorded_run import SCRAPE_SECONDS, Line, record
+from deploy.grafana.recorded_run import Line, record
 
+_SCRAPE_SECONDS = 5  # as shipped
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 # In inches: a cell of Grafana's grid, the title above all, and what a panel has around its axes.
 _CELL = (0.62, 0.42)
 _TITLE = 0.55
-_ABOVE, _BELOW, _LEFT, _RIGHT = 0.45, 0.85, 1.05, 0.25
+_ABOVE, _BELOW, _LEFT, _RIGHT = 0.45, 0.85, 1.12, 0.25
 _LEFT_OF_STATES = 2.6
 _GAP = 0.06
 
 _GREY = "#52545c"
 _COLOURS = ("#3274d9", "#56a64b", "#e0a000", "#e02f44", "#a352cc", "#19a7a0", "#ff780a", "#7f7f7f")
 _SCALES = {
-    "s": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)),
-    "bytes": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
-    "reqps": (("req/s", 1.0),),
+    "percentunit": ((0.01, "%"),),
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    "reqps": ((1.0, "req/s"),),
 }
 _STATES = {0.0: ("away", "#e02f44"), 1.0: ("there", "#56a64b")}
 
 
-def draw(dashboard: Dashboard, shown: Mapping[str, Sequence[Line]], path: Path) -> None:
+def draw(dashboard: Dashboard, shown: Mapping[str, Sequence[Line]], path: Path, *, scrape_seconds: int) -> None:
     """Draw the panels of a dashboard where Grafana has them; `shown` has the lines of each by its title."""
     width = max(panel.grid.x + panel.grid.w for panel in dashboard.panels) * _CELL[0]
     height = max(panel.grid.y + panel.grid.h for panel in dashboard.panels) * _CELL[1] + _TITLE
@@ -48,7 +50,7 @@ def draw(dashboard: Dashboard, shown: Mapping[str, Sequence[Line]], path: Path) 
         return figure.add_axes((left / width, 1 - bottom / height, (right - left) / width, (bottom - top) / height))
 
     seen = {at for lines in shown.values() for line in lines for at in line.values}
-    times = range(min(seen), max(seen) + 1, SCRAPE_SECONDS)
+    times = range(min(seen), max(seen) + 1, scrape_seconds)
     for panel in dashboard.panels:
         left, top = panel.grid.x * _CELL[0], panel.grid.y * _CELL[1] + _TITLE
         right, bottom = left + panel.grid.w * _CELL[0], top + panel.grid.h * _CELL[1]
@@ -58,7 +60,7 @@ def draw(dashboard: Dashboard, shown: Mapping[str, Sequence[Line]], path: Path) 
         figure.text((left + 0.2) / width, 1 - (top + 0.27) / height, panel.title, size=11, weight="bold", va="center")
         if panel.kind == "state-timeline":
             axes = axes_at(left + _LEFT_OF_STATES, top + _ABOVE, right - _RIGHT, bottom - _BELOW / 2)
-            _draw_states(axes, shown[panel.title])
+            _draw_states(axes, shown[panel.title], scrape_seconds)
         else:
             axes = axes_at(left + _LEFT, top + _ABOVE, right - _RIGHT, bottom - _BELOW)
             _draw_lines(axes, panel, shown[panel.title], times)
@@ -88,7 +90,7 @@ def _draw_lines(axes: Axes, panel: Panel, lines: Sequence[Line], times: Sequence
         panel.axis,
         (0, 0.5),
         xycoords="axes fraction",
-        xytext=(-61, 0),
+        xytext=(-67, 0),
         textcoords="offset points",
         rotation=90,
         size=8,
@@ -96,17 +98,17 @@ def _draw_lines(axes: Axes, panel: Panel, lines: Sequence[Line], times: Sequence
         ha="center",
         va="center",
     )
-    size = _scale(axes.get_ylim()[1], panel.unit)[1] if panel.unit in _SCALES else 1.0
-    axes.set_yticks([size * tick for tick in MaxNLocator(nbins=5).tick_values(0, axes.get_ylim()[1] / size)][:-1])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value, panel.unit)))
+    scale, word = _scale(axes.get_ylim()[1], panel.unit)
+    ticks = MaxNLocator(nbins=5).tick_values(0, axes.get_ylim()[1] / scale)[:-1]
+    axes.set_yticks([scale * tick for tick in ticks], [f"{tick:.4g} {word}" for tick in ticks])
     columns = max(2, min(4, 48 // max(map(len, legends))))
     axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.13), ncols=columns, fontsize=7.5, frameon=False)
 
 
-def _draw_states(axes: Axes, lines: Sequence[Line]) -> None:
+def _draw_states(axes: Axes, lines: Sequence[Line], scrape_seconds: int) -> None:
     for row, line in enumerate(lines):
         for at, value in line.values.items():
-            axes.barh(row, SCRAPE_SECONDS, left=at, color=_STATES[value][1], height=0.7)
+            axes.barh(row, scrape_seconds, left=at, color=_STATES[value][1], height=0.7)
     axes.set_yticks(range(len(lines)), [line.legend for line in lines])
     axes.invert_yaxis()
     for word, colour in _STATES.values():
@@ -114,32 +116,19 @@ def _draw_states(axes: Axes, lines: Sequence[Line]) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
 
 
-def in_unit(value: float, unit: str) -> str:
-    """Write a value as Grafana does in this unit."""
-    if value == 0:
-        return "0"
-    if unit in _SCALES:
-        word, size = _scale(value, unit)
-        return f"{value / size:.4g} {word}"
-    if unit == "percentunit":
-        return f"{100 * value:.4g} %"
-    return f"{value:.4g} {unit.removeprefix('suffix:')}"
-
-
-def _scale(value: float, unit: str) -> tuple[str, float]:
-    """Return the largest size of a unit that the value is no less than, or the smallest."""
-    sizes = _SCALES[unit]
-    return next(((word, size) for word, size in sizes if value >= size), sizes[-1])
+def _scale(most: float, unit: str) -> tuple[float, str]:
+    """Return in what multiples of a unit, and in which word, Grafana writes values of up to so many."""
+    scales = _SCALES.get(unit, ((1.0, unit.removeprefix("suffix:")),))
+    return next((scale for scale in scales if most >= scale[0]), scales[-1])
 
 
 def main() -> None:
     """Record, and draw."""
     dashboards = {path: read_dashboard(path) for path in sorted(DIRECTORY.glob("*.json"))}
     IMAGES.mkdir(exist_ok=True)
-    for (path, dashboard), shown in zip(
-        dashboards.items(), asyncio.run(record(tuple(dashboards.values()))), strict=True
-    ):
-        draw(dashboard, shown, IMAGES / f"{path.stem}.png")
+    recorded = asyncio.run(record(tuple(dashboards.values()), _SCRAPE_SECONDS))
+    for (path, dashboard), shown in zip(dashboards.items(), recorded, strict=True):
+        draw(dashboard, shown, IMAGES / f"{path.stem}.png", scrape_seconds=_SCRAPE_SECONDS)
 
 
 if __name__ == "__main__":

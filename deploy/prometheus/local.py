@@ -70,7 +70,9 @@ class LocalPrometheus:
         deadline = time.monotonic() + _START_SECONDS
         while not await asyncio.to_thread(self._is_ready):
             if self._process.returncode is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"prometheus did not start:\n{(directory / 'log').read_text()}")
+                why = (directory / "log").read_text()
+                await self.__aexit__()
+                raise RuntimeError(f"prometheus did not start:\n{why}")
             await asyncio.sleep(0.1)
         return self
 
