@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,11 @@ def test_the_provisioned_data_source_is_that_of_the_dashboards() -> None:
     assert source["jsonData"]["timeInterval"] == scraping
 
 
+async def value_of(prometheus: LocalPrometheus, expression: str) -> float:
+    (series,) = await prometheus.query(expression)
+    return float(series["value"][1])
+
+
 @dataclass
 class Load:
     """Clients of a stack, and what they were told."""
@@ -192,7 +198,10 @@ async def monitored(prompts: list[str]) -> AsyncIterator[Monitored]:
             load = Load(client, prompts)
             began_at = time.time()
             await load.of_all_kinds(stack)
-            await asyncio.sleep(3)  # for a scrape, and rules after it
+            num_rounds = read_metric(stack.coordinator, "specd_rounds_total")
+            while await value_of(prometheus, "specd_rounds_total") < num_rounds:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(2)  # for the rules after it
             yield Monitored(stack, prometheus, load, began_at, time.time())
 
 
@@ -250,10 +259,7 @@ async def test_prometheus_evaluates_all_rules_without_errors(monitored: Monitore
 
 @needs_prometheus
 async def test_the_acceptance_rate_is_that_of_the_sessions_exactly(monitored: Monitored) -> None:
-    async def value(expression: str) -> float:
-        (series,) = await monitored.prometheus.query(expression)
-        return float(series["value"][1])
-
+    value = partial(value_of, monitored.prometheus)
     statistics = monitored.load.statistics
     proposed = sum(session.proposed_tokens for session in statistics)
     accepted = sum(session.accepted_tokens for session in statistics)

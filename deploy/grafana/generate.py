@@ -42,8 +42,6 @@ _STATES = {
 
 COORDINATOR = '{instance=~"$coordinator"}'
 WORKER = '{instance=~"$worker"}'
-# From 8 on, places are rare, and would hide the others.
-FIRST_PLACES = '{instance=~"$coordinator", position=~"[0-7]"}'
 
 Panel = TypeVar("Panel", timeseries.Panel, statetimeline.Panel)
 
@@ -131,12 +129,11 @@ def speculation() -> dashboard.Dashboard:
             text="Part of the draft's tokens in each place of a proposal, from 0, that are accepted, which takes that "
             "all before are too. With a fixed num_draft_tokens it falls from place to place, and where it falls to "
             "nothing, fewer are better. Where the service chooses, it goes far only where the draft is sure, and "
-            "places are alike.",
+            "places are alike. Places that fewer than one round in twenty gets to are left out.",
             queries={
-                "{{position}}": per(
-                    rate("specd_accepted_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m"),
-                    rate("specd_proposed_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m"),
-                )
+                "{{position}}": f"{rate('specd_accepted_tokens_by_position_total', 'position', over='1m')} "
+                f"/ ({rate('specd_proposed_tokens_by_position_total', 'position', over='1m')} "
+                f"> scalar(0.05 * {rate('specd_rounds_total', over='1m')}))"
             },
         ),
         lines(
