@@ -348,11 +348,15 @@ def test_models_are_downloaded_by_a_container_of_its_own(project: Project) -> No
 @pytest.mark.containers
 async def test_a_stop_lets_sessions_finish_and_a_removal_leaves_nothing(project: Project) -> None:
     """The last test of this project."""
+    before = await statistics_of(project.address, max_tokens=16, num_draft_tokens=0)
+    three_seconds = int(3 * before.generated_tokens / before.decode_seconds)  # of the ten that the coordinator waits
     begun = asyncio.Event()
-    running = asyncio.ensure_future(statistics_of(project.address, begun=begun, max_tokens=64, num_draft_tokens=0))
+    running = asyncio.ensure_future(
+        statistics_of(project.address, begun=begun, max_tokens=three_seconds, num_draft_tokens=0)
+    )
     await asyncio.wait_for(begun.wait(), timeout=60)
     await asyncio.to_thread(project.compose, "stop")
-    assert (await running).generated_tokens == 64
+    assert (await running).generated_tokens == three_seconds
     assert {service: project.state(service)["ExitCode"] for service in OURS} == dict.fromkeys(OURS, 0)
     assert project.left()
     project.down()
