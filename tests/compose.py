@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_BUILD_SECONDS = 1200
+BUILD_SECONDS = 1200  # with all that images are built of still to be fetched
 _PATIENCE_SECONDS = 120
 
 
@@ -36,9 +36,9 @@ def why_not() -> str:
     return "" if _answers(*_COMPOSE, "version") else "there is no Docker Compose"
 
 
-def docker(*arguments: str, timeout_seconds: float = _PATIENCE_SECONDS) -> str:
+def docker(*arguments: str) -> str:
     """Run `docker` and return what it prints."""
-    return _run("docker", *arguments, timeout_seconds=timeout_seconds)
+    return _run("docker", *arguments, timeout_seconds=_PATIENCE_SECONDS)
 
 
 def _run(*command: str, timeout_seconds: float, **variables: str) -> str:
@@ -74,9 +74,11 @@ class Project:
 
     def up(self, *services: str) -> None:
         """Build and start services, and those that they depend on, and wait until all are healthy."""
-        self.compose("up", "-d", "--build", *services, timeout_seconds=_BUILD_SECONDS)
-        for container in self.containers():
-            wait_until(lambda container=container: _state(container)["Health"]["Status"] == "healthy")  # type: ignore[misc]
+        self.compose("up", "-d", "--build", *services, timeout_seconds=BUILD_SECONDS)
+        try:
+            wait_until(lambda: all(_state(id_)["Health"]["Status"] == "healthy" for id_ in self.containers()))
+        except TimeoutError as error:
+            raise AssertionError(self.compose("ps") + self.compose("logs", "--tail", "20")) from error
 
     def down(self) -> None:
         """Stop and remove everything, volumes too."""
@@ -123,8 +125,9 @@ def _state(container: str) -> dict[str, Any]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nothing announces."""
+    """Wait for something that nothing announces. Raises TimeoutError."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < until, "what the test waits for has not come"
+        if time.monotonic() > until:
+            raise TimeoutError("what the test waits for has not come")
         time.sleep(0.5)

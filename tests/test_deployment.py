@@ -24,7 +24,7 @@ from specd import __version__
 from specd.client import Client
 from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, UpSettings
 from specd.v1 import generation_pb2
-from tests.compose import ROOT, Project, docker, wait_until, why_not
+from tests.compose import BUILD_SECONDS, ROOT, Project, docker, wait_until, why_not
 from tests.processes import complaint, run_specd, start_specd
 
 DEPLOY = ROOT / "deploy"
@@ -87,7 +87,17 @@ def test_only_clients_and_dashboards_get_in_and_from_this_machine_only(file: str
         "coordinator": ["127.0.0.1:${SPECD_PORT}:50051"],
         "grafana": ["127.0.0.1:${SPECD_GRAFANA_PORT}:3000"],
     }
-    assert f"\nSPECD_PORT={port(UpSettings.model_fields['listen'].default)}\n" in (DEPLOY / ".env").read_text()
+
+
+def test_the_settings_that_are_there_to_be_edited_are_those_of_the_readme() -> None:
+    lines = [line for line in (DEPLOY / ".env").read_text().splitlines() if line and not line.startswith("#")]
+    values = dict(line.split("=") for line in lines)
+    assert (values.pop("SPECD_TARGET"), values.pop("SPECD_DRAFT")) == ("", "")  # the included pair
+    assert values.pop("SPECD_PORT") == port(UpSettings.model_fields["listen"].default)
+    assert f"<http://127.0.0.1:{values.pop('SPECD_GRAFANA_PORT')}>" in README
+    assert values == {"COMPOSE_PROJECT_NAME": "specd"}
+    used = {name for file in DEPLOY.glob("*.yaml") for name in re.findall(r"\$\{(\w+)", file.read_text())}
+    assert used == {"SPECD_TARGET", "SPECD_DRAFT", "SPECD_PORT", "SPECD_GRAFANA_PORT"}
 
 
 def test_workers_are_in_a_network_without_a_way_out() -> None:
@@ -201,12 +211,18 @@ def test_every_locked_package_has_a_wheel_for_the_machine(lock: Path, machine: s
 # -- Everything in containers, except Grafana
 
 
+def documented(file: str) -> Project:
+    """Return a project for a file that the README starts in this way; skip the test where none can be started."""
+    assert f"\ndocker compose -f {file} up\n" in README
+    if reason := why_not():
+        pytest.skip(reason)
+    return Project(file)
+
+
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     """`docker compose -f deploy/compose.yaml up`."""
-    if reason := why_not():
-        pytest.skip(reason)
-    project = Project("deploy/compose.yaml")
+    project = documented("deploy/compose.yaml")
     try:
         project.up("coordinator", "prometheus")
         yield project
@@ -312,12 +328,17 @@ def test_workers_reach_nothing_outside(project: Project) -> None:
     assert reaches_the_package_index(f"{project.name}_outside")
 
 
+ALL_UP = {"coordinator:9464": "1", "draft-worker:9465": "1", "target-worker:9466": "1"}
+
+
+def scraped(project: Project) -> dict[str, str]:
+    """Return what Prometheus scrapes besides itself, and whether it can."""
+    return {sample["metric"]["instance"]: sample["value"][1] for sample in project.query('up{job!="prometheus"}')}
+
+
 @pytest.mark.containers
 def test_prometheus_scrapes_every_process(project: Project) -> None:
-    def up() -> dict[str, str]:
-        return {sample["metric"]["instance"]: sample["value"][1] for sample in project.query('up{job!="prometheus"}')}
-
-    wait_until(lambda: up() == {"coordinator:9464": "1", "draft-worker:9465": "1", "target-worker:9466": "1"})
+    wait_until(lambda: scraped(project) == ALL_UP)
     assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == set(OURS)
 
 
@@ -368,11 +389,9 @@ async def test_a_stop_lets_sessions_finish_and_a_removal_leaves_nothing(project:
 
 @pytest.mark.containers
 async def test_native_workers_serve_a_coordinator_in_a_container() -> None:
-    if reason := why_not():
-        pytest.skip(reason)
-    project = Project("deploy/compose.native.yaml")
+    project = documented("deploy/compose.native.yaml")
     try:
-        await asyncio.to_thread(project.compose, "build", "coordinator", timeout_seconds=1200)
+        await asyncio.to_thread(project.compose, "build", "coordinator", timeout_seconds=BUILD_SECONDS)
         lookup = ("python3", "-c", "import socket; print(socket.gethostbyname('host'))")
         image = services_of("compose.native.yaml")["coordinator"]["image"]
         run = ("run", "--rm", "--add-host", "host:host-gateway", "--entrypoint", lookup[0], image, *lookup[1:])
@@ -391,10 +410,7 @@ async def test_native_workers_serve_a_coordinator_in_a_container() -> None:
             await asyncio.to_thread(project.up, "coordinator", "prometheus")
             statistics = await statistics_of(project.address, max_tokens=32, num_draft_tokens=4)
             assert statistics.accepted_tokens > 0
-            up = 'sum by (job) (up{job!="prometheus"})'
-            await asyncio.to_thread(
-                wait_until, lambda: [sample["value"][1] for sample in project.query(up)] == ["1", "1", "1"]
-            )
+            await asyncio.to_thread(wait_until, lambda: scraped(project) == ALL_UP)
     finally:
         await asyncio.to_thread(project.down)
     assert project.left() == []
