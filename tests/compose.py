@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import subprocess
@@ -11,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[1]
 BUILD_SECONDS = 1200  # with all that images are built of still to be fetched
@@ -45,7 +46,7 @@ def _run(*command: str, timeout_seconds: float, **variables: str) -> str:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env=environment(**variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
