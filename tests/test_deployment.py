@@ -288,12 +288,17 @@ modules = ("mlx", "mlx_lm", "lief", "transformers", "pip", "hatchling", "pytest"
 tools = ("gcc", "cc", "g++", "make", "git")
 print([name for name in modules if importlib.util.find_spec(name)], [name for name in tools if shutil.which(name)])
 """
-    command = ("/opt/specd/bin/python", "-c", code)
-    assert project.execute("coordinator", *command) == "['transformers'] []\n"
-    assert project.execute("target-worker", *command) == "['mlx', 'mlx_lm', 'lief', 'transformers'] []\n"
-    # What the coordinator renders chat templates with works without what it was locked without.
-    template = "from transformers import PreTrainedTokenizerFast as T; print(T.__name__)"
-    assert project.execute("coordinator", "/opt/specd/bin/python", "-c", template).strip()
+    assert project.python("coordinator", code) == "['transformers'] []"
+    assert project.python("target-worker", code) == "['mlx', 'mlx_lm', 'lief', 'transformers'] []"
+
+
+@pytest.mark.containers
+def test_the_coordinator_renders_chats_without_what_only_workers_need(project: Project) -> None:
+    code = """
+from coordinator.chat import Chat, ChatTemplate
+print(ChatTemplate("{{ messages[0].content }}").render(Chat(messages=({"role": "user", "content": "hello"},))))
+"""
+    assert project.python("coordinator", code) == "hello"
 
 
 @pytest.mark.containers
