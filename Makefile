@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock \
+	bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -13,16 +14,20 @@ help: ## Show this list
 demo: $(READY) ## Start the three processes, stream a completion, print its numbers, stop
 	@$(BIN)/specd demo
 
-test: $(READY) ## Run the whole test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(READY) ## Run the test suite
+	@$(BIN)/python -m pytest -m "not containers" $(PYTEST_ARGS)
+
+test-containers: $(READY) ## Build the images and test them; needs a Docker engine
+	@$(BIN)/python -m pytest -m containers tests/test_deployment.py $(PYTEST_ARGS)
 
 bench: $(READY) ## Measure specd against the target alone and against mlx-lm
 	@$(BIN)/specd bench
 
-lint: $(READY) ## Format check, lint, protobuf lint
+lint: $(READY) ## Format check, lint, protobuf lint, Dockerfile lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/buf lint
+	@$(BIN)/hadolint deploy/Dockerfile
 
 types: $(READY) ## Type check
 	@$(BIN)/mypy
@@ -42,9 +47,18 @@ check-dashboards: dashboards ## Fail if the committed dashboards are not what th
 dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboards into docs/images; needs prometheus
 	@$(BIN)/python -m deploy.grafana.render
 
-lock: $(READY) ## Compile requirements.lock from pyproject.toml
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-		--extra dev pyproject.toml -o requirements.lock
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
+LOCKS := deploy/locks
+# What only workers need. A coordinator downloads nothing either, which is what hf-xet is for.
+WORKERS_ONLY := mlx mlx-lm scipy-openblas32 lief hf-xet
+
+lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
+	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock
+	@echo hatchling | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
+	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
+	@$(COMPILE) -c requirements.lock pyproject.toml -o $(LOCKS)/worker.lock
+	@# Both mlx-cpu and mlx-cuda-13 bring libmlx.so.
+	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu pyproject.toml - -o $(LOCKS)/worker-cuda.lock
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ PROMPT = "def fibonacci(n):"
 def test_help_lists_the_commands() -> None:
     done = run_specd("--help")
     assert done.returncode == 0
-    for command in ("draft-worker", "target-worker", "coordinator", "up", "generate", "demo"):
+    for command in ("draft-worker", "target-worker", "coordinator", "up", "generate", "health", "demo"):
         assert re.search(rf"^\W*{command} ", done.stdout, re.MULTILINE)
     for variable in ("SPECD_CONFIG", "SPECD_LOG_LEVEL", "SPECD_LOG_FORMAT"):
         assert f"[{variable}]" in done.stdout
@@ -163,6 +164,49 @@ def test_generate_refuses_bytes_that_are_no_text() -> None:
     assert done.returncode == 2
     assert "not UTF-8" in complaint(done.stderr)
     assert "position 4" in complaint(done.stderr)
+
+
+# -- specd health
+
+
+@pytest.mark.processes
+def test_health_of_a_process_that_serves(stack: Stack) -> None:
+    done = run_specd("health", stack.address)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{stack.address} SERVING\n", "")
+    worker = stack.target.facts["address"]
+    done = run_specd("health", "--service", "specd.v1.TargetService", SPECD_ADDRESS=worker)
+    assert (done.returncode, done.stdout) == (0, f"{worker} SERVING\n")
+
+
+@pytest.mark.processes
+def test_health_of_a_service_that_is_not_there(stack: Stack) -> None:
+    done = run_specd("health", stack.address, "--service", "specd.v1.TargetService")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "NOT_FOUND" in complaint(done.stderr)
+
+
+@pytest.mark.processes
+async def test_health_of_a_process_that_does_not_serve_yet(directory: Path) -> None:
+    address = f"unix:{directory / 'coordinator'}"
+    nobody = f"unix:{directory / 'target'}"
+    options = ("--target", nobody, "--draft", "none", "--listen", address, "--metrics-listen", "none")
+    async with start_specd("coordinator", *options):
+        await eventually((directory / "coordinator").exists)
+        done = await asyncio.to_thread(run_specd, "health", address)
+        assert (done.returncode, done.stdout) == (1, f"{address} NOT_SERVING\n")
+
+
+def test_health_of_nothing() -> None:
+    done = run_specd("health", "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "127.0.0.1:1 does not say whether it serves: UNAVAILABLE" in complaint(done.stderr)
+
+
+def test_health_of_something_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        done = run_specd("health", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout-seconds", "0.5")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "DEADLINE_EXCEEDED" in complaint(done.stderr)
 
 
 # -- specd up

@@ -34,6 +34,14 @@ def test_a_running_coordinator_has_no_mlx() -> None:
     assert output.strip() == "[]"
 
 
+def test_the_command_line_starts_without_what_takes_long_to_import() -> None:
+    """A container's health check is a new process every few seconds."""
+    heavy = ("mlx", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "numpy")
+    code = f"import specd.cli.app, sys; print([m for m in {heavy} if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "coordinator").glob("*.py")), ids=lambda path: path.name)
 def test_protobuf_stays_at_the_edge(path: Path) -> None:
     edge = {

@@ -95,13 +95,6 @@ def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> Non
             assert f"\n### {rule['alert']}\n" in operations
 
 
-@pytest.mark.parametrize("variant", sorted(SHIPPED.glob("targets*.yml")), ids=lambda path: path.stem)
-def test_every_variant_has_the_three_jobs_on_their_ports(variant: Path) -> None:
-    jobs = {group["labels"]["job"]: group["targets"] for group in yaml.safe_load(variant.read_text())}
-    ports = {job: [target.rpartition(":")[2] for target in targets] for job, targets in jobs.items()}
-    assert ports == {"coordinator": ["9464"], "draft-worker": ["9465"], "target-worker": ["9466"]}
-
-
 @pytest.mark.parametrize("name", READ)
 def test_every_panel_has_a_unit_and_a_description(name: str) -> None:
     assert set(READ) == {"speculation", "service"}

@@ -1,4 +1,4 @@
-"""The wheel works away from the repository, and the lock names no address."""
+"""The wheel works away from the repository, and the locks name no address."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ def test_the_wheel_has_the_model_card_and_the_licence(installed: Path) -> None:
     assert list(installed.glob("specd-*.dist-info/licenses/LICENSE"))
 
 
-def test_the_lock_has_hashes_and_no_address() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize(
+    "path", [ROOT / "requirements.lock", *(ROOT / "deploy").glob("locks/*.lock")], ids=lambda p: p.stem
+)
+def test_a_lock_has_hashes_and_no_address(path: Path) -> None:
+    lock = path.read_text()
     assert "://" not in lock
     pinned = [line for line in lock.splitlines() if "==" in line]
     assert pinned

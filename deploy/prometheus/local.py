@@ -44,17 +44,16 @@ class LocalPrometheus:
         interval = f"{self.interval_seconds}s"
         configuration = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
         configuration["global"] = dict.fromkeys(configuration["global"], interval)
+        for job in configuration["scrape_configs"]:
+            (target,) = job["static_configs"]
+            target["labels"] = {"instance": target["targets"][0]}  # as it is there
+            target["targets"] = [addresses[job["job_name"]]]
         _write(directory / "prometheus.yml", configuration)
         for path in (directory / "rules").iterdir():
             rules = yaml.safe_load(path.read_text())
             for group in rules["groups"]:
                 group["interval"] = interval
             _write(path, rules)
-        targets = yaml.safe_load((SHIPPED / "targets.yml").read_text())
-        for target in targets:
-            target["labels"]["instance"] = target["targets"][0]  # as it is there
-            target["targets"] = [addresses[target["labels"]["job"]]]
-        _write(directory / "targets.yml", targets)
 
     async def __aenter__(self) -> LocalPrometheus:
         """Start it and wait until it answers."""

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from specd import __version__
 from specd.cli.generate import DEMO_PROMPT, show_comparison, show_completion
+from specd.cli.health import health_of
 from specd.cli.options import SettingsT, load_settings, settings_options
 from specd.errors import InvalidRequestError, StartupError, error_info
 from specd.logs import configure_logging
@@ -223,6 +224,27 @@ def _read_prompt(argument: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise StartupError(f"the prompt is not UTF-8 text: {error}") from error
+
+
+@app.command()
+def health(
+    address: Annotated[
+        str, typer.Argument(envvar="SPECD_ADDRESS", help="Where the process listens: HOST:PORT or unix:PATH.")
+    ] = "127.0.0.1:50051",
+    service: Annotated[
+        str, typer.Option(metavar="NAME", help="Of this service, such as specd.v1.DraftService.", show_default=False)
+    ] = "",
+    timeout_seconds: Annotated[float, typer.Option(min=0.01, help="How long to wait for the answer.")] = 3.0,
+) -> None:
+    """Say whether a process serves; exit with 1 if it does not."""
+    try:
+        status = asyncio.run(health_of(address, service, timeout_seconds))
+    except grpc.aio.AioRpcError as error:
+        _complain(f"{address} does not say whether it serves: {error.code().name}: {error.details()}")
+        raise typer.Exit(1) from error
+    typer.echo(f"{address} {status}")
+    if status != "SERVING":
+        raise typer.Exit(1)
 
 
 @app.command()
