@@ -43,6 +43,9 @@ _STATES = {
 COORDINATOR = '{instance=~"$coordinator"}'
 WORKER = '{instance=~"$worker"}'
 
+# From 8 on, places would take the colours of the others again.
+FIRST_PLACES = '{instance=~"$coordinator", position=~"[0-7]"}'
+
 Panel = TypeVar("Panel", timeseries.Panel, statetimeline.Panel)
 
 
@@ -107,6 +110,11 @@ def quantiles(histogram: str) -> dict[str, str]:
 
 def speculation() -> dashboard.Dashboard:
     """Make the dashboard of how well drafting goes, and what it brings."""
+    hardly_any = f"scalar(0.05 * {rate('specd_rounds_total', over='1m')})"
+
+    def by_place(what: str) -> str:
+        return rate(f"specd_{what}_tokens_by_position_total", "position", of=FIRST_PLACES, over="1m")
+
     return _dashboard(
         "Speculation",
         "specd-speculation",
@@ -131,9 +139,7 @@ def speculation() -> dashboard.Dashboard:
             "nothing, fewer are better. Where the service chooses, it goes far only where the draft is sure, and "
             "places are alike. Places that fewer than one round in twenty gets to are left out.",
             queries={
-                "{{position}}": f"{rate('specd_accepted_tokens_by_position_total', 'position', over='1m')} "
-                f"/ ({rate('specd_proposed_tokens_by_position_total', 'position', over='1m')} "
-                f"> scalar(0.05 * {rate('specd_rounds_total', over='1m')}))"
+                "{{position}}": f"{by_place('accepted')} / ({by_place('proposed')} > {hardly_any})",
             },
         ),
         lines(
