@@ -11,6 +11,11 @@ from specd.metrics import SECONDS_BUCKETS
 from specd.model_info import ModelInfo
 
 _STAGES = ("draft", "verify", "queue", "wire", "coordinator")
+_ALERTING_ERRORS = (
+    ("RESOURCE_EXHAUSTED", "QUEUE_FULL"),
+    ("UNAVAILABLE", "TARGET_UNAVAILABLE"),
+    ("INTERNAL", "INTERNAL"),
+)
 
 
 class CoordinatorMetrics:
@@ -132,6 +137,11 @@ class CoordinatorMetrics:
             self.sessions.labels(outcome)
         for worker in ("draft", "target"):
             self.reused_tokens.labels(worker)
+        # Those that alerts are for: of a series that begins with the first error, Prometheus sees no rise.
+        for code, reason in _ALERTING_ERRORS:
+            self.errors.labels(code, reason)
+        for reason in ("DRAFT_UNAVAILABLE", "DRAFT_LATE"):
+            self.rounds_without_draft.labels(reason)
 
     def show_worker(self, worker: str, model: ModelInfo | None) -> None:
         """Show whether the "draft" or "target" worker is there, and with which model."""

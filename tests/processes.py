@@ -145,13 +145,18 @@ def _command_lines() -> Iterator[tuple[int, str]]:
             )
 
 
-def read_metrics(process: Child) -> list[Sample]:
-    """Return all samples of a process's metrics."""
+def read_metrics_text(process: Child) -> str:
+    """Return what a process answers to a scrape."""
     connection = http.client.HTTPConnection(process.facts["metrics_address"], timeout=PATIENCE_SECONDS)
     with contextlib.closing(connection):
         connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return connection.getresponse().read().decode()
+
+
+def read_metrics(process: Child) -> list[Sample]:
+    """Return all samples of a process's metrics."""
+    families = text_string_to_metric_families(read_metrics_text(process))
+    return [sample for family in families for sample in family.samples]
 
 
 def read_metric(process: Child, name: str, **labels: str) -> float:

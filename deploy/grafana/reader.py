@@ -1,0 +1,100 @@
+"""Reads the dashboards as Grafana does: panels, and expressions whose variables have values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploy.prometheus.local import LocalPrometheus, Series
+
+_LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), (?P<label>\w+)\)")
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a panel asks Prometheus for, and how it names the answers."""
+
+    expression: str
+    legend_format: str
+
+    def resolved(self, variables: Mapping[str, str]) -> str:
+        """Return the expression with values in the place of its variables."""
+        return _substitute(self.expression, variables)
+
+    def legend(self, series: Series) -> str:
+        """Name a series of the answer."""
+        return re.sub(r"{{(\w+)}}", lambda label: series["metric"].get(label[1], ""), self.legend_format)
+
+
+class Grid(NamedTuple):
+    """Place and size of a panel, in cells of Grafana's grid, from the top left."""
+
+    x: int
+    y: int
+    w: int
+    h: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel."""
+
+    title: str
+    description: str
+    kind: str
+    unit: str
+    axis: str
+    is_stacked: bool
+    grid: Grid
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """One dashboard, with the queries of its template variables, by name, in their order."""
+
+    title: str
+    variables: dict[str, str]
+    panels: tuple[Panel, ...]
+
+    async def choose_all(self, prometheus: LocalPrometheus) -> dict[str, str]:
+        """Return what stands for each variable where a reader chooses all of its values."""
+        chosen = {"__rate_interval": f"{4 * prometheus.interval_seconds}s"}
+        for name, query in self.variables.items():
+            match = _LABEL_VALUES.fullmatch(query)
+            assert match is not None, f"{query} is no query for values of a label"
+            found = await prometheus.query(f"group by ({match['label']}) ({_substitute(match['series'], chosen)})")
+            values = sorted(series["metric"][match["label"]] for series in found)
+            # Twice: once for the regular expression, and once for the string that it is in.
+            chosen[name] = "|".join(re.escape(value).replace("\\", r"\\") for value in values)
+        return chosen
+
+
+def read_dashboard(path: Path) -> Dashboard:
+    """Read a dashboard from its JSON."""
+    content = json.loads(path.read_text())
+    variables = {variable["name"]: variable["query"] for variable in content["templating"]["list"]}
+    return Dashboard(content["title"], variables, tuple(map(_panel, content["panels"])))
+
+
+def _panel(content: dict[str, Any]) -> Panel:
+    defaults = content["fieldConfig"]["defaults"]
+    custom = defaults.get("custom", {})
+    return Panel(
+        title=content["title"],
+        description=content["description"],
+        kind=content["type"],
+        unit=defaults["unit"],
+        axis=custom.get("axisLabel", ""),
+        is_stacked=custom.get("stacking", {}).get("mode") == "normal",
+        grid=Grid(**content["gridPos"]),
+        queries=tuple(Query(target["expr"], target["legendFormat"]) for target in content["targets"]),
+    )
+
+
+def _substitute(text: str, variables: Mapping[str, str]) -> str:
+    return re.sub(r"\$(\w+)", lambda variable: variables[variable[1]], text)
