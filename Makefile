@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock \
-	bench clean
+.PHONY: help demo test test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -55,7 +54,7 @@ WORKERS_ONLY := mlx mlx-lm scipy-openblas32 lief hf-xet
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	@echo hatchling | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
-	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
+	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --extra tracing --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
 	@$(COMPILE) -c requirements.lock pyproject.toml -o $(LOCKS)/worker.lock
 	@# Both mlx-cpu and mlx-cuda-13 bring libmlx.so.
 	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu pyproject.toml - -o $(LOCKS)/worker-cuda.lock

@@ -26,13 +26,15 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import turns
+import paired
 from rich.table import Table
 from wire_delay import DelayingProxy
 
 from specd.bench.contenders import Contender, Specd
+from specd.bench.environment import console, environment
 from specd.bench.sample import Sample
 from specd.bench.setup import SPECD, Setup
+from specd.bench.turns import take_turns
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Child, Stack
@@ -87,7 +89,7 @@ async def measure(prompts: Mapping[str, list[int]], options: argparse.Namespace)
         for contender in contenders.values():
             for number, token_ids in enumerate(list(prompts.values())[: options.warm_up]):
                 await contender.decode("warm-up", number, token_ids, options.max_tokens)
-        return await turns.take_turns(
+        return await take_turns(
             contenders, prompts, repeats=options.repeats, max_tokens=options.max_tokens, title="latency"
         )
 
@@ -107,7 +109,7 @@ def summarise(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
     total = median(1000 * sample.decode_seconds / len(sample.rounds) for sample in samples if sample.rounds)
     return Result(
         tokens_per_second=median(sample.tokens_per_second for sample in samples),
-        speedup=turns.median_ratio(samples, baseline),
+        speedup=paired.median_ratio(samples, baseline),
         tokens_per_round=sum(len(sample.token_ids) - 1 for sample in samples) / len(rounds),
         proposed_per_round=proposed / len(rounds),
         accepted_per_proposed=sum(sample.accepted_tokens for sample in samples) / proposed if proposed else None,
@@ -119,11 +121,11 @@ def summarise(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
 def compare(samples: Mapping[str, Sequence[Sample]], results: Mapping[str, Result]) -> dict[str, float]:
     """Put draft-ahead beside none, and adaptive k beside the best fixed one; ratios of tokens per second."""
     fixed = [name for name in samples if name not in {TARGET_ONLY, AHEAD_OFF, AHEAD_ON}]
-    ratios = {f"{AHEAD_ON} / off": turns.median_ratio(samples[AHEAD_ON], samples[AHEAD_OFF])}
+    ratios = {f"{AHEAD_ON} / off": paired.median_ratio(samples[AHEAD_ON], samples[AHEAD_OFF])}
     if fixed:
         best = max(fixed, key=lambda name: results[name].speedup)
         for name in (AHEAD_OFF, AHEAD_ON):
-            ratios[f"{name} / best fixed k ({best})"] = turns.median_ratio(samples[name], samples[best])
+            ratios[f"{name} / best fixed k ({best})"] = paired.median_ratio(samples[name], samples[best])
     for name in (AHEAD_OFF, AHEAD_ON):
         ratios[f"{name} / {TARGET_ONLY}"] = results[name].speedup
     return ratios
@@ -165,30 +167,30 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
 
-    prompts = turns.encode_prompts(options.num_prompts)
+    prompts = paired.encode_prompts(options.num_prompts)
     # select() waits for microseconds, where epoll rounds up to milliseconds, and the delay with them.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         samples = runner.run(measure(prompts, options))
     results = {name: summarise(own, samples[TARGET_ONLY]) for name, own in samples.items()}
     ratios = compare(samples, results)
-    same = turns.have_same_tokens(samples)
+    same = paired.have_same_tokens(samples)
 
-    console = turns.console()
-    console.print(table(results, f"{options.delay_ms:g} ms each way"))
+    output = console()
+    output.print(table(results, f"{options.delay_ms:g} ms each way"))
     for name, ratio in ratios.items():
-        console.print(f"{name}: [bold]{ratio:.2f}[/]", highlight=False)
-    console.print(f"all contenders gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
+        output.print(f"{name}: [bold]{ratio:.2f}[/]", highlight=False)
+    output.print(f"all contenders gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
     if options.json is not None:
         report: dict[str, Any] = {
             "environment": {
-                **turns.environment(prompts, repeats=options.repeats, max_tokens=options.max_tokens),
+                **environment(prompts=list(prompts), repeats=options.repeats, max_tokens=options.max_tokens),
                 "delay_ms": options.delay_ms,
                 "warm_up": options.warm_up,
             },
             "results": {name: asdict(result) for name, result in results.items()},
             "comparison": ratios,
             "same_tokens": same,
-            "samples": turns.records(samples),
+            "samples": paired.records(samples),
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(not same)

@@ -28,12 +28,14 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import turns
+import paired
 from rich.table import Table
 
 from specd.bench.contenders import Contender, Specd
+from specd.bench.environment import console, environment
 from specd.bench.sample import Sample
 from specd.bench.setup import SPECD, Setup
+from specd.bench.turns import take_turns
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
@@ -123,7 +125,7 @@ async def measure(
             }
             # Only the target: what the service learns of the draft begins with the first session.
             await contenders[TARGET_ONLY].decode("", 0, next(iter(prompts.values())), 16)
-            return await turns.take_turns(
+            return await take_turns(
                 contenders, prompts, repeats=options.repeats, max_tokens=options.max_tokens, title=name
             )
 
@@ -135,9 +137,9 @@ def summarise(samples: Mapping[str, Sequence[Sample]]) -> Result:
     return Result(
         target_only_tokens_per_second=_speed(target_only[later]),
         adaptive_tokens_per_second=_speed(adaptive[later]),
-        ratio=turns.median_ratio(adaptive[later], target_only[later]),
-        ratio_of_totals=turns.ratio_of_totals(adaptive[later], target_only[later]),
-        first_session_ratio=turns.median_ratio(adaptive[:1], target_only[:1]),
+        ratio=paired.median_ratio(adaptive[later], target_only[later]),
+        ratio_of_totals=paired.ratio_of_totals(adaptive[later], target_only[later]),
+        first_session_ratio=paired.median_ratio(adaptive[:1], target_only[:1]),
         first_token_ratio=median(
             own.time_to_first_token_seconds / other.time_to_first_token_seconds
             for own, other in zip(adaptive[later], target_only[later], strict=True)
@@ -145,8 +147,8 @@ def summarise(samples: Mapping[str, Sequence[Sample]]) -> Result:
         proposed_per_round=_per_round([sample.proposed_tokens for sample in adaptive[later]], adaptive[later]),
         first_session_proposed_per_round=_per_round([adaptive[0].proposed_tokens], adaptive[:1]),
         accepted_per_round=_per_round([sample.accepted_tokens for sample in adaptive[later]], adaptive[later]),
-        same_tokens=turns.have_same_tokens(samples),
-        ratios=[turns.median_ratio([a], [b]) for a, b in zip(adaptive, target_only, strict=True)],
+        same_tokens=paired.have_same_tokens(samples),
+        ratios=[paired.median_ratio([a], [b]) for a, b in zip(adaptive, target_only, strict=True)],
     )
 
 
@@ -207,7 +209,7 @@ def main() -> None:
         parser.error("the first session is left out of the ratios: there must be at least 2")
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
 
-    prompts = turns.encode_prompts(options.num_prompts)
+    prompts = paired.encode_prompts(options.num_prompts)
     measured: dict[str, dict[str, list[Sample]]] = {}
     with tempfile.TemporaryDirectory(prefix="specd-bench-") as directory:
         save_random_draft(Path(directory) / "random-draft")
@@ -216,16 +218,16 @@ def main() -> None:
                 measured[name] = asyncio.run(measure(name, pair, prompts, options))
     results = {name: summarise(samples) for name, samples in measured.items()}
 
-    console = turns.console()
-    console.print(table(results))
+    output = console()
+    output.print(table(results))
     slower = [name for name, result in results.items() if result.is_slower]
     verdict = f"[bold red]slower by more: {', '.join(slower)}[/]" if slower else "all"
-    console.print(f"within {MOST_LOST:.0%} of the target alone, after the first session: {verdict}", highlight=False)
+    output.print(f"within {MOST_LOST:.0%} of the target alone, after the first session: {verdict}", highlight=False)
     if options.json is not None:
         report: dict[str, Any] = {
-            "environment": turns.environment(prompts, repeats=options.repeats, max_tokens=options.max_tokens),
+            "environment": environment(prompts=list(prompts), repeats=options.repeats, max_tokens=options.max_tokens),
             "pairs": {
-                name: {**asdict(result), "samples": turns.records(measured[name])} for name, result in results.items()
+                name: {**asdict(result), "samples": paired.records(measured[name])} for name, result in results.items()
             },
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -152,7 +152,11 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
     assert locks["worker"].items() <= tested.items()
 
     for_workers = {"mlx", "mlx-cpu", "mlx-metal", "mlx-lm", "sentencepiece", "scipy-openblas32", "lief", "hf-xet"}
-    assert locks["coordinator"] == {name: v for name, v in locks["worker"].items() if name not in for_workers}
+    for_tracing = {name: v for name, v in locks["coordinator"].items() if name.startswith("opentelemetry-")}
+    assert for_tracing
+    assert for_tracing.items() <= tested.items()
+    common = {name: v for name, v in locks["worker"].items() if name not in for_workers}
+    assert locks["coordinator"] == {**common, **for_tracing}
 
     assert "mlx-cpu" not in locks["worker-cuda"]
     assert locks["worker-cuda"]["mlx-cuda-13"] == locks["worker-cuda"]["mlx"] == tested["mlx"]

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from specd import __version__
 from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
+from specd.bench.environment import console, environment
 from specd.bench.plot import save_plot
 from specd.bench.sample import Result, Sample, summarise
 from specd.bench.setup import SPECD, Setup, setups
+from specd.bench.turns import take_turns
 from specd.client import Client
 from specd.sampling import Acceptance
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.worker.model import LoadedModel, load
 
-_WIDTH = 120
 _SHORT_PROMPT_TOKENS = 512
 _STAGES = {
     "draft": "draft\nms",
@@ -62,16 +57,15 @@ class Options:
 def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
     """Measure, print a table for each temperature, write JSON and PNG. Returns whether all gave the tokens they must.
 
-    The contenders take turns prompt by prompt, each repeat starting with another one, so that what else the machine
-    does falls on all of them. Nothing of specd computes while mlx-lm does, and the other way round.
+    The contenders take turns prompt by prompt. Nothing of specd computes while mlx-lm does, and the other way round.
     """
     target, draft = load(options.target, blas=options.blas), load(options.draft, blas=options.blas)
     prompt_ids = _encode(target.tokenizer_json, options.prompts)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
-    console = _console()
+    output = console()
     all_results: list[Result] = []
     report: dict[str, Any] = {
-        "environment": _environment(options),
+        "environment": environment(**_facts(options)),
         "results": [],
         "comparison": {},
         "same_tokens": True,
@@ -84,10 +78,10 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
         verdicts = compare(results)
 
         alone = list(measured) == [0]
-        console.print(_table(results, "medians" if alone else f"medians, T = {temperature:g}"))
+        output.print(_table(results, "medians" if alone else f"medians, T = {temperature:g}"))
         for name, value in verdicts.items():
-            console.print(f"{name}: [bold]{value:.2f}[/]", highlight=False)
-        console.print(_say_who_gave_the_same_tokens(list(samples), same) + "\n" * (not alone), highlight=False)
+            output.print(f"{name}: [bold]{value:.2f}[/]", highlight=False)
+        output.print(_say_who_gave_the_same_tokens(list(samples), same) + "\n" * (not alone), highlight=False)
 
         all_results += results
         report["results"] += [result.as_record() for result in results]
@@ -115,9 +109,9 @@ async def _measure(
     ):
         measured = {}
         for temperature in options.temperatures:
-            contenders: list[Contender] = [
-                Specd(client, setup) if setup.system == SPECD else MlxLm(target, draft, setup)
-                for setup in dict.fromkeys(
+            contenders: dict[Setup, Contender] = {
+                setup: Specd(client, setup) if setup.system == SPECD else MlxLm(target, draft, setup)
+                for setup in (
                     setups(
                         temperature,
                         options.num_draft_tokens,
@@ -126,29 +120,14 @@ async def _measure(
                         adaptive=options.adaptive,
                     )
                 )
-            ]
-            measured[temperature] = await _take_turns(contenders, prompt_ids, options)
+            }
+            warm_up = next(iter(prompt_ids.values()))
+            for contender in contenders.values():
+                await contender.decode("", 0, warm_up, 16)
+            measured[temperature] = await take_turns(
+                contenders, prompt_ids, repeats=options.repeats, max_tokens=options.max_tokens
+            )
         return measured
-
-
-async def _take_turns(
-    contenders: list[Contender], prompt_ids: dict[str, list[int]], options: Options
-) -> dict[Setup, list[Sample]]:
-    samples: dict[Setup, list[Sample]] = {contender.setup: [] for contender in contenders}
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("warming up", total=options.repeats * len(prompt_ids) * len(contenders))
-        warm_up = next(iter(prompt_ids.values()))
-        for contender in contenders:
-            await contender.decode("", 0, warm_up, 16)
-        for repeat in range(options.repeats):
-            turn = contenders[repeat % len(contenders) :] + contenders[: repeat % len(contenders)]
-            for prompt, token_ids in prompt_ids.items():
-                for contender in turn:
-                    progress.update(task, advance=1, description=contender.setup.name)
-                    sample = await contender.decode(prompt, repeat, token_ids, options.max_tokens)
-                    samples[contender.setup].append(sample)
-    return samples
 
 
 def run_throughput(options: Options, json_path: Path | None) -> bool:
@@ -162,15 +141,15 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
     runs = asyncio.run(_measure_throughput(target, requests, options))
     results = throughput.summarise(runs)
     cached = ", prompts cached" if options.cached_prompts else ""
-    console = _console()
-    console.print(throughput.table(results, f"{len(requests)} requests{cached}"))
+    output = console()
+    output.print(throughput.table(results, f"{len(requests)} requests{cached}"))
     same = all(result.same_tokens for result in results if result.load.setup.system == SPECD)
     who = "specd, for every k and concurrency,"
-    console.print(f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
+    output.print(f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
     if json_path is not None:
-        environment = _environment(options) | {"requests": len(requests), "cached_prompts": options.cached_prompts}
+        facts = {**_facts(options), "requests": len(requests), "cached_prompts": options.cached_prompts}
         report = {
-            "environment": environment,
+            "environment": environment(**facts),
             "results": [result.as_record() for result in results],
             "same_tokens": same,
         }
@@ -181,10 +160,10 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
 async def _measure_throughput(
     target: LoadedModel, requests: throughput.Prompts, options: Options
 ) -> list[throughput.Run]:
-    environment = {} if options.cached_prompts else NO_PREFIX_CACHE
+    variables = {} if options.cached_prompts else NO_PREFIX_CACHE
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with (
-        Stack(target=options.target, draft=options.draft, environment=environment | limits) as stack,
+        Stack(target=options.target, draft=options.draft, environment=variables | limits) as stack,
         Client(stack.address) as client,
     ):
         contenders: list[throughput.Contender] = [
@@ -200,11 +179,6 @@ async def _measure_throughput(
             repeats=options.repeats,
             cached_prompts=options.cached_prompts,
         )
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH)
 
 
 def _same_tokens(samples: Sequence[Sample], baseline: Sequence[Sample]) -> bool:
@@ -259,14 +233,8 @@ def _encode(tokenizer_json: bytes, prompts: dict[str, str]) -> dict[str, list[in
     return {name: tokenizer.encode(prompt).ids for name, prompt in prompts.items()}
 
 
-def _environment(options: Options) -> dict[str, object]:
+def _facts(options: Options) -> dict[str, object]:
     return {
-        "specd": __version__,
-        "mlx": version("mlx"),
-        "mlx-lm": version("mlx-lm"),
-        "grpcio": version("grpcio"),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
         "blas": options.blas,
         "target": Path(options.target).name,
         "draft": Path(options.draft).name,
