@@ -10,7 +10,7 @@ from typing import Protocol
 
 from coordinator.acceptance_estimate import AcceptanceEstimate
 from coordinator.confidence_scale import ConfidenceScale
-from coordinator.plan import Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
+from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
 from coordinator.round import Exchange, Round
 from specd.moving_average import MovingAverage
 from specd.sampling import Sampling
@@ -206,10 +206,14 @@ class _Kind:
         self._choice = (0, 0.0)
 
     def choose(self, costs: RoundCosts) -> tuple[int, float]:
-        """Return the best k by what is known of all, and its tokens per second; the same as long as the costs are."""
+        """Return the best k by what is known of all, and its tokens per second; the same as long as the costs are.
+
+        For proposals that do not end early, whatever became of those that did: these went far where it was easy.
+        """
         if costs is not self._costs:
             self._costs = costs
-            self._choice = choose_num_draft_tokens(self.acceptance.acceptance(), costs)
+            accepted = self.acceptance.acceptance().accepted
+            self._choice = choose_num_draft_tokens(Acceptance([1.0] * len(accepted), accepted), costs)
         return self._choice
 
 

@@ -8,6 +8,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -124,7 +126,7 @@ class Client:
 
     text: random.Random
     session: Session = field(default_factory=lambda: Session("s", [0], MAX_TOKENS, frozenset()))
-    is_right: list[bool] = field(default_factory=list)
+    guesses: list[tuple[float, bool]] = field(default_factory=list)
 
 
 class SimulatedLoad:
@@ -143,13 +145,21 @@ class SimulatedLoad:
         self._speculation = Speculation(
             Link(self.target.costs),
             Link(self.draft.costs),
-            draft_ahead="auto",
-            num_sessions=lambda: num_sessions,
+            draft_ahead="never",
+            num_sessions=lambda: self.num_sessions,
             clock=lambda: self.now,
         )
-        for i in range(num_sessions):
-            client = Client(random.Random(1000 * seed + i))
+        self.num_sessions = 0
+        self._seed = 1000 * seed
+        self.add_clients(num_sessions)
+
+    def add_clients(self, count: int) -> None:
+        """Let more clients come, one after another."""
+        for i in range(count):
+            self._seed += 1
+            client = Client(random.Random(self._seed))
             self._after(0.01 * i, lambda client=client: self._begin(client))
+        self.num_sessions += count
 
     def tokens_per_second(self, seconds: float) -> float:
         """Go on for so long."""
@@ -182,7 +192,7 @@ class SimulatedLoad:
 
     def _begin(self, client: Client) -> None:
         client.session = Session("s", [0], MAX_TOKENS, frozenset())
-        client.is_right = []
+        client.guesses = []
         speculation = self._speculation.begin(Sampling(), self._k)
 
         def begin_round() -> None:
@@ -209,8 +219,12 @@ class SimulatedLoad:
         if plan.num_draft_tokens == 0:
             then(Proposal([]))
             return
-        assert not plan.min_confidences, "several sessions end no proposals early"
-        left = plan.num_draft_tokens
+        confidences = [self._at(client, i)[0] for i in range(plan.num_draft_tokens)] if plan.min_confidences else []
+        length = left = plan.num_draft_tokens
+        for i, (product, least) in enumerate(zip(accumulate(confidences, mul), plan.min_confidences, strict=False)):
+            if product < least:
+                length = left = min(i + 2, plan.num_draft_tokens)
+                break
 
         def on_step(job: Job) -> None:
             nonlocal left
@@ -218,7 +232,7 @@ class SimulatedLoad:
             if left:
                 job.feed = Feed(1)
                 return
-            proposal = Proposal([1] * plan.num_draft_tokens, exchange=job.exchange(self.now))
+            proposal = Proposal([1] * length, exchange=job.exchange(self.now), confidences=confidences[:length])
             self._after(ON_THE_WAY_SECONDS, lambda: then(proposal))
 
         self._after(ON_THE_WAY_SECONDS, lambda: self.draft.submit(Job(client, Feed(2), on_step, self.now)))
@@ -227,16 +241,17 @@ class SimulatedLoad:
         num_proposed = len(proposal.token_ids)
 
         def on_step(job: Job) -> None:
-            num_accepted = next((i for i in range(num_proposed) if not self._is_right(client, i)), num_proposed)
+            num_accepted = next((i for i in range(num_proposed) if not self._at(client, i)[1]), num_proposed)
             verdict = Verdict(num_accepted, 2, exchange=job.exchange(self.now))
             self._after(ON_THE_WAY_SECONDS, lambda: then(proposal, verdict))
 
         feed = Feed(num_proposed + 1)
         self._after(ON_THE_WAY_SECONDS, lambda: self.target.submit(Job(client, feed, on_step, self.now)))
 
-    def _is_right(self, client: Client, ahead: int) -> bool:
+    def _at(self, client: Client, ahead: int) -> tuple[float, bool]:
+        """Return the draft's confidence in the token that is so far ahead, and whether the target says the same."""
         place = client.session.num_generated + ahead
-        while len(client.is_right) <= place:
-            _, probability = self._guess(client.text, len(client.is_right))
-            client.is_right.append(client.text.random() < probability)
-        return client.is_right[place]
+        while len(client.guesses) <= place:
+            confidence, probability = self._guess(client.text, len(client.guesses))
+            client.guesses.append((confidence, client.text.random() < probability))
+        return client.guesses[place]

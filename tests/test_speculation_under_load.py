@@ -54,3 +54,15 @@ def test_they_go_equally_far(num_sessions: int) -> None:
     _, load = run(num_sessions, None, "good")
     counts = sorted(load.chosen.values())
     assert sum(counts[-2:]) > 0.6 * sum(counts)
+
+
+@pytest.mark.parametrize("name", ["good", "middling"])
+def test_what_one_session_has_learnt_of_proposals_that_end_early_is_not_taken_for_all(name: str) -> None:
+    """Alone, it goes far where it is easy; four that go equally far must not go that far everywhere."""
+    load = SimulatedLoad(1, None, GUESSES[name])
+    load.tokens_per_second(SECONDS)
+    load.chosen.clear()
+    load.add_clients(3)
+    at_first, later = load.tokens_per_second(3.0), load.tokens_per_second(SECONDS)
+    assert at_first > 0.85 * later
+    assert max(load.chosen) <= 11
