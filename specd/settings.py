@@ -39,7 +39,9 @@ def _check_tcp_address(address: str) -> str:
 
 
 def _check_endpoint(url: str) -> str:
-    if url and not re.fullmatch("https?://[^/ ]+/?", url):
+    if url in {"", "none"}:
+        return ""
+    if not re.fullmatch("https?://[^/ ]+/?", url):
         raise ValueError(f"{url!r} is not an OTLP endpoint for gRPC: write http://HOST:PORT or https://HOST:PORT")
     return url
 
@@ -184,9 +186,10 @@ class CoordinatorSettings(Settings):
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
     otlp_endpoint: Endpoint = Field(
-        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-        description="OpenTelemetry endpoint (gRPC) for spans of sessions and rounds, such as http://localhost:4317; by "
-        "default OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs specd[tracing].",
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "none",
+        validate_default=True,
+        description="OpenTelemetry endpoint (gRPC) for spans of sessions and rounds, such as http://localhost:4317; "
+        "'none' for none. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     draft_ahead: Literal["auto", "always", "never"] = Field(
