@@ -71,7 +71,8 @@ async def test_every_k_gives_the_same_samples(
 
 async def test_every_draft_gives_the_same_samples(odd_client: Client, references: References) -> None:
     accepted = proposed = 0
-    for i, ((prompt, temperature), expected) in enumerate(references.items()):
+    # Every third, of both temperatures: with these drafts each takes some seconds.
+    for i, ((prompt, temperature), expected) in enumerate(itertools.islice(references.items(), 0, None, 3)):
         token_ids, statistics = await sample(odd_client, prompt, temperature, 1 + i % 8)
         assert token_ids == expected
         accepted += statistics.accepted_tokens
