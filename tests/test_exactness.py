@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -50,7 +51,8 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(
 
 async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:
     kind = odd_client.draft_kind  # type: ignore[attr-defined]
-    for i, (prompt, expected) in enumerate(references.items()):
+    # Every other: with these drafts each takes some seconds.
+    for i, (prompt, expected) in enumerate(islice(references.items(), 0, None, 2)):
         token_ids, statistics = await generate(odd_client, prompt, 1 + i % 8)
         assert token_ids == expected
         assert statistics.proposed_tokens > 0
