@@ -118,7 +118,7 @@ class Round:
     @property
     def coordinator_seconds(self) -> float:
         """All the rest."""
-        return self.seconds - self.draft_seconds - self.verify_seconds - self.queue_seconds - self.wire_seconds
+        return self.seconds - self.proposal.exchange.seconds - self.verdict.exchange.seconds
 
     @property
     def wire_bytes(self) -> int:

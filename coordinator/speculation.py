@@ -203,18 +203,18 @@ class _Kind:
         self.acceptance = AcceptanceEstimate()
         self.scale = ConfidenceScale()
         self._costs: RoundCosts | None = None
-        self._choice = (0, 0.0)
+        self._k = 0
 
-    def choose(self, costs: RoundCosts) -> tuple[int, float]:
-        """Return the best k by what is known of all, and its tokens per second; the same as long as the costs are.
+    def choose(self, costs: RoundCosts) -> int:
+        """Return the best k by what is known of all; the same as long as the costs are.
 
         For proposals that do not end early, whatever became of those that did: these went far where it was easy.
         """
         if costs is not self._costs:
             self._costs = costs
             accepted = self.acceptance.acceptance().accepted
-            self._choice = choose_num_draft_tokens(Acceptance([1.0] * len(accepted), accepted), costs)
-        return self._choice
+            self._k, _ = choose_num_draft_tokens(Acceptance([1.0] * len(accepted), accepted), costs)
+        return self._k
 
 
 class SessionSpeculation:
@@ -228,11 +228,10 @@ class SessionSpeculation:
     def __init__(self, shared: Speculation, kind: _Kind, given: int | None) -> None:
         self._shared = shared
         self._kind = kind
-        self._scale = kind.scale
         self._acceptance = AcceptanceEstimate(kind.acceptance)
         self._given = given
         self._costs: RoundCosts | None = None
-        self._choice = (0, 0.0)
+        self._k = 0
         self._min_confidences: list[float] = []
         self._is_probe = False
 
@@ -241,14 +240,14 @@ class SessionSpeculation:
         """Whether the draft is likely to be asked soon, so that it should have the prompt."""
         if self._given is not None:
             return self._given > 0
-        return self._choose()[0] > 0 or self._shared.is_probe_due
+        return self._choose() > 0 or self._shared.is_probe_due
 
     def plan(self) -> Plan:
         """Decide how far to go in the next round."""
         if self._given is not None:
             self._costs = self._shared.costs()
             return Plan(self._given)
-        k, _ = self._choose()
+        k = self._choose()
         self._is_probe = k == 0 and self._shared.is_probe_due
         if self._is_probe:
             k = _PROBE_DRAFT_TOKENS
@@ -261,7 +260,7 @@ class SessionSpeculation:
         if threshold > 1:
             return Plan(k, self._min_confidences)
         # One at least: whether to go ahead is decided by confidences.
-        return Plan(k, self._min_confidences or (0.0,), k, self._scale.confidence(threshold))
+        return Plan(k, self._min_confidences or (0.0,), k, self._kind.scale.confidence(threshold))
 
     def observe(self, plan: Plan, round_: Round) -> Round:
         """Learn from a round after the session's first; returns it with what it is worth by the costs of its parts."""
@@ -276,31 +275,35 @@ class SessionSpeculation:
             went_ahead=plan.num_ahead_tokens > 0 and confidence >= plan.min_ahead_confidence,
             saved_seconds=costs.asking + costs.draft[round_.num_proposed] if round_.proposal.was_ahead else 0.0,
         )
-        if plan.num_draft_tokens and self._given is None:
-            num_accepted = round_.commit.num_accepted
-            self._acceptance.observe(plan.num_draft_tokens, round_.num_proposed, num_accepted)
-            self._scale.observe(round_.proposal.confidences, num_accepted)
-        elif self._given is None:
-            self._acceptance.fade()
+        if self._given is None:
+            self._observe_proposal(plan, round_)
         if self._is_probe:
             self._shared.probed(round_.seconds - round_.target_only_seconds)
         self._shared.observe(round_, costs)
         return round_
 
-    def _choose(self) -> tuple[int, float]:
+    def _observe_proposal(self, plan: Plan, round_: Round) -> None:
+        if plan.num_draft_tokens:
+            num_accepted = round_.commit.num_accepted
+            self._acceptance.observe(plan.num_draft_tokens, round_.num_proposed, num_accepted)
+            self._kind.scale.observe(round_.proposal.confidences, num_accepted)
+        else:
+            self._acceptance.fade()
+
+    def _choose(self) -> int:
         costs = self._shared.costs()
         if costs is None or costs is self._costs:
             self._costs = costs
-            return self._choice
+            return self._k
         self._costs = costs
         if self._shared.is_shared:
-            self._choice, self._min_confidences = self._kind.choose(costs), []
+            self._k, self._min_confidences = self._kind.choose(costs), []
         else:
             acceptance = self._acceptance.acceptance()
-            k, rate = self._choice = choose_num_draft_tokens(acceptance, costs)
-            least = stopping_thresholds(costs, rate, acceptance.accepted[0], k)
-            self._min_confidences = [self._scale.confidence(acceptance) for acceptance in least]
-        return self._choice
+            self._k, rate = choose_num_draft_tokens(acceptance, costs)
+            least = stopping_thresholds(costs, rate, acceptance.accepted[0], self._k)
+            self._min_confidences = [self._kind.scale.confidence(acceptance) for acceptance in least]
+        return self._k
 
 
 def _drafting(costs: StepCosts, sessions: int) -> list[float]:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -41,6 +41,14 @@ def target_seconds(num_sessions: int, num_tokens: int) -> float:
 
 def draft_seconds(num_sessions: int, num_tokens: int) -> float:
     return float(np.interp(num_sessions, [*DRAFT], [*DRAFT.values()])) / 1000
+
+
+def proposal_length(confidences: Iterable[float], min_confidences: Sequence[float], most: int) -> int:
+    """Return where a proposal ends: a token late, as the draft worker ends it."""
+    for i, (least, product) in enumerate(zip(min_confidences, accumulate(confidences, mul), strict=False)):
+        if product < least:
+            return min(i + 2, most)
+    return most
 
 
 @dataclass(frozen=True)
@@ -220,11 +228,7 @@ class SimulatedLoad:
             then(Proposal([]))
             return
         confidences = [self._at(client, i)[0] for i in range(plan.num_draft_tokens)] if plan.min_confidences else []
-        length = left = plan.num_draft_tokens
-        for i, (product, least) in enumerate(zip(accumulate(confidences, mul), plan.min_confidences, strict=False)):
-            if product < least:
-                length = left = min(i + 2, plan.num_draft_tokens)
-                break
+        length = left = proposal_length(confidences, plan.min_confidences, plan.num_draft_tokens)
 
         def on_step(job: Job) -> None:
             nonlocal left

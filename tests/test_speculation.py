@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -17,6 +17,7 @@ from coordinator.session import Session
 from coordinator.speculation import SessionSpeculation, Speculation
 from specd.sampling import Acceptance, Sampling
 from specd.step_costs import StepCosts
+from tests.simulated_load import MAX_TOKENS, Guess, Link, proposal_length
 
 # Milliseconds, as measured on two cores.
 VERIFY = {1: 18, 2: 20, 3: 22, 4: 21, 5: 27, 6: 28, 8: 23, 9: 30, 12: 32, 16: 36, 24: 44, 33: 55}
@@ -25,11 +26,7 @@ WIRE_SECONDS = 0.0006  # to a worker and back
 OWN_SECONDS = 0.0004  # of the coordinator
 NOISE = 0.1
 GREEDY = Sampling()
-MAX_TOKENS = 100  # of each session
 FIXED_KS = (0, 1, 2, 3, 5, 6, 7, 8, 11)
-
-# What the draft would say at a position: how confident it is, and how likely the target says the same.
-Guess = Callable[[random.Random, int], tuple[float, float]]
 
 
 def good(rng: random.Random, place: int) -> tuple[float, float]:
@@ -87,11 +84,6 @@ class World:
 
     def guess_at(self, num_tokens: int) -> Guess:
         return self.guess if self.later_guess is None or num_tokens < self.changes_at else self.later_guess
-
-
-@dataclass
-class Link:
-    step_costs: StepCosts | None
 
 
 def costs_of(milliseconds: Mapping[int, float], factor: float = 1.0) -> StepCosts:
@@ -182,12 +174,7 @@ class Simulation:
 
     def length(self, plan: Plan, first: int, most: int) -> int:
         """Return where a proposal from a place on ends: a token late, as the draft worker does."""
-        product = 1.0
-        for i, least in zip(range(most), plan.min_confidences, strict=False):
-            product *= self.next(first + i)[0]
-            if product < least:
-                return min(i + 2, most)
-        return most
+        return proposal_length((self.next(first + i)[0] for i in range(most)), plan.min_confidences, most)
 
     def propose(self, plan: Plan) -> Proposal:
         if plan.num_draft_tokens == 0:

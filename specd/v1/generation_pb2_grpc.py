@@ -60,7 +60,9 @@ class GenerationServiceServicer:
         RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once; CACHE_FULL, when others use the workers too),
         UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
         INTERNAL (NON_FINITE_LOGITS and others).
-        A coordinator that is stopping refuses new calls with UNAVAILABLE alone.
+        A coordinator that is stopping refuses new calls with UNAVAILABLE alone. A call that has not ended by the end of its
+        grace period ends with UNAVAILABLE (STOPPING) and a RetryInfo; the tokens so far can be continued as a prompt.
+        A W3C `traceparent` in the metadata makes the spans of the session part of the caller's trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
