@@ -36,6 +36,7 @@ _BATCHED_WIDTHS = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 4, 16)
 _REPEATS = 3
 _CACHED_TOKENS = 128  # in each cache while steps are measured
+_VERSION = "2"  # counted up when steps of the same model are computed in another way
 
 
 def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
@@ -113,7 +114,7 @@ def _path(model: LoadedModel, widths: Sequence[int]) -> Path | None:
     directory = user_cache_directory()
     if directory is None:
         return None
-    machine = (platform.machine(), str(os.cpu_count()), str(sorted(widths)))
+    machine = (_VERSION, platform.machine(), str(os.cpu_count()), str(sorted(widths)))
     libraries = (__version__, version("mlx"), version("mlx-lm"))
     key = "\n".join((model.info.fingerprint, model.info.device, model.info.precision, *machine, *libraries))
     return directory / f"step-costs-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"

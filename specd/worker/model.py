@@ -20,6 +20,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer, maybe_set
 from specd.errors import StartupError
 from specd.model_info import ModelInfo
 from specd.worker.batch import enable_batches
+from specd.worker.cpu_math import speed_up
 
 log = structlog.get_logger()
 
@@ -52,11 +53,12 @@ class LoadedModel:
     batches: bool = False
 
 
-def load(name: str, *, blas: str) -> LoadedModel:
+def load(name: str, *, blas: str, cpu_math: bool = False) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
     On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
-    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored.
+    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. With
+    `cpu_math`, what is slow on a CPU besides gives way to what is faster there; else the network is as mlx-lm has it.
 
     Raises StartupError when there is no such model, or when it is not one that specd can serve.
     """
@@ -98,6 +100,8 @@ def load(name: str, *, blas: str) -> LoadedModel:
         precision=precision,
         device=device,
     )
+    if mx.default_device().type == mx.cpu and cpu_math:
+        speed_up(network)
     batches = enable_batches(network)
     if not batches:
         log.warning(

@@ -95,7 +95,7 @@ def _load(
     settings: WorkerSettings, blas: str, chunk: ChunkSize, calibrated_widths: Sequence[int]
 ) -> Steps[tuple[LoadedModel, StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
-    model = load(settings.model, blas=blas)
+    model = load(settings.model, blas=blas, cpu_math=True)
     # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
     cache = SessionCache(model)
     pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), chunk)

@@ -1,0 +1,100 @@
+"""Steps of the embedded target on the CPU, with MLX's own operations and with those of specd/worker/cpu_math.py.
+
+    python benchmarks/cpu_math.py [--model DIR] [--widths 1 4 8 16 32] [--cached 256] [--rounds 15]
+
+Two processes take turns: one loads the network as mlx-lm has it, the other as a worker does. The matrix products
+alone, of the same weights, are what neither can do without. Medians, in milliseconds a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from statistics import median
+
+from rich.table import Table
+
+from specd.bench.environment import console
+from specd.settings import EMBEDDED_TARGET
+from specd.worker.blas import load_blas
+
+REPEATS = 5
+
+
+def serve(pipe: Connection, model: str, cached: int, *, cpu_math: bool) -> None:
+    """Measure a step at each width that is asked for, and the products in it."""
+    blas = load_blas(os.cpu_count() or 1)
+    import mlx.core as mx
+    from mlx import nn
+    from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+
+    from specd.worker.model import load
+
+    mx.set_default_device(mx.cpu)  # type: ignore[arg-type]
+    network = load(model, blas=blas, cpu_math=cpu_math).network
+    cache = make_prompt_cache(network)
+    mx.eval(network(mx.zeros((1, cached), mx.uint32), cache=cache))
+    weights = [part.weight for part in network.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
+
+    def step(width: int) -> None:
+        mx.eval(mx.argmax(network(mx.zeros((1, width), mx.uint32), cache=cache), axis=-1))
+        trim_prompt_cache(cache, width)
+
+    def products(width: int) -> None:
+        mx.eval([mx.ones((1, width, weight.shape[1])) @ weight.T for weight in weights])
+
+    while width := pipe.recv():
+        pipe.send((_milliseconds(step, width), _milliseconds(products, width)))
+
+
+def _milliseconds(compute: Callable[[int], None], width: int) -> float:
+    times = []
+    for _ in range(REPEATS):
+        begun_at = time.perf_counter()
+        compute(width)
+        times.append(time.perf_counter() - begun_at)
+    return 1000 * median(times)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED_TARGET)
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--cached", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+
+    spawning = multiprocessing.get_context("spawn")
+    pipes = []
+    for cpu_math in (False, True):
+        pipe, theirs = spawning.Pipe()
+        arguments = (theirs, options.model, options.cached)
+        spawning.Process(target=serve, args=arguments, kwargs={"cpu_math": cpu_math}, daemon=True).start()
+        pipes.append(pipe)
+    times: dict[int, list[tuple[float, float, float]]] = {width: [] for width in options.widths}
+    for _ in range(options.rounds):
+        for width, measured in times.items():
+            answers = []
+            for pipe in pipes:
+                pipe.send(width)
+                answers.append(pipe.recv())
+            (own, products), (faster, _) = answers
+            measured.append((products, own, faster))
+    for pipe in pipes:
+        pipe.send(0)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("tokens", "products", "MLX's", "specd's", "specd's / MLX's"):
+        table.add_column(header, justify="right")
+    for width, measured in times.items():
+        products, own, faster = (median(column) for column in zip(*measured, strict=True))
+        table.add_row(str(width), f"{products:.1f}", f"{own:.1f}", f"{faster:.1f}", f"{faster / own:.2f}")
+    console().print(table)
+
+
+if __name__ == "__main__":
+    main()

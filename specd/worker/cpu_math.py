@@ -1,0 +1,136 @@
+"""What a model computes beside its matrix products, in the form that MLX's CPU backend is fastest at.
+
+MLX's wheel for x86 goes value by value. Its exp(), which softmax and SiLU come down to, is a polynomial of six calls to
+libm and takes 13 ns, where power() is one call and takes 5 ns. Its RoPE is a dozen operations, which every layer
+repeats for the same places. Together they are a quarter of a verify of eight tokens (`benchmarks/cpu_math.py`).
+
+The formulas are those of MLX, in float32 like everything on the CPU: only the last bits can differ.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models import activations
+
+_E = mx.array(math.e)
+_ONE_OVER_E = mx.array(1 / math.e)
+
+
+def speed_up(network: Module) -> bool:
+    """Let a network of mlx-lm, and every one of the same modules, compute with what is below.
+
+    Returns whether it does: not where exp() is the faster one, as with Apple's vector library.
+    """
+    if not _is_exp_slow():
+        return False
+    for module in {sys.modules[type(part).__module__] for part in network.modules()}:
+        if getattr(module, "swiglu", None) is activations.swiglu:
+            module.swiglu = swiglu  # type: ignore[attr-defined]
+        plain = getattr(module, "scaled_dot_product_attention", None)
+        if plain is not None:
+            module.scaled_dot_product_attention = _or_else(plain)  # type: ignore[attr-defined]
+    for part in network.modules():
+        for name, child in part.children().items():
+            if type(child) is RoPE and not child.traditional:
+                setattr(part, name, RotaryEmbedding(child))
+    return True
+
+
+def _is_exp_slow() -> bool:
+    x = mx.random.normal((16384,))
+
+    def seconds(operation: Callable[[], mx.array]) -> float:
+        times = []
+        for _ in range(5):
+            begun_at = time.perf_counter()
+            mx.eval(operation())
+            times.append(time.perf_counter() - begun_at)
+        return min(times)
+
+    return seconds(lambda: mx.power(_E, x)) < seconds(lambda: mx.exp(x))
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """Return silu(gate) * x."""
+    return gate * x / (1 + mx.power(_ONE_OVER_E, gate))
+
+
+def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
+    """Attend from queries [batch, heads, n, size] to keys and values [batch, groups, length, size].
+
+    If it is causal, the queries are at the last n places. Returns what `mx.fast.scaled_dot_product_attention` does.
+    """
+    batch, heads, n, _ = queries.shape
+    groups, length = keys.shape[1:3]
+    # The heads of a group share keys, so their queries are one matrix.
+    logits = (scale * queries).reshape(batch, groups, heads // groups * n, -1) @ keys.swapaxes(-1, -2)
+    if is_causal and n > 1:
+        by_head = logits.reshape(batch, groups, heads // groups, n, length)
+        old, new = by_head[..., : length - n], by_head[..., length - n :]
+        logits = mx.concatenate([old, new + _causal_mask(n)], axis=-1).reshape(logits.shape)
+    weights = mx.power(_E, logits - mx.max(logits, axis=-1, keepdims=True))
+    sums = weights @ mx.ones((length, 1))  # BLAS has vector instructions
+    return ((weights @ values) / sums).reshape(batch, heads, n, -1)
+
+
+def _or_else(plain: Any) -> Any:
+    """Return `attention` with the signature of mlx-lm's, which is asked for what this one has not."""
+
+    def scaled_dot_product_attention(
+        queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
+    ) -> mx.array:
+        is_plain = isinstance(keys, mx.array) and all(option is None for option in options.values())
+        if is_plain and (mask is None or (isinstance(mask, str) and mask == "causal")):
+            return attention(queries, keys, values, scale, is_causal=mask is not None)
+        result: mx.array = plain(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
+        return result
+
+    return scaled_dot_product_attention
+
+
+@lru_cache(maxsize=32)
+def _causal_mask(n: int) -> mx.array:
+    return mx.array(np.triu(np.full((n, n), -np.inf, np.float32), k=1))
+
+
+class RotaryEmbedding(RoPE):
+    """A RoPE of the usual, not traditional, kind that takes sines and cosines from the layer before."""
+
+    def __init__(self, plain: RoPE) -> None:
+        """Do as another does."""
+        super().__init__(plain.dims, plain.traditional, plain.base, plain.scale)
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Rotate x [batch, heads, n, size], whose places begin at an offset, or at one for each of the batch."""
+        offsets = (offset,) if isinstance(offset, int) else tuple(np.array(offset).reshape(-1).tolist())
+        cos, sin = _rotation(self.dims, self.base, self.scale, offsets, x.shape[-2])
+        half = self.dims // 2
+        rotated = x[..., : self.dims] * cos + mx.concatenate([x[..., half : self.dims], x[..., :half]], axis=-1) * sin
+        return rotated if x.shape[-1] == self.dims else mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
+
+
+@lru_cache(maxsize=8)
+def _rotation(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int) -> tuple[mx.array, mx.array]:
+    """Return cosines and signed sines [offsets, 1, n, dims] (Su et al., arXiv 2104.09864, equation 34)."""
+    places = (np.array(offsets)[:, None] + np.arange(n)).astype(np.float32) * np.float32(scale)
+    angles = places[:, None, :, None] * _frequencies(dims, base)
+    cos, sin = np.cos(angles), np.sin(angles)
+    # Arrays that need no evaluation, which is bound to a thread.
+    return mx.array(np.concatenate([cos, cos], axis=-1)), mx.array(np.concatenate([-sin, sin], axis=-1))
+
+
+@lru_cache(maxsize=8)
+def _frequencies(dims: int, base: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    # MLX's own to the last bit, which a place of some thousands multiplies.
+    half = dims // 2
+    return np.array(mx.exp(mx.arange(half, dtype=mx.float32) * (-math.log(base) / half)))

@@ -1,0 +1,128 @@
+"""What stands in for MLX's own operations on the CPU gives what they give."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx import nn
+from mlx.nn.layers.base import Module
+from mlx_lm.models import activations, llama
+from mlx_lm.models.cache import make_prompt_cache
+
+from specd.settings import EMBEDDED_DRAFT
+from specd.worker import cpu_math
+from specd.worker.batch import BareCache, Feed, enable_batches, forward
+from specd.worker.cpu_math import RotaryEmbedding, attention, speed_up, swiglu
+from specd.worker.model import load
+from tests.models import TINY_VOCABULARY_SIZE
+from tests.test_batch import SMALL
+
+finite = st.floats(-1e4, 1e4, width=32)
+
+
+@given(
+    groups=st.integers(1, 3),
+    heads_of_group=st.integers(1, 3),
+    n=st.integers(1, 9),
+    cached=st.integers(0, 40),
+    is_causal=st.booleans(),
+    sharpness=st.sampled_from([0.1, 1.0, 30.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None)
+def test_attention(
+    groups: int, heads_of_group: int, n: int, cached: int, is_causal: bool, sharpness: float, seed: int
+) -> None:
+    keys = mx.random.split(mx.random.key(seed), 3)
+    heads, length, size = groups * heads_of_group, cached + n, 8
+    # As models give them: [batch, n, heads, size], transposed.
+    q = sharpness * mx.random.normal((1, n, heads, size), key=keys[0]).swapaxes(1, 2)
+    k, v = (mx.random.normal((1, groups, length, size), key=key) for key in keys[1:])
+    mask = "causal" if is_causal else None
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=size**-0.5, mask=mask)
+    actual = attention(q, k, v, size**-0.5, is_causal=is_causal)
+    np.testing.assert_allclose(np.array(actual), np.array(expected), atol=2e-5)
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_swiglu(pairs: list[tuple[float, float]]) -> None:
+    gate, x = (mx.array(values) for values in zip(*pairs, strict=True))
+    expected = nn.silu(gate) * x
+    np.testing.assert_allclose(np.array(swiglu(gate, x)), np.array(expected), rtol=2e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    """What finds a poisoned model looks at its logits."""
+    assert np.isnan(np.array(swiglu(mx.array([np.nan, 1.0]), mx.array([1.0, np.nan])))).all()
+    q = mx.array([[[[np.nan]], [[1.0]]]])
+    k = v = mx.array([[[[1.0]], [[1.0]]]])
+    assert np.isnan(np.array(attention(q, k, v, 1.0, is_causal=False))[0, 0]).all()
+
+
+@pytest.mark.parametrize("offset", [0, 7, 131_000, mx.array([3, 0, 4000])])
+@pytest.mark.parametrize(("dims", "scale"), [(16, 1.0), (8, 1.0), (16, 0.25)])
+def test_rotary_embedding(offset: int | mx.array, dims: int, scale: float) -> None:
+    plain = nn.RoPE(dims, base=10_000.0, scale=scale)
+    x = mx.random.normal((3, 5, 2, 16), key=mx.random.key(0)).swapaxes(1, 2)
+    for _ in range(2):  # the second from what the first has left
+        actual = RotaryEmbedding(plain)(x, offset)
+        np.testing.assert_allclose(np.array(actual), np.array(plain(x, offset)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"])
+def test_models_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone and in a batch, whatever of it a model of mlx-lm has."""
+    network = _small_network(name)
+    _restore_later(network, monkeypatch)
+    enable_batches(network)
+    expected = _decode(network, batches=False)
+    monkeypatch.setattr(cpu_math, "_is_exp_slow", lambda: True)
+    assert speed_up(network)
+    assert not any(type(part) is nn.RoPE for part in network.modules())
+    batches = enable_batches(network)
+    for actual in (_decode(network, batches=False), _decode(network, batches=batches)):
+        for own, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(own, other, atol=1e-4)
+
+
+def test_nothing_is_replaced_where_exp_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = _small_network("llama")
+    monkeypatch.setattr(cpu_math, "_is_exp_slow", lambda: False)
+    assert not speed_up(network)
+    assert type(network.layers[0].self_attn.rope) is nn.RoPE
+
+
+def test_models_for_comparison_are_as_mlx_lm_has_them() -> None:
+    network = load(EMBEDDED_DRAFT, blas="").network
+    assert type(network.layers[0].self_attn.rope) is nn.RoPE
+    assert llama.swiglu is activations.swiglu
+
+
+def _small_network(name: str) -> Any:
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    sizes = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
+    mx.random.seed(0)
+    return module.Model(module.ModelArgs.from_dict({"model_type": name} | SMALL | (sizes if name == "gpt2" else {})))
+
+
+def _restore_later(network: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in {sys.modules[type(part).__module__] for part in network.modules()}:
+        for name in ("swiglu", "scaled_dot_product_attention"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def _decode(network: Any, *, batches: bool) -> list[np.ndarray[Any, Any]]:
+    """Feed two sessions twice, and return all logits of the second time."""
+    caches = [BareCache(network, make_prompt_cache(network), batches) for _ in range(2)]
+    for tokens in ([[1, 2, 3, 4, 5], [6]], [[7, 8, 9], [TINY_VOCABULARY_SIZE - 1]]):
+        outputs = forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
+    return [np.array(logits) for logits in outputs]
