@@ -91,7 +91,7 @@ def forward(feeds: Sequence[Feed]) -> list[mx.array]:
 
 
 def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
-    return [feed.cache.network(feed.token_ids[None], cache=feed.cache.layers)[0] for feed in feeds]
+    return [feed.cache.network(feed.token_ids[None], cache=feed.cache.layers).squeeze(0) for feed in feeds]
 
 
 def enable_batches(network: Module) -> bool:
