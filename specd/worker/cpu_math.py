@@ -10,9 +10,8 @@ The formulas are those of MLX, in float32 like everything on the CPU: only the l
 from __future__ import annotations
 
 import math
+import platform
 import sys
-import time
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +28,7 @@ _ONE_OVER_E = mx.array(1 / math.e)
 def speed_up(network: Module) -> bool:
     """Let a network of mlx-lm, and every one of the same modules, compute with what is below.
 
-    Returns whether it does: not where exp() is the faster one, as with Apple's vector library.
+    Returns whether it does: only where MLX's exp() is slow. Apple's vector library has a fast one.
     """
     if not _is_exp_slow():
         return False
@@ -47,17 +46,8 @@ def speed_up(network: Module) -> bool:
 
 
 def _is_exp_slow() -> bool:
-    x = mx.random.normal((16384,))
-
-    def seconds(operation: Callable[[], mx.array]) -> float:
-        times = []
-        for _ in range(5):
-            begun_at = time.perf_counter()
-            mx.eval(operation())
-            times.append(time.perf_counter() - begun_at)
-        return min(times)
-
-    return seconds(lambda: mx.power(_E, x)) < seconds(lambda: mx.exp(x))
+    # Not measured: which it is decides the last bits, and they should be the same after every start.
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
