@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import shutil
@@ -20,6 +21,24 @@ from specd.worker.batch import enable_batches
 from specd.worker.model import LoadedModel
 
 TINY_VOCABULARY_SIZE = 16
+
+# Architectures of mlx-lm that differ in what their layers are made of.
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2")
+_SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": TINY_VOCABULARY_SIZE,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "rope_scaling": None,
+}
+_SIZES_OF_GPT2 = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
 
 # In the style of ChatML, of ordinary tokens.
 CHAT_TEMPLATE = """\
@@ -52,6 +71,14 @@ def tiny_model(seed: int = 0) -> LoadedModel:
     mx.eval(network.parameters())
     info = ModelInfo("tiny", "llama", "", "", TINY_VOCABULARY_SIZE, 4096, (0,), "float32", "cpu")
     return LoadedModel(network, info, b"", batches=enable_batches(network))
+
+
+def small_network(name: str) -> Any:
+    """Make a random two-layer network of one of the families, as mlx-lm has them."""
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    sizes = _SIZES_OF_GPT2 if name == "gpt2" else {}
+    mx.random.seed(0)
+    return module.Model(module.ModelArgs.from_dict({"model_type": name} | _SMALL | sizes))
 
 
 def save_odd_draft(kind: str, directory: Path) -> str:

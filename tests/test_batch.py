@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.driving import Chunks, Driven, finish
-from tests.models import TINY_VOCABULARY_SIZE, tiny_model
+from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network, tiny_model
 
 MODEL = tiny_model()
 CHUNK = Chunks(5)
@@ -132,30 +131,11 @@ def test_logits_are_those_of_each_session_alone(batch: list[list[int]], contexts
         np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-3)  # of about 10
 
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": TINY_VOCABULARY_SIZE,
-    "head_dim": 8,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "rope_scaling": None,
-}
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_models_of_mlx_lm_as_they_are(name: str) -> None:
     """Gemma 2 has an attention of its own: its sessions take turns, and get the same."""
     batches = name != "gemma2"
-    module = importlib.import_module(f"mlx_lm.models.{name}")
-    sizes = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
-    mx.random.seed(0)
-    network = module.Model(module.ModelArgs.from_dict({"model_type": name} | SMALL | (sizes if name == "gpt2" else {})))
+    network = small_network(name)
     assert enable_batches(network) is batches
     model = replace(MODEL, network=network, batches=batches)
     caches = [SessionCache(model) for _ in range(3)]

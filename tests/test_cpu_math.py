@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any
 
@@ -21,8 +20,7 @@ from specd.worker import cpu_math
 from specd.worker.batch import BareCache, Feed, enable_batches, forward
 from specd.worker.cpu_math import RotaryEmbedding, attention, speed_up, swiglu
 from specd.worker.model import load
-from tests.models import TINY_VOCABULARY_SIZE
-from tests.test_batch import SMALL
+from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network
 
 finite = st.floats(-1e4, 1e4, width=32)
 
@@ -77,10 +75,10 @@ def test_rotary_embedding(offset: int | mx.array, dims: int, scale: float) -> No
         np.testing.assert_allclose(np.array(actual), np.array(plain(x, offset)), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_models_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone and in a batch, whatever of it a model of mlx-lm has."""
-    network = _small_network(name)
+    network = small_network(name)
     _restore_later(network, monkeypatch)
     enable_batches(network)
     expected = _decode(network, batches=False)
@@ -94,7 +92,7 @@ def test_models_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_is_replaced_where_exp_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = _small_network("llama")
+    network = small_network("llama")
     monkeypatch.setattr(cpu_math, "_is_exp_slow", lambda: False)
     assert not speed_up(network)
     assert type(network.layers[0].self_attn.rope) is nn.RoPE
@@ -104,13 +102,6 @@ def test_models_for_comparison_are_as_mlx_lm_has_them() -> None:
     network = load(EMBEDDED_DRAFT, blas="").network
     assert type(network.layers[0].self_attn.rope) is nn.RoPE
     assert llama.swiglu is activations.swiglu
-
-
-def _small_network(name: str) -> Any:
-    module = importlib.import_module(f"mlx_lm.models.{name}")
-    sizes = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "layer_norm_epsilon": 1e-5}
-    mx.random.seed(0)
-    return module.Model(module.ModelArgs.from_dict({"model_type": name} | SMALL | (sizes if name == "gpt2" else {})))
 
 
 def _restore_later(network: Module, monkeypatch: pytest.MonkeyPatch) -> None:
