@@ -47,7 +47,7 @@ def serve(pipe: Connection, model: str, cached: int, *, cpu_math: bool) -> None:
     def products(width: int) -> None:
         mx.eval([mx.ones((1, width, weight.shape[1])) @ weight.T for weight in weights])
 
-    while width := pipe.recv():
+    while (width := pipe.recv()) is not None:
         pipe.send((_milliseconds(step, width), _milliseconds(products, width)))
 
 
@@ -75,6 +75,7 @@ def main() -> None:
         pipe, theirs = spawning.Pipe()
         arguments = (theirs, options.model, options.cached)
         spawning.Process(target=serve, args=arguments, kwargs={"cpu_math": cpu_math}, daemon=True).start()
+        theirs.close()  # so that a process that fails is not waited for
         pipes.append(pipe)
     times: dict[int, list[tuple[float, float, float]]] = {width: [] for width in options.widths}
     for _ in range(options.rounds):
@@ -83,16 +84,16 @@ def main() -> None:
             for pipe in pipes:
                 pipe.send(width)
                 answers.append(pipe.recv())
-            (own, products), (faster, _) = answers
-            measured.append((products, own, faster))
+            (plain, products), (faster, _) = answers
+            measured.append((products, plain, faster))
     for pipe in pipes:
-        pipe.send(0)
+        pipe.send(None)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("tokens", "products", "MLX's", "specd's", "specd's / MLX's"):
         table.add_column(header, justify="right")
     for width, measured in times.items():
-        products, own, faster = (median(column) for column in zip(*measured, strict=True))
-        table.add_row(str(width), f"{products:.1f}", f"{own:.1f}", f"{faster:.1f}", f"{faster / own:.2f}")
+        products, plain, faster = (median(column) for column in zip(*measured, strict=True))
+        table.add_row(str(width), f"{products:.1f}", f"{plain:.1f}", f"{faster:.1f}", f"{faster / plain:.2f}")
     console().print(table)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +19,7 @@ from specd.worker import cpu_math
 from specd.worker.batch import BareCache, Feed, enable_batches, forward
 from specd.worker.cpu_math import RotaryEmbedding, attention, speed_up, swiglu
 from specd.worker.model import load
+from specd.worker.network import modules_of
 from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network
 
 finite = st.floats(-1e4, 1e4, width=32)
@@ -105,7 +105,7 @@ def test_models_for_comparison_are_as_mlx_lm_has_them() -> None:
 
 
 def _restore_later(network: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in {sys.modules[type(part).__module__] for part in network.modules()}:
+    for module in modules_of(network):
         for name in ("swiglu", "scaled_dot_product_attention"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(module, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from specd.worker.network import modules_of
 
 
 class Cache(Protocol):
@@ -99,7 +100,7 @@ def enable_batches(network: Module) -> bool:
 
     Returns whether that works: tries it, because a model can do with its cache's offset what it likes.
     """
-    for module in {sys.modules[type(part).__module__] for part in network.modules()}:
+    for module in modules_of(network):
         single = getattr(module, "scaled_dot_product_attention", None)
         if single is not None and not hasattr(single, "takes_batches"):
             module.scaled_dot_product_attention = _batched(single)  # type: ignore[attr-defined]

@@ -114,9 +114,9 @@ def _path(model: LoadedModel, widths: Sequence[int]) -> Path | None:
     directory = user_cache_directory()
     if directory is None:
         return None
-    machine = (_VERSION, platform.machine(), str(os.cpu_count()), str(sorted(widths)))
-    libraries = (__version__, version("mlx"), version("mlx-lm"))
-    key = "\n".join((model.info.fingerprint, model.info.device, model.info.precision, *machine, *libraries))
+    machine = (platform.machine(), str(os.cpu_count()), str(sorted(widths)))
+    versions = (_VERSION, __version__, version("mlx"), version("mlx-lm"))
+    key = "\n".join((model.info.fingerprint, model.info.device, model.info.precision, *machine, *versions))
     return directory / f"step-costs-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 

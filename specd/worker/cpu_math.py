@@ -22,6 +22,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
+from specd.worker.network import modules_of
+
 _E = mx.array(math.e)
 _ONE_OVER_E = mx.array(1 / math.e)
 
@@ -33,7 +35,7 @@ def speed_up(network: Module) -> bool:
     """
     if not _is_exp_slow():
         return False
-    for module in {sys.modules[type(part).__module__] for part in network.modules()}:
+    for module in modules_of(network):
         if getattr(module, "swiglu", None) is activations.swiglu:
             module.swiglu = swiglu  # type: ignore[attr-defined]
         plain = getattr(module, "scaled_dot_product_attention", None)

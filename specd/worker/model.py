@@ -75,6 +75,8 @@ def load(name: str, *, blas: str, cpu_math: bool = False) -> LoadedModel:
     if mx.default_device().type == mx.cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
+        if cpu_math:
+            speed_up(network)
         precision, device = "float32", f"cpu, {blas}"
     else:
         maybe_set_recommended_wired_limit()
@@ -100,8 +102,6 @@ def load(name: str, *, blas: str, cpu_math: bool = False) -> LoadedModel:
         precision=precision,
         device=device,
     )
-    if mx.default_device().type == mx.cpu and cpu_math:
-        speed_up(network)
     batches = enable_batches(network)
     if not batches:
         log.warning(
