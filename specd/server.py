@@ -28,6 +28,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
 
+_CALL_TASK_NAME = "rpc_task"  # as grpc.aio names the tasks of its calls; tests/test_server.py notices when it does not
+_LAST_STEPS_SECONDS = 1.0
+
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # with it, two servers on one port both start, and share the calls
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -136,6 +139,10 @@ class Server:
         """Refuse new calls, wait for running ones, then end them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_seconds)
+        # For gRPC's core a call is over when its status is sent. Its task can be a few steps behind, and a loop that
+        # closes meanwhile cancels it: what it had to put away is lost, and the log gets a traceback.
+        if calls := [task for task in asyncio.all_tasks() if task.get_name() == _CALL_TASK_NAME]:
+            await asyncio.wait(calls, timeout=_LAST_STEPS_SECONDS)
 
     def _on_supervisor_gone(self) -> None:
         assert self._supervisor is not None
