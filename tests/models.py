@@ -73,12 +73,12 @@ def tiny_model(seed: int = 0) -> LoadedModel:
     return LoadedModel(network, info, b"", batches=enable_batches(network))
 
 
-def small_network(name: str) -> Any:
-    """Make a random two-layer network of one of the families, as mlx-lm has them."""
+def small_network(name: str, **arguments: Any) -> Any:
+    """Make a random two-layer network of one of the families, as mlx-lm has them, with some arguments of its own."""
     module = importlib.import_module(f"mlx_lm.models.{name}")
     sizes = _SIZES_OF_GPT2 if name == "gpt2" else {}
     mx.random.seed(0)
-    return module.Model(module.ModelArgs.from_dict({"model_type": name} | _SMALL | sizes))
+    return module.Model(module.ModelArgs.from_dict({"model_type": name} | _SMALL | sizes | arguments))
 
 
 def save_odd_draft(kind: str, directory: Path) -> str:

@@ -15,11 +15,13 @@ from mlx_lm.models import activations, llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from specd.settings import EMBEDDED_DRAFT
-from specd.worker import cpu_math
+from specd.worker import cpu_math, packed_linear
 from specd.worker.batch import BareCache, Feed, enable_batches, forward
 from specd.worker.cpu_math import RotaryEmbedding, attention, speed_up, swiglu
+from specd.worker.eager_layer import start_layers_early
 from specd.worker.model import load
 from specd.worker.network import modules_of
+from specd.worker.packed_linear import pack
 from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network
 
 finite = st.floats(-1e4, 1e4, width=32)
@@ -83,7 +85,10 @@ def test_models_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     enable_batches(network)
     expected = _decode(network, batches=False)
     monkeypatch.setattr(cpu_math, "_is_exp_slow", lambda: True)
+    monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
     assert speed_up(network)
+    assert pack(network)
+    start_layers_early(network)
     assert not any(type(part) is nn.RoPE for part in network.modules())
     batches = enable_batches(network)
     for actual in (_decode(network, batches=False), _decode(network, batches=batches)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from specd.worker.network import modules_of
+from specd.worker.streams import STREAMS
 
 
 class Cache(Protocol):
@@ -140,7 +139,7 @@ class _BatchLayer:
         sizes = [span.stop - span.start for span in self.spans]
         lengths = [cache.offset + size for cache, size in zip(self.caches, sizes, strict=True)]
         largest_product = keys.shape[-1] * max(map(mul, sizes, lengths))
-        self.streams = _STREAMS.spread(len(self.spans), largest_product)
+        self.streams = _spread(len(self.spans), largest_product)
         pairs = []
         for cache, span, stream in zip(self.caches, self.spans, self.streams, strict=True):
             with mx.stream(stream):
@@ -174,29 +173,15 @@ def _batched(single: Any) -> Any:
     return scaled_dot_product_attention
 
 
-class _Streams(threading.local):
-    """The streams of a thread over which the attention of a batch is spread.
-
-    On the CPU, a stream is a thread, and attention has no other while its products are too small for those of BLAS. So
-    there are as many as BLAS has threads. A GPU does one thing after another whatever stream it comes on.
-    """
-
-    # OpenBLAS computes products of up to 4 * 65536 multiplications on the thread that asks (interface/gemm.c). Larger
-    # ones have its other threads wait for each other, if they come from two streams.
-    _SERIAL_PRODUCT = 4 * 65536
-
-    def __init__(self) -> None:
-        device = mx.default_device()
-        count = int(os.environ.get("OPENBLAS_NUM_THREADS") or 1) if device.type == mx.cpu else 1
-        self._streams = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
-
-    def spread(self, count: int, largest_product: int) -> list[Any]:
-        """Return a stream for each of so many sessions, whose products have no more multiplications than that."""
-        streams = self._streams if largest_product <= self._SERIAL_PRODUCT else self._streams[:1]
-        return [streams[i % len(streams)] for i in range(count)]
+# OpenBLAS computes products of up to 4 * 65536 multiplications on the thread that asks (interface/gemm.c). Larger ones
+# have its other threads wait for each other, if they come from two streams.
+_SERIAL_PRODUCT = 4 * 65536
 
 
-_STREAMS = _Streams()
+def _spread(count: int, largest_product: int) -> list[Any]:
+    """Return a stream for each of so many sessions, whose products have no more multiplications than that."""
+    streams = STREAMS.all if largest_product <= _SERIAL_PRODUCT else STREAMS.all[:1]
+    return [streams[i % len(streams)] for i in range(count)]
 
 
 def _as_sequence(rows: mx.array) -> mx.array:

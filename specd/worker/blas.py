@@ -20,6 +20,8 @@ import structlog
 from specd.worker.user_cache import user_cache_directory
 
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
+# The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
+_CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 _LOADED: dict[str, str] = {}
 
 log = structlog.get_logger()
@@ -39,6 +41,11 @@ def load_blas(num_threads: int) -> str:
     return _LOADED["blas"]
 
 
+def has_small_products() -> bool:
+    """Whether the BLAS that was loaded has a kernel for small float32 products, which reads its operands in place."""
+    return _LOADED.get("core") in _CORES_WITH_SMALL_PRODUCTS
+
+
 def _load_openblas(num_threads: int) -> str:
     os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)
     # Idle threads spin for 2^26 cycles by default, which steals the core of the other worker: 2^4 measured no slower.
@@ -48,6 +55,8 @@ def _load_openblas(num_threads: int) -> str:
         try:
             library = load()
             library.openblas_get_config.restype = ctypes.c_char_p
+            library.openblas_get_corename.restype = ctypes.c_char_p
+            _LOADED["core"] = library.openblas_get_corename().decode()
             version = " ".join(library.openblas_get_config().decode().split()[:2])
             return f"{version}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:

@@ -21,6 +21,8 @@ from specd.errors import StartupError
 from specd.model_info import ModelInfo
 from specd.worker.batch import enable_batches
 from specd.worker.cpu_math import speed_up
+from specd.worker.eager_layer import start_layers_early
+from specd.worker.packed_linear import pack
 
 log = structlog.get_logger()
 
@@ -53,12 +55,12 @@ class LoadedModel:
     batches: bool = False
 
 
-def load(name: str, *, blas: str, cpu_math: bool = False) -> LoadedModel:
+def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
     On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
-    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. With
-    `cpu_math`, what is slow on a CPU besides gives way to what is faster there; else the network is as mlx-lm has it.
+    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. To `optimize` is
+    to replace, there, what the CPU has a faster form for; else the network is as mlx-lm has it.
 
     Raises StartupError when there is no such model, or when it is not one that specd can serve.
     """
@@ -75,8 +77,10 @@ def load(name: str, *, blas: str, cpu_math: bool = False) -> LoadedModel:
     if mx.default_device().type == mx.cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
-        if cpu_math:
+        if optimize:
             speed_up(network)
+            pack(network)
+            start_layers_early(network)
         precision, device = "float32", f"cpu, {blas}"
     else:
         maybe_set_recommended_wired_limit()

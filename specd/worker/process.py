@@ -76,7 +76,9 @@ async def run_worker(
 
             def on_step(step: StepTime) -> None:
                 metrics.count_step(step)
-                if step.is_whole and not step.is_prefill:
+                if step.is_prefill:
+                    chunk.took(step.num_tokens, step.seconds)
+                elif step.is_whole:
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
 
             engine.on_step = on_step
@@ -95,7 +97,7 @@ def _load(
     settings: WorkerSettings, blas: str, chunk: ChunkSize, calibrated_widths: Sequence[int]
 ) -> Steps[tuple[LoadedModel, StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
-    model = load(settings.model, blas=blas, cpu_math=True)
+    model = load(settings.model, blas=blas, optimize=True)
     # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
     cache = SessionCache(model)
     pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,10 +80,8 @@ class SessionCache:
         while len(pending) > MAX_PENDING:
             fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
             yield Feed(self, mx.array(fed), wants_logits=False)
-            started_at = time.perf_counter()
             # Without the logits, which are never computed.
             yield Evaluate([array for layer in self.layers for array in layer.state[:2]])
-            chunk.took(len(fed), time.perf_counter() - started_at)
             self.commit(fed)
             del pending[: len(fed)]
         return pending

@@ -1,9 +1,10 @@
-"""Steps of the embedded target on the CPU, with MLX's own operations and with those of specd/worker/cpu_math.py.
+"""Steps of an embedded model on the CPU, as mlx-lm has it and as a worker computes it.
 
-    python benchmarks/cpu_math.py [--model DIR] [--widths 1 4 8 16 32] [--cached 256] [--rounds 15]
+    python benchmarks/cpu_steps.py [--model DIR] [--threads 2] [--widths 1 4 8 16 32] [--cached 256] [--rounds 15]
 
-Two processes take turns: one loads the network as mlx-lm has it, the other as a worker does. The matrix products
-alone, of the same weights, are what neither can do without. Medians, in milliseconds a step.
+Two processes take turns: one loads the network as mlx-lm has it, the other as a worker does, with packed weights,
+operations for x86 and layers under way while Python describes the next. Both have as many BLAS threads. The matrix
+products alone are those of mlx-lm's network. Medians, in milliseconds a step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from specd.worker.blas import load_blas
 REPEATS = 5
 
 
-def serve(pipe: Connection, model: str, cached: int, *, cpu_math: bool) -> None:
+def serve(pipe: Connection, model: str, threads: int, cached: int, *, optimize: bool) -> None:
     """Measure a step at each width that is asked for, and the products in it."""
-    blas = load_blas(os.cpu_count() or 1)
+    blas = load_blas(threads)
     import mlx.core as mx
     from mlx import nn
     from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
@@ -35,7 +36,7 @@ def serve(pipe: Connection, model: str, cached: int, *, cpu_math: bool) -> None:
     from specd.worker.model import load
 
     mx.set_default_device(mx.cpu)  # type: ignore[arg-type]
-    network = load(model, blas=blas, cpu_math=cpu_math).network
+    network = load(model, blas=blas, optimize=optimize).network
     cache = make_prompt_cache(network)
     mx.eval(network(mx.zeros((1, cached), mx.uint32), cache=cache))
     weights = [part.weight for part in network.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
@@ -64,6 +65,7 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=EMBEDDED_TARGET)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--cached", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=15)
@@ -71,10 +73,10 @@ def main() -> None:
 
     spawning = multiprocessing.get_context("spawn")
     pipes = []
-    for cpu_math in (False, True):
+    for optimize in (False, True):
         pipe, theirs = spawning.Pipe()
-        arguments = (theirs, options.model, options.cached)
-        spawning.Process(target=serve, args=arguments, kwargs={"cpu_math": cpu_math}, daemon=True).start()
+        arguments = (theirs, options.model, options.threads, options.cached)
+        spawning.Process(target=serve, args=arguments, kwargs={"optimize": optimize}, daemon=True).start()
         theirs.close()  # so that a process that fails is not waited for
         pipes.append(pipe)
     times: dict[int, list[tuple[float, float, float]]] = {width: [] for width in options.widths}
@@ -89,7 +91,7 @@ def main() -> None:
     for pipe in pipes:
         pipe.send(None)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("tokens", "products", "MLX's", "specd's", "specd's / MLX's"):
+    for header in ("tokens", "products", "mlx-lm", "specd", "specd / mlx-lm"):
         table.add_column(header, justify="right")
     for width, measured in times.items():
         products, plain, faster = (median(column) for column in zip(*measured, strict=True))

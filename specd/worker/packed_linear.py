@@ -1,0 +1,118 @@
+"""Linear layers whose weights lie in memory in the order in which a matrix product reads them.
+
+A general matrix product copies its larger operand, piece by piece, into panels that its inner loop can run through
+("packing": Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008). That pays where each panel
+is then used for hundreds of rows. A decode or a verify has a few, and the copying takes most of its time. Weights never
+change: here they become panels once, at load, and each panel is a product so small that OpenBLAS does not copy it.
+On the embedded target one core is then faster than two were: eight rows take 11 ms, not 27 on one core and 16 on two.
+
+Besides, the sums of each row come in the same order whatever the other rows are: a token's products have the same bits
+in every width and batch.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+
+from specd.worker.blas import has_small_products
+from specd.worker.streams import STREAMS
+
+# OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
+_WIDTHS = (64, 32, 16)
+_ROWS = 4
+# It is for products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
+_LARGEST_PRODUCT = 100**3
+# From here on two streams, with what it takes to part and to join the rows, are faster than one.
+_ROWS_FOR_ALL_STREAMS = 48
+# Measured on two. Where BLAS shares the copying out among many more, few rows on one core are hardly the fastest.
+_MOST_STREAMS = 4
+
+
+def pack(network: Module) -> bool:
+    """Pack the weights of a network of mlx-lm, where that makes it faster; returns whether it does."""
+    if not has_small_products() or len(STREAMS.all) > _MOST_STREAMS:
+        return False
+    vocabulary_rows = network(mx.array([[0]])).shape[-1]  # only shapes: nothing is computed
+    # Without an output layer of that many rows, it is the embedding; otherwise that only looks up its rows.
+    is_tied = all(part.weight.shape[0] != vocabulary_rows for part in network.modules() if type(part) is Linear)
+    for part in network.modules():
+        for name, child in part.children().items():
+            if type(child) is Linear and _width(child.weight):
+                setattr(part, name, PackedLinear(child.weight, child.get("bias")))
+            elif type(child) is Embedding and _width(child.weight) and is_tied and len(child.weight) == vocabulary_rows:
+                setattr(part, name, PackedEmbedding(child.weight))
+    return True
+
+
+class PackedLinear(Module):
+    """A linear layer: `weight` is [panels, inputs, width], where the usual one has [outputs, inputs].
+
+    The last panel ends with columns of zeros if there are not enough outputs.
+    """
+
+    def __init__(self, weight: mx.array, bias: mx.array | None = None) -> None:
+        """Pack a weight [outputs, inputs], of no more inputs than the panels can have."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_outputs, num_inputs = weight.shape
+        width = _width(weight)
+        padded = mx.pad(weight, [(0, -self.num_outputs % width), (0, 0)])
+        self.weight = mx.contiguous(padded.reshape(-1, width, num_inputs).swapaxes(1, 2))
+        if bias is not None:
+            self.bias = bias
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., inputs] to [..., outputs]."""
+        rows = x.reshape(-1, x.shape[-1])
+        output = self._spread(rows) if rows.shape[0] >= _ROWS_FOR_ALL_STREAMS else self._multiply(rows)
+        if output.shape[1] != self.num_outputs:
+            output = output[:, : self.num_outputs]
+        output = output.reshape(*x.shape[:-1], self.num_outputs)
+        return output + self.bias if "bias" in self else output
+
+    def _spread(self, rows: mx.array) -> mx.array:
+        share = -(-rows.shape[0] // len(STREAMS.all) // _ROWS) * _ROWS
+        outputs = []
+        for stream, begin in zip(STREAMS.all, range(0, rows.shape[0], share), strict=False):
+            with mx.stream(stream):
+                outputs.append(self._multiply(rows[begin : begin + share]))
+        return mx.concatenate(outputs)
+
+    def _multiply(self, rows: mx.array) -> mx.array:
+        """Multiply rows [n, inputs]; returns [n, outputs and padding]."""
+        n, num_inputs = rows.shape
+        if n == 1:
+            return (rows @ self.weight).reshape(1, -1)
+        if n <= _ROWS:
+            return (rows @ self.weight).swapaxes(0, 1).reshape(n, -1)
+        # All rows with one panel, which the core's cache then has, before the next.
+        padded = mx.pad(rows, [(0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
+        groups = padded.reshape(1, -1, _ROWS, num_inputs) @ self.weight[:, None]
+        output = groups.transpose(1, 2, 0, 3).reshape(padded.shape[0], -1)
+        return output[:n] if n % _ROWS else output
+
+
+class PackedEmbedding(Module):
+    """An embedding that is the output layer too, with the weights of both in a packed linear layer."""
+
+    def __init__(self, weight: mx.array) -> None:
+        """Pack a weight [tokens, size]."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.linear = PackedLinear(weight)
+
+    def __call__(self, token_ids: mx.array) -> mx.array:
+        """Return the embeddings [..., size] of token ids [...]."""
+        width = self.linear.weight.shape[-1]
+        embeddings: mx.array = self.linear.weight[token_ids // width, :, token_ids % width]
+        return embeddings
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Return the logits [..., tokens] of x [..., size]."""
+        return self.linear(x)
+
+
+def _width(weight: mx.array) -> int:
+    """Return how wide panels of a weight [outputs, inputs] can be, or 0 if there are too many inputs for any."""
+    return next((width for width in _WIDTHS if _ROWS * width * weight.shape[1] <= _LARGEST_PRODUCT), 0)

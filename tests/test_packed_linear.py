@@ -1,0 +1,131 @@
+"""Packed weights give what the usual ones give, and each row the same bits in any company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx import nn
+from mlx_lm.models import llama
+
+from specd.settings import EMBEDDED_DRAFT
+from specd.worker import blas, packed_linear
+from specd.worker.eager_layer import EagerLayer, start_layers_early
+from specd.worker.model import load
+from specd.worker.packed_linear import PackedEmbedding, PackedLinear, pack
+from specd.worker.streams import STREAMS
+from tests.models import small_network
+
+on_its_core = pytest.mark.skipif(not blas.has_small_products(), reason="this OpenBLAS packs small products too")
+
+
+def linear(num_outputs: int, num_inputs: int, *, bias: bool = False, seed: int = 0) -> nn.Linear:
+    layer = nn.Linear(num_inputs, num_outputs, bias=bias)
+    layer.weight = mx.random.normal((num_outputs, num_inputs), key=mx.random.key(seed))
+    if bias:
+        layer.bias = mx.random.normal((num_outputs,), key=mx.random.key(seed + 1))
+    return layer
+
+
+@given(
+    leading=st.lists(st.integers(1, 9), min_size=0, max_size=3),
+    num_inputs=st.sampled_from([1, 7, 64, 300]),
+    num_outputs=st.integers(1, 200),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None)
+def test_a_packed_layer_is_the_layer(
+    leading: list[int], num_inputs: int, num_outputs: int, bias: bool, seed: int
+) -> None:
+    """With few rows and with many, also on several streams, and where the last panel is not full."""
+    layer = linear(num_outputs, num_inputs, bias=bias, seed=seed)
+    x = mx.random.normal((*leading, num_inputs), key=mx.random.key(seed + 2))
+    packed = PackedLinear(layer.weight, layer.get("bias"))
+    np.testing.assert_allclose(np.array(packed(x)), np.array(layer(x)), atol=1e-5 * num_inputs)
+
+
+@pytest.mark.parametrize("num_inputs", [3906, 3907, 7813, 15_625])
+def test_many_inputs_have_narrower_panels(num_inputs: int) -> None:
+    layer = linear(70, num_inputs)
+    packed = PackedLinear(layer.weight)
+    panels, _, width = packed.weight.shape
+    assert 4 * num_inputs * width <= 100**3
+    assert panels == -(-70 // width)
+    x = mx.random.normal((5, num_inputs), key=mx.random.key(1))
+    np.testing.assert_allclose(np.array(packed(x)), np.array(layer(x)), atol=1e-5 * num_inputs)
+
+
+@on_its_core
+def test_a_row_has_the_same_bits_whatever_the_others_are() -> None:
+    """So a token's products are the same in a decode, in a verify of any width, and beside other sessions."""
+    packed = PackedLinear(linear(192, 576).weight)
+    x = mx.random.normal((100, 576), key=mx.random.key(1))
+    together = np.array(packed(x))
+    for size in (1, 2, 3, 4, 5, 7, 8, 47, 60):
+        for begin in (0, 40):
+            part = packed(x[begin : begin + size])
+            np.testing.assert_array_equal(np.array(part), together[begin : begin + size])
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4)])
+def test_a_packed_embedding_is_the_embedding(shape: tuple[int, ...]) -> None:
+    layer = nn.Embedding(100, 24)
+    packed = PackedEmbedding(layer.weight)
+    token_ids = mx.random.randint(0, 100, shape, key=mx.random.key(0))
+    np.testing.assert_array_equal(np.array(packed(token_ids)), np.array(layer(token_ids)))
+    x = mx.random.normal((2, 3, 24), key=mx.random.key(1))
+    np.testing.assert_allclose(np.array(packed.as_linear(x)), np.array(layer.as_linear(x)), atol=1e-4)
+
+
+def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
+    tied = small_network("llama", vocab_size=40)
+    untied = small_network("llama", vocab_size=40, tie_word_embeddings=False)
+    untied.layers[0].mlp.down_proj = wide = linear(32, 20_000)  # with more inputs than a panel can have
+    untied.layers[0].mlp.up_proj = untied.layers[0].mlp.gate_proj = linear(20_000, 32)
+    for network in (tied, untied):
+        assert pack(network)
+        assert not any(type(part) is nn.Linear for part in network.modules() if part is not wide)
+    assert type(tied.model.embed_tokens) is PackedEmbedding
+    assert type(untied.model.embed_tokens) is nn.Embedding
+    assert type(untied.lm_head) is PackedLinear
+    assert untied.layers[0].mlp.down_proj is wide
+
+
+def test_nothing_is_packed_where_it_would_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = small_network("llama")
+    monkeypatch.setattr(packed_linear, "has_small_products", lambda: False)
+    assert not pack(network)
+    monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
+    monkeypatch.setattr(STREAMS, "all", 5 * STREAMS.all)
+    assert not pack(network)
+    assert type(network.layers[0].mlp.down_proj) is nn.Linear
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_only_a_worker_has_packed_weights_and_eager_layers(optimize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models for comparison are as mlx-lm has them."""
+    for name in ("swiglu", "scaled_dot_product_attention"):  # which other tests want as they are
+        monkeypatch.setattr(llama, name, getattr(llama, name))
+    network = load(EMBEDDED_DRAFT, blas="", optimize=optimize).network
+    assert any(type(part) is PackedLinear for part in network.modules()) == (optimize and blas.has_small_products())
+    assert all((type(layer) is EagerLayer) == optimize for layer in network.layers)
+
+
+def test_an_eager_layer_answers_for_its_layer() -> None:
+    network = small_network("llama")
+    layer: Any = network.layers[1]
+    x = mx.random.normal((1, 3, 32), key=mx.random.key(0))
+    expected = np.array(layer(x))
+    start_layers_early(network)
+    eager = network.layers[1]
+    np.testing.assert_array_equal(np.array(eager(x)), expected)
+    assert eager.self_attn is layer.self_attn
+    assert eager.use_sliding == layer.use_sliding
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = eager.no_such_thing
