@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from specd.worker.network import modules_of
-from specd.worker.streams import STREAMS
 
 
 class Cache(Protocol):
@@ -129,21 +127,16 @@ class _BatchLayer:
         self.caches = caches
         self.spans = spans
         self.offset = offset
-        self.streams: list[Any] = []
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """Return no mask: attention gets its own, session by session."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
         """Append to each session's cache, and return what each has."""
-        sizes = [span.stop - span.start for span in self.spans]
-        lengths = [cache.offset + size for cache, size in zip(self.caches, sizes, strict=True)]
-        largest_product = keys.shape[-1] * max(map(mul, sizes, lengths))
-        self.streams = _spread(len(self.spans), largest_product)
-        pairs = []
-        for cache, span, stream in zip(self.caches, self.spans, self.streams, strict=True):
-            with mx.stream(stream):
-                pairs.append(cache.update_and_fetch(_as_sequence(keys[span]), _as_sequence(values[span])))
+        pairs = [
+            cache.update_and_fetch(_as_sequence(keys[span]), _as_sequence(values[span]))
+            for cache, span in zip(self.caches, self.spans, strict=True)
+        ]
         return _Sessions([k for k, _ in pairs]), _Sessions([v for _, v in pairs])
 
 
@@ -162,26 +155,14 @@ def _batched(single: Any) -> Any:
             result: mx.array = single(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
             return result
         outputs = []
-        for span, k, v, stream in zip(cache.spans, keys.arrays, values.arrays, cache.streams, strict=True):
-            with mx.stream(stream):
-                q = _as_sequence(queries[span])
-                own_mask = "causal" if q.shape[2] > 1 else None
-                outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
+        for span, k, v in zip(cache.spans, keys.arrays, values.arrays, strict=True):
+            q = _as_sequence(queries[span])
+            own_mask = "causal" if q.shape[2] > 1 else None
+            outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
         return mx.concatenate(outputs)
 
     scaled_dot_product_attention.takes_batches = True  # type: ignore[attr-defined]
     return scaled_dot_product_attention
-
-
-# OpenBLAS computes products of up to 4 * 65536 multiplications on the thread that asks (interface/gemm.c). Larger ones
-# have its other threads wait for each other, if they come from two streams.
-_SERIAL_PRODUCT = 4 * 65536
-
-
-def _spread(count: int, largest_product: int) -> list[Any]:
-    """Return a stream for each of so many sessions, whose products have no more multiplications than that."""
-    streams = STREAMS.all if largest_product <= _SERIAL_PRODUCT else STREAMS.all[:1]
-    return [streams[i % len(streams)] for i in range(count)]
 
 
 def _as_sequence(rows: mx.array) -> mx.array:
