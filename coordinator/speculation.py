@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coordinator.acceptance_estimate import AcceptanceEstimate
 from coordinator.confidence_scale import ConfidenceScale
+from coordinator.load_trials import LoadTrials
 from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
 from coordinator.round import Exchange, Round
 from specd.moving_average import MovingAverage
@@ -72,6 +73,7 @@ class Speculation:
         self._num_sessions = num_sessions
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
+        self._trials = LoadTrials(clock)
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
         self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
         self._slowdown = {True: MovingAverage(_AHEAD_WEIGHT, _FIRST_SLOWDOWN), False: MovingAverage(_WEIGHT, 0.0)}
@@ -96,6 +98,11 @@ class Speculation:
         """Whether several sessions share the workers' steps."""
         return self._num_sessions() > 1
 
+    @property
+    def pays_for_several(self) -> bool:
+        """Whether several sessions that share steps are to draft as far as the forecast says, or not at all."""
+        return self._trials.drafts
+
     def costs(self) -> RoundCosts | None:
         """Return what the parts of a round cost now; None without a draft."""
         target, draft = self._target.step_costs, self._draft.step_costs
@@ -103,6 +110,7 @@ class Speculation:
             return None
         is_due = self._num_rounds >= self._costs_until or self._costs_are_shared is not self.is_shared
         if self._costs is None or is_due:
+            self._trials.next_stretch(self._num_sessions())
             self._costs = self._new_costs(target, draft)
             self._costs_are_shared = self.is_shared
             each = _RENEWED_ROUNDS_OF_SEVERAL if self.is_shared else _RENEWED_ROUNDS
@@ -126,6 +134,8 @@ class Speculation:
         """Learn what a round of a session took, after its first."""
         draft, verify = round_.proposal.exchange, round_.verdict.exchange
         self._num_rounds += 1
+        num_tokens = len(round_.commit.token_ids)
+        self._trials.observe(self._num_sessions(), num_tokens, round_.seconds, drafted=round_.num_proposed > 0)
         if max(draft.num_tokens, verify.num_tokens) > _MOST_NEW_TOKENS:
             return  # a worker computed the prompt, or the session again
         k = round_.num_proposed
@@ -240,21 +250,21 @@ class SessionSpeculation:
         """Whether the draft is likely to be asked soon, so that it should have the prompt."""
         if self._given is not None:
             return self._given > 0
-        return self._choose() > 0 or self._shared.is_probe_due
+        return self._forecast() > 0 or self._shared.is_probe_due
 
     def plan(self) -> Plan:
         """Decide how far to go in the next round."""
         if self._given is not None:
             self._costs = self._shared.costs()
             return Plan(self._given)
-        k = self._choose()
+        k = self._forecast()
         self._is_probe = k == 0 and self._shared.is_probe_due
         if self._is_probe:
             k = _PROBE_DRAFT_TOKENS
         costs = self._costs
         if costs is None:
             return Plan(_PROBE_DRAFT_TOKENS)  # the Drafter says why there is nothing
-        if k == 0 or self._shared.is_control_due:
+        if k == 0 or self._shared.is_control_due or (self._shared.is_shared and not self._shared.pays_for_several):
             return Plan(0)
         threshold = self._shared.ahead_threshold(k, costs)
         if threshold > 1:
@@ -290,7 +300,8 @@ class SessionSpeculation:
         else:
             self._acceptance.fade()
 
-    def _choose(self) -> int:
+    def _forecast(self) -> int:
+        """Return how far to go by what rounds should cost."""
         costs = self._shared.costs()
         if costs is None or costs is self._costs:
             self._costs = costs

@@ -23,8 +23,8 @@ from specd.worker.schedule import Schedule, StepTime
 
 # Milliseconds of a step by what it is for, as measured on two cores: of the target by tokens in all, of the draft by
 # sessions.
-TARGET = {1: 18.3, 2: 20.9, 4: 25.0, 8: 32.0, 16: 50.0, 32: 66.0, 48: 82.0, 64: 98.0, 128: 160.0, 256: 310.0}
-DRAFT = {1: 1.7, 4: 2.6, 16: 5.1, 32: 8.2}
+TARGET = {1: 10.0, 2: 10.5, 4: 12.5, 8: 20.0, 16: 32.0, 32: 57.0, 48: 85.0, 64: 110.0, 128: 200.0, 256: 390.0}
+DRAFT = {1: 1.0, 4: 1.9, 16: 5.0, 32: 9.5}
 # By how much a step takes longer while the other worker computes too.
 TARGET_SLOWED, DRAFT_SLOWED = 1.45, 1.2
 ON_THE_WAY_SECONDS = 0.0005  # between coordinator and worker, one way

@@ -1,0 +1,98 @@
+"""Whether drafting pays for several sessions at once, by what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from specd.moving_average import MovingAverage
+
+_WEIGHT = 0.2  # of the latest stretch
+# What is done goes on until the other has been better by this much: changing costs something too.
+_LEAST_GAIN = 0.03
+# What does not pay is tried again when what the last trial cost is less than this part of the time since. A trial
+# costs a part of its stretch at least, if only because sessions get out of step.
+_TRIAL_SHARE = 0.005
+_LEAST_LOSS = 0.1
+# At first in a stretch the sessions still are where the one before has left them: out of step, the draft behind.
+_SKIPPED_ROUNDS = 3
+
+
+class LoadTrials:
+    """Compares the tokens per second of sessions that draft and of the same ones when they do not.
+
+    What a round costs can be foretold for one session, by its parts. Several wait for each other's steps, form groups,
+    and have both workers compute at once, which takes each longer. So the forecast says how far to draft, and whether
+    to draft at all is tried, for all sessions in turns of some rounds, by how many they are (in powers of two).
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._known: dict[int, _Comparison] = {}
+        self._drafts = True
+        # Of the stretch under way; what is counted of it, after the skipped rounds.
+        self._size = 0
+        self._begun_at = 0.0
+        self._num_rounds = 0
+        self._num_tokens = 0
+        self._seconds: list[float] = []
+        self._drafted = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether sessions are to draft in this stretch."""
+        return self._drafts
+
+    def observe(self, num_sessions: int, num_tokens: int, seconds: float, *, drafted: bool) -> None:
+        """Count a round of one of so many sessions, and what came of it."""
+        self._num_rounds += 1
+        if self._num_rounds > _SKIPPED_ROUNDS * num_sessions:
+            self._num_tokens += num_tokens
+            self._seconds.append(seconds)
+            self._drafted |= drafted
+
+    def next_stretch(self, num_sessions: int) -> None:
+        """Judge the stretch that ends, if there were as many sessions all the while, and decide about the next."""
+        size = num_sessions.bit_length()
+        comparison = self._known.setdefault(size, _Comparison())
+        now = self._clock()
+        if size == self._size and self._seconds:
+            # The median, because some rounds wait for a piece of somebody's prompt.
+            rate = self._num_tokens / len(self._seconds) / median(self._seconds)
+            # By what they did: they may draft, and the forecast be that it does not pay.
+            comparison.add(self._drafted, rate, now - self._begun_at, now)
+        self._drafts = comparison.next_drafts(now)
+        self._size = size
+        self._begun_at = now
+        self._num_rounds = 0
+        self._num_tokens = 0
+        self._seconds = []
+        self._drafted = False
+
+
+class _Comparison:
+    """Tokens per second and session with drafting and without, and when the one that does not pay is due again."""
+
+    def __init__(self) -> None:
+        self._rates: dict[bool, MovingAverage] = {}
+        self._pays = True
+        self._trial_at = 0.0
+
+    def add(self, drafted: bool, rate: float, seconds: float, now: float) -> None:
+        """Take in what a stretch of so many seconds came to, which ends now."""
+        self._rates.setdefault(drafted, MovingAverage(_WEIGHT)).add(rate)
+        if len(self._rates) < 2:
+            return
+        usual, other = self._rates[self._pays].value, self._rates[not self._pays].value
+        if other > usual * (1 + _LEAST_GAIN):
+            self._pays = not self._pays
+        if drafted is not self._pays:
+            loss = max(1 - min(usual, other) / max(usual, other), _LEAST_LOSS)
+            self._trial_at = now + seconds * loss / _TRIAL_SHARE
+
+    def next_drafts(self, now: float) -> bool:
+        """Return whether to draft next, as far as the forecast is for it."""
+        if len(self._rates) < 2:
+            return True not in self._rates
+        return self._pays if now < self._trial_at else not self._pays
