@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
 
@@ -23,7 +24,7 @@ class LoadTrials:
 
     What a round costs can be foretold for one session, by its parts. Several wait for each other's steps, form groups,
     and have both workers compute at once, which takes each longer. So the forecast says how far to draft, and whether
-    to draft at all is tried, for all sessions in turns of some rounds, by how many they are (in powers of two).
+    to draft at all is tried, for all sessions in turns of some rounds, by how many they are (the nearest power of two).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -54,7 +55,7 @@ class LoadTrials:
 
     def next_stretch(self, num_sessions: int) -> None:
         """Judge the stretch that ends, if there were as many sessions all the while, and decide about the next."""
-        size = num_sessions.bit_length()
+        size = round(math.log2(max(num_sessions, 1)))
         comparison = self._known.setdefault(size, _Comparison())
         now = self._clock()
         if size == self._size and self._seconds:
