@@ -8,7 +8,8 @@ from statistics import median
 
 from specd.moving_average import MovingAverage
 
-_WEIGHT = 0.2  # of the latest stretch
+_WEIGHT = 0.3  # of the latest stretch
+_GAIN_WEIGHT = 0.5  # of the latest trial
 # What is done goes on until the other has been better by this much: changing costs something too.
 _LEAST_GAIN = 0.03
 # What does not pay is tried again when what the last trial cost is less than this part of the time since. A trial
@@ -73,27 +74,31 @@ class LoadTrials:
 
 
 class _Comparison:
-    """Tokens per second and session with drafting and without, and when the one that does not pay is due again."""
+    """What a round's tokens per second gain by the other way, and when that is to be tried again.
+
+    A trial is held against the stretches just before it: machines get busy, and texts more difficult.
+    """
 
     def __init__(self) -> None:
-        self._rates: dict[bool, MovingAverage] = {}
         self._pays = True
+        self._usual: MovingAverage | None = None
+        self._gain = MovingAverage(_GAIN_WEIGHT)
         self._trial_at = 0.0
 
     def add(self, drafted: bool, rate: float, seconds: float, now: float) -> None:
         """Take in what a stretch of so many seconds came to, which ends now."""
-        self._rates.setdefault(drafted, MovingAverage(_WEIGHT)).add(rate)
-        if len(self._rates) < 2:
-            return
-        usual, other = self._rates[self._pays].value, self._rates[not self._pays].value
-        if other > usual * (1 + _LEAST_GAIN):
-            self._pays = not self._pays
-        if drafted is not self._pays:
-            loss = max(1 - min(usual, other) / max(usual, other), _LEAST_LOSS)
-            self._trial_at = now + seconds * loss / _TRIAL_SHARE
+        if drafted is self._pays:
+            self._usual = self._usual or MovingAverage(_WEIGHT)
+            self._usual.add(rate)
+        elif self._usual is not None:
+            gain = rate / self._usual.value
+            self._gain.add(gain)
+            self._trial_at = now + seconds * max(1 - gain, _LEAST_LOSS) / _TRIAL_SHARE
+            if self._gain.value > 1 + _LEAST_GAIN:
+                self._pays = drafted
+                self._usual = MovingAverage(_WEIGHT, rate)
+                self._gain = MovingAverage(_GAIN_WEIGHT, 1 / self._gain.value)
 
     def next_drafts(self, now: float) -> bool:
         """Return whether to draft next, as far as the forecast is for it."""
-        if len(self._rates) < 2:
-            return True not in self._rates
-        return self._pays if now < self._trial_at else not self._pays
+        return self._pays if self._usual is None or now < self._trial_at else not self._pays
