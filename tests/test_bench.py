@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.acceptance import METHODS, coupled, estimate, rounds
+from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Specd
 from specd.bench.plot import draw, save_plot
@@ -608,3 +609,24 @@ def test_standard_error_of_a_mean_and_of_a_ratio_that_does_not_vary() -> None:
     assert mean == pytest.approx(7 / 3)
     assert error == pytest.approx(np.std(values, ddof=1) / np.sqrt(3))
     assert estimate(lambda weights: float((weights @ values) / (weights @ (2 * values))), 3) == (0.5, 0)
+
+
+@pytest.mark.processes
+async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(client: Client) -> None:
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    alone, fixed = [await throughput.Specd(client, Setup(SPECD, k)).decode(prompts, 2, 12) for k in (0, 2)]
+    assert alone.token_ids == fixed.token_ids
+    assert alone.drafted_per_round == 0
+    assert 1 < fixed.drafted_per_round <= 2  # less at the end of a text
+    of_mlx_lm = replace(alone, load=throughput.Load(Setup(MLX_LM), 2), seconds=2 * alone.seconds)
+    results = throughput.summarise([alone, fixed, of_mlx_lm])
+    assert all(result.same_tokens for result in results)
+    assert [result.to_mlx_lm for result in results][::2] == [pytest.approx(2), 1]
+    rows = written(throughput.table(results, "3 requests")).splitlines()
+    assert [row.split()[-7] for row in rows[-3:-1]] == ["0.0", f"{fixed.drafted_per_round:.1f}"]
+
+
+def written(table: Any) -> str:
+    output = io.StringIO()
+    Console(file=output, width=200).print(table)
+    return output.getvalue()

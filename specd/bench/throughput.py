@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -33,13 +33,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What a number of requests came to, so many of them at once. Times in seconds."""
+    """What a number of requests came to, so many of them at once. Times in seconds.
+
+    `drafted_per_round` is how many tokens the draft proposed on average: what an adaptive k came to.
+    """
 
     load: Load
     seconds: float
     token_ids: tuple[tuple[int, ...], ...]
     seconds_to_first_token: float = 0.0
     seconds_per_output_token: float = 0.0
+    drafted_per_round: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -78,6 +82,7 @@ class Specd:
         texts: dict[int, tuple[int, ...]] = {}
         firsts: list[float] = []
         rates: list[float] = []
+        drafted: list[int] = []
 
         async def keep_asking() -> None:
             while waiting:
@@ -88,7 +93,9 @@ class Specd:
                     prompt, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens
                 ):
                     last_at = time.perf_counter()
-                    if not token_ids:
+                    if token_ids:
+                        drafted.append(response.round.proposed)
+                    else:  # the first round, which has no proposal
                         first_at = last_at
                     token_ids.extend(token.id for token in response.tokens)
                 texts[number] = tuple(token_ids)
@@ -104,6 +111,7 @@ class Specd:
             tuple(texts[number] for number in sorted(texts)),
             median(firsts),
             median(rates),
+            fmean(drafted or [0]),
         )
 
 
@@ -184,6 +192,7 @@ class Result:
     to_one_session: float
     milliseconds_to_first_token: float
     milliseconds_per_output_token: float
+    drafted_per_round: float
     same_tokens: bool
 
     def as_record(self) -> dict[str, object]:
@@ -216,6 +225,7 @@ def summarise(runs: Sequence[Run]) -> list[Result]:
             speed / one,
             1000 * median(run.seconds_to_first_token for run in by_load[load]),
             1000 * median(run.seconds_per_output_token for run in by_load[load]),
+            median(run.drafted_per_round for run in by_load[load]),
             all(run.token_ids == reference for run in by_load[load]),
         )
         for load, speed in speeds.items()
@@ -228,6 +238,7 @@ def table(results: Sequence[Result], title: str) -> Table:
     layout.add_column(title, no_wrap=True)
     for header in (
         "at once",
+        "drafted\n/round",
         "tokens\n/s",
         "/ mlx-lm\nbatch",
         "/ one\nsession",
@@ -242,6 +253,7 @@ def table(results: Sequence[Result], title: str) -> Table:
         layout.add_row(
             load.setup.label if is_specd else "mlx-lm, batch, target alone",
             str(load.concurrency),
+            f"{result.drafted_per_round:.1f}" if is_specd else "",
             f"{result.tokens_per_second:.1f}",
             f"{result.to_mlx_lm:.2f}",
             f"{result.to_one_session:.2f}",

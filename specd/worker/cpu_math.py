@@ -2,8 +2,8 @@
 
 MLX's wheel for x86 goes value by value. Its exp(), which softmax and SiLU come down to, is a polynomial of six calls to
 libm and takes 13 ns, where power() is one call and takes 5 ns. Its RoPE is a dozen operations, which every layer
-repeats for the same places. Without both, a step of eight tokens takes a tenth less, and one of 32 a quarter
-(`benchmarks/cpu_math.py`).
+repeats for the same places. `benchmarks/cpu_steps.py` measures a step with this, and with packed weights, beside
+mlx-lm's.
 
 The formulas are those of MLX, in float32 like everything on the CPU: only the last bits can differ.
 """
