@@ -13,8 +13,9 @@ def start_layers_early(network: Module) -> None:
 
     Describing a pass of the embedded target takes Python a fifth of the time of a verify.
     """
-    layers: list[Module] = network.layers
-    layers[:] = [EagerLayer(layer) for layer in layers]
+    layers = getattr(network, "layers", None)
+    if isinstance(layers, list):
+        layers[:] = [EagerLayer(layer) for layer in layers]
 
 
 class EagerLayer(Module):
@@ -28,7 +29,8 @@ class EagerLayer(Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Return what the layer does, under way."""
         output = self.layer(*args, **options)
-        mx.async_eval(output)
+        if isinstance(output, mx.array):
+            mx.async_eval(output)
         return output
 
     def __getattr__(self, name: str) -> Any:
