@@ -262,6 +262,8 @@ async def test_two_thousand_sessions_leave_nothing_behind(small_stack: Stack) ->
         except asyncio.CancelledError:
             pass
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED:  # as gRPC says it of a call whose answer was just coming
+                return
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error.details()
             await asyncio.sleep(rng.random())
             await ask(client)

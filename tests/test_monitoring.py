@@ -151,7 +151,8 @@ class Load:
         assert stack.draft is not None
         sampled = SamplingParameters(temperature=0.8, seed=1)
         for number in range(2):
-            await asyncio.gather(self.ask(number, max_tokens=48), self.ask(number + 2, max_tokens=48, sampling=sampled))
+            greedy = self.ask(number, max_tokens=48, num_draft_tokens=4)
+            await asyncio.gather(greedy, self.ask(number + 2, max_tokens=48, sampling=sampled))
         await self.ask(0, max_tokens=48)  # alone, and with a prompt that the workers have
         await self.go_away()
         await self.ask(0, num_draft_tokens=99)
@@ -163,7 +164,8 @@ class Load:
         finally:
             os.kill(stack.draft.pid, signal.SIGCONT)
         await eventually(lambda: read_metric(stack.coordinator, "specd_draft_available") == 1)
-        await asyncio.gather(*(self.ask(number, max_tokens=32) for number in range(8)))
+        # So many would not draft by themselves.
+        await asyncio.gather(*(self.ask(number, max_tokens=48, num_draft_tokens=4) for number in range(8)))
         await wait_until_idle(stack)
 
 
