@@ -4,7 +4,8 @@ A general matrix product copies its larger operand, piece by piece, into panels 
 ("packing": Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008). That pays where each panel
 is then used for hundreds of rows. A decode or a verify has a few, and the copying takes most of its time. Weights never
 change: here they become panels once, at load, and each panel is a product so small that OpenBLAS does not copy it.
-On the embedded target one core is then faster than two were: eight rows take 11 ms, not 27 on one core and 16 on two.
+On the embedded target one core is then faster than two were: a step with one token takes half of the time, with eight
+six tenths (`benchmarks/cpu_steps.py`).
 
 Besides, the sums of each row come in the same order whatever the other rows are: a token's products have the same bits
 in every width and batch.
