@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median
 
 from specd.moving_average import MovingAverage
@@ -32,45 +33,49 @@ class LoadTrials:
         """`clock` returns seconds."""
         self._clock = clock
         self._known: dict[int, _Comparison] = {}
-        self._drafts = True
-        # Of the stretch under way; what is counted of it, after the skipped rounds.
-        self._size = 0
-        self._begun_at = 0.0
-        self._num_rounds = 0
-        self._num_tokens = 0
-        self._seconds: list[float] = []
-        self._drafted = False
+        self._stretch = _Stretch(0, clock(), drafts=True)
 
     @property
     def drafts(self) -> bool:
         """Whether sessions are to draft in this stretch."""
-        return self._drafts
+        return self._stretch.drafts
 
     def observe(self, num_sessions: int, num_tokens: int, seconds: float, *, drafted: bool) -> None:
         """Count a round of one of so many sessions, and what came of it."""
-        self._num_rounds += 1
-        if self._num_rounds > _SKIPPED_ROUNDS * num_sessions:
-            self._num_tokens += num_tokens
-            self._seconds.append(seconds)
-            self._drafted |= drafted
+        stretch = self._stretch
+        stretch.num_rounds += 1
+        if stretch.num_rounds > _SKIPPED_ROUNDS * num_sessions:
+            stretch.num_tokens += num_tokens
+            stretch.seconds.append(seconds)
+            stretch.drafted |= drafted
 
     def next_stretch(self, num_sessions: int) -> None:
         """Judge the stretch that ends, if there were as many sessions all the while, and decide about the next."""
         size = round(math.log2(max(num_sessions, 1)))
         comparison = self._known.setdefault(size, _Comparison())
-        now = self._clock()
-        if size == self._size and self._seconds:
-            # The median, because some rounds wait for a piece of somebody's prompt.
-            rate = self._num_tokens / len(self._seconds) / median(self._seconds)
+        now, stretch = self._clock(), self._stretch
+        if size == stretch.size and stretch.seconds:
             # By what they did: they may draft, and the forecast be that it does not pay.
-            comparison.add(self._drafted, rate, now - self._begun_at, now)
-        self._drafts = comparison.next_drafts(now)
-        self._size = size
-        self._begun_at = now
-        self._num_rounds = 0
-        self._num_tokens = 0
-        self._seconds = []
-        self._drafted = False
+            comparison.add(stretch.drafted, stretch.rate, now - stretch.begun_at, now)
+        self._stretch = _Stretch(size, now, comparison.next_drafts(now))
+
+
+@dataclass
+class _Stretch:
+    """Some rounds of about 2**size sessions, and what came of those after the skipped ones."""
+
+    size: int
+    begun_at: float
+    drafts: bool
+    num_rounds: int = 0
+    num_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
+    drafted: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of a session; by the median round, because some wait for a piece of somebody's prompt."""
+        return self.num_tokens / len(self.seconds) / median(self.seconds)
 
 
 class _Comparison:

@@ -99,9 +99,9 @@ class Speculation:
         return self._num_sessions() > 1
 
     @property
-    def pays_for_several(self) -> bool:
-        """Whether several sessions that share steps are to draft as far as the forecast says, or not at all."""
-        return self._trials.drafts
+    def may_draft(self) -> bool:
+        """Whether to draft as far as the forecast says: always with one session, with several where it has paid."""
+        return not self.is_shared or self._trials.drafts
 
     def costs(self) -> RoundCosts | None:
         """Return what the parts of a round cost now; None without a draft."""
@@ -264,7 +264,7 @@ class SessionSpeculation:
         costs = self._costs
         if costs is None:
             return Plan(_PROBE_DRAFT_TOKENS)  # the Drafter says why there is nothing
-        if k == 0 or self._shared.is_control_due or (self._shared.is_shared and not self._shared.pays_for_several):
+        if k == 0 or self._shared.is_control_due or not self._shared.may_draft:
             return Plan(0)
         threshold = self._shared.ahead_threshold(k, costs)
         if threshold > 1:

@@ -87,7 +87,7 @@ def test_models_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cpu_math, "_is_exp_slow", lambda: True)
     monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
     assert speed_up(network)
-    assert pack(network)
+    assert pack(network, TINY_VOCABULARY_SIZE)
     start_layers_early(network)
     assert not any(type(part) is nn.RoPE for part in network.modules())
     batches = enable_batches(network)

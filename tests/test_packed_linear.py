@@ -89,7 +89,7 @@ def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     untied.layers[0].mlp.down_proj = wide = linear(32, 20_000)  # with more inputs than a panel can have
     untied.layers[0].mlp.up_proj = untied.layers[0].mlp.gate_proj = linear(20_000, 32)
     for network in (tied, untied):
-        assert pack(network)
+        assert pack(network, 40)
         assert not any(type(part) is nn.Linear for part in network.modules() if part is not wide)
     assert type(tied.model.embed_tokens) is PackedEmbedding
     assert type(untied.model.embed_tokens) is nn.Embedding
@@ -100,10 +100,10 @@ def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_packed_where_it_would_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     network = small_network("llama")
     monkeypatch.setattr(packed_linear, "has_small_products", lambda: False)
-    assert not pack(network)
+    assert not pack(network, 40)
     monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
     monkeypatch.setattr(STREAMS, "all", 5 * STREAMS.all)
-    assert not pack(network)
+    assert not pack(network, 40)
     assert type(network.layers[0].mlp.down_proj) is nn.Linear
 
 

@@ -74,17 +74,19 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
         raise StartupError(f"cannot load the model {name}: {why}") from error
     _refuse_caches_without_rewind(name, network)
 
-    if mx.default_device().type == mx.cpu:
+    on_cpu = mx.default_device().type == mx.cpu
+    if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
-        if optimize:
-            speed_up(network)
-            pack(network)
-            start_layers_early(network)
         precision, device = "float32", f"cpu, {blas}"
     else:
         maybe_set_recommended_wired_limit()
         precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
+    rows, cache_bytes_per_token = _shapes(network)
+    if on_cpu and optimize:
+        speed_up(network)
+        pack(network, rows)
+        start_layers_early(network)
     mx.eval(network.parameters())
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -92,8 +94,6 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
         raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     text_config = config.get("text_config") or config
-    layers = make_prompt_cache(network)
-    rows = network(mx.array([[0]]), cache=layers).shape[-1]  # only shapes: nothing is computed
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
@@ -120,7 +120,7 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
         backend.to_str().encode(),
         TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
         batches=batches,
-        cache_bytes_per_token=sum(layer.nbytes // layer.keys.shape[-2] for layer in layers),
+        cache_bytes_per_token=cache_bytes_per_token,
     )
 
 
@@ -165,6 +165,13 @@ def _refuse_caches_without_rewind(name: str, network: Module) -> None:
             f"the model {name} keeps its state in {', '.join(sorted(unsupported))}, which cannot be rewound exactly; "
             "specd serves models with full attention in every layer for now"
         )
+
+
+def _shapes(network: Module) -> tuple[int, int]:
+    """Return the rows of the logits and the bytes of a token in the cache; only shapes, nothing is computed."""
+    layers = make_prompt_cache(network)
+    rows = network(mx.array([[0]]), cache=layers).shape[-1]
+    return rows, sum(layer.nbytes // layer.keys.shape[-2] for layer in layers)
 
 
 def _stored_precision(config: dict[str, Any]) -> str:

@@ -32,11 +32,13 @@ _ROWS_FOR_ALL_STREAMS = 48
 _MOST_STREAMS = 4
 
 
-def pack(network: Module) -> bool:
-    """Pack the weights of a network of mlx-lm, where that makes it faster; returns whether it does."""
+def pack(network: Module, vocabulary_rows: int) -> bool:
+    """Pack the weights of a network of mlx-lm with so many logits, where that makes it faster.
+
+    Returns whether it does.
+    """
     if not has_small_products() or len(STREAMS.all) > _MOST_STREAMS:
         return False
-    vocabulary_rows = network(mx.array([[0]])).shape[-1]  # only shapes: nothing is computed
     # Without an output layer of that many rows, it is the embedding; otherwise that only looks up its rows.
     is_tied = all(part.weight.shape[0] != vocabulary_rows for part in network.modules() if type(part) is Linear)
     for part in network.modules():
