@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -22,7 +23,7 @@ from specd.worker.user_cache import user_cache_directory
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
 # The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
 _CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
-_LOADED: dict[str, str] = {}
+_LOADED: dict[str, Any] = {}
 
 log = structlog.get_logger()
 
@@ -38,12 +39,21 @@ def load_blas(num_threads: int) -> str:
         if "mlx.core" in sys.modules:
             raise RuntimeError("load_blas() must run before the first import of mlx.core")
         _LOADED["blas"] = _load_openblas(num_threads)
-    return _LOADED["blas"]
+    return str(_LOADED["blas"])
 
 
 def has_small_products() -> bool:
     """Whether the BLAS that was loaded has a kernel for small float32 products, which reads its operands in place."""
     return _LOADED.get("core") in _CORES_WITH_SMALL_PRODUCTS
+
+
+def keep_to_one_thread() -> None:
+    """Let each product be computed where it is asked for, from now on.
+
+    One that is shared out waits for all of its threads. Where another process computes too, and there are no more cores
+    than threads, each waits for the scheduler's next turn: a verify was seen to take 20 times as long.
+    """
+    _LOADED["library"].openblas_set_num_threads(1)
 
 
 def _load_openblas(num_threads: int) -> str:
@@ -56,9 +66,10 @@ def _load_openblas(num_threads: int) -> str:
             library = load()
             library.openblas_get_config.restype = ctypes.c_char_p
             library.openblas_get_corename.restype = ctypes.c_char_p
+            _LOADED["library"] = library
             _LOADED["core"] = library.openblas_get_corename().decode()
             version = " ".join(library.openblas_get_config().decode().split()[:2])
-            return f"{version}, {library.openblas_get_num_threads()} threads"
+            return f"{version} for {_LOADED['core']}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:
             problems.append(str(error))
     log.warning(

@@ -23,6 +23,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
 from specd.worker.network import modules_of
+from specd.worker.streams import ROWS_FOR_ALL_STREAMS, spread
 
 _E = mx.array(math.e)
 _ONE_OVER_E = mx.array(1 / math.e)
@@ -63,6 +64,16 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
 
     If it is causal, the queries are at the last n places. Returns what `mx.fast.scaled_dot_product_attention` does.
     """
+    n, length = queries.shape[2], keys.shape[2]
+
+    def attend(rows: slice) -> mx.array:
+        visible = length - n + rows.stop if is_causal else length
+        return _attention(queries[:, :, rows], keys[:, :, :visible], values[:, :, :visible], scale, is_causal=is_causal)
+
+    return attend(slice(n)) if n < ROWS_FOR_ALL_STREAMS else mx.concatenate(spread(n, attend), axis=2)
+
+
+def _attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
     batch, heads, n, _ = queries.shape
     groups, length = keys.shape[1:3]
     # The heads of a group share keys, so their queries are one matrix.

@@ -18,16 +18,14 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from specd.worker.blas import has_small_products
-from specd.worker.streams import STREAMS
+from specd.worker.blas import has_small_products, keep_to_one_thread
+from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, spread
 
 # OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
 _WIDTHS = (64, 32, 16)
 _ROWS = 4
 # It is for products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
 _LARGEST_PRODUCT = 100**3
-# From here on two streams, with what it takes to part and to join the rows, are faster than one.
-_ROWS_FOR_ALL_STREAMS = 48
 # Measured on two. Where BLAS shares the copying out among many more, few rows on one core are hardly the fastest.
 _MOST_STREAMS = 4
 
@@ -47,6 +45,7 @@ def pack(network: Module, vocabulary_rows: int) -> bool:
                 setattr(part, name, PackedLinear(child.weight, child.get("bias")))
             elif type(child) is Embedding and _width(child.weight) and is_tied and len(child.weight) == vocabulary_rows:
                 setattr(part, name, PackedEmbedding(child.weight))
+    keep_to_one_thread()
     return True
 
 
@@ -69,19 +68,14 @@ class PackedLinear(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
-        output = self._spread(rows) if rows.shape[0] >= _ROWS_FOR_ALL_STREAMS else self._multiply(rows)
+        if rows.shape[0] < ROWS_FOR_ALL_STREAMS:
+            output = self._multiply(rows)
+        else:
+            output = mx.concatenate(spread(rows.shape[0], lambda share: self._multiply(rows[share]), multiple=_ROWS))
         if output.shape[1] != self.num_outputs:
             output = output[:, : self.num_outputs]
         output = output.reshape(*x.shape[:-1], self.num_outputs)
         return output + self.bias if "bias" in self else output
-
-    def _spread(self, rows: mx.array) -> mx.array:
-        share = -(-rows.shape[0] // len(STREAMS.all) // _ROWS) * _ROWS
-        outputs = []
-        for stream, begin in zip(STREAMS.all, range(0, rows.shape[0], share), strict=False):
-            with mx.stream(stream):
-                outputs.append(self._multiply(rows[begin : begin + share]))
-        return mx.concatenate(outputs)
 
     def _multiply(self, rows: mx.array) -> mx.array:
         """Multiply rows [n, inputs]; returns [n, outputs and padding]."""
