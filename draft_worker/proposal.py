@@ -16,7 +16,7 @@ from specd.worker.batch import Evaluate
 from specd.worker.chunk_size import ChunkSize
 from specd.worker.distribution import encode_distributions
 from specd.worker.engine import Steps
-from specd.worker.sampler import NonFiniteLogitsError, are_finite
+from specd.worker.sampler import NonFiniteLogitsError, checksum, confidence_of, is_finite
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def _choose(
     history = sampler.history(cache.token_ids, pending)
     latest = mx.array(pending)
     chosen: list[mx.array] = []
-    finite: list[mx.array] = []
-    confidences: list[mx.array] = []
+    checksums: list[mx.array] = []
+    best_two: list[mx.array] = []
     probabilities: list[mx.array] = []
     product = math.prod(path.confidences[first:])
     for i in range(count):
@@ -164,32 +164,27 @@ def _choose(
         own_noise = noise[i : i + 1] if noise is not None else None
         latest = sampler.choose(scores, own_noise)
         chosen.append(latest)
-        finite.append(are_finite(logits))
+        checksums.append(checksum(logits))
         if sampler.rejects:
             probabilities.append(sampler.probabilities(scores))
         if history is not None:
             history = mx.concatenate([history, latest])
         if min_confidences or can_wait:
-            confidences.append(sampler.confidence(scores, own_noise))
-            mx.async_eval(latest, confidences[-1])
+            best_two.append(sampler.best_two(scores, own_noise))
+            mx.async_eval(latest, best_two[-1])
             if i > 0:
-                product *= _value(confidences[i - 1])
+                product *= confidence_of(best_two[i - 1])
                 place = len(path.token_ids) + i - 1 - first
                 if place < len(min_confidences) and product < min_confidences[place]:
                     break
-    all_chosen, all_finite = mx.concatenate(chosen), mx.all(mx.stack(finite))
-    yield Evaluate([all_chosen, all_finite, *confidences, *probabilities])
-    if not all_finite:
+    all_chosen = mx.concatenate(chosen)
+    yield Evaluate([all_chosen, *checksums, *best_two, *probabilities])
+    if not all(map(is_finite, checksums)):
         raise NonFiniteLogitsError
     token_ids: list[int] = all_chosen.tolist()  # type: ignore[assignment]
     cache.commit([*pending, *token_ids[:-1]])
     path.token_ids += token_ids
-    path.confidences += map(_value, confidences)
+    path.confidences += map(confidence_of, best_two)
     path.distributions += encode_distributions(np.array(mx.concatenate(probabilities))) if probabilities else []
     # However many of them are accepted.
     sampler.prepare_draft_noise(path.end + 1 - len(token_ids), 2 * len(token_ids))
-
-
-def _value(scalar: mx.array) -> float:
-    value: float = scalar.item()  # type: ignore[assignment]
-    return value

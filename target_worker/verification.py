@@ -12,7 +12,7 @@ from specd.worker.batch import Evaluate
 from specd.worker.chunk_size import ChunkSize
 from specd.worker.distribution import Rows
 from specd.worker.engine import Steps
-from specd.worker.sampler import NonFiniteLogitsError, Sampler, are_finite
+from specd.worker.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
 from specd.worker.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import log_probabilities
@@ -66,9 +66,9 @@ def verify(
         accepted, own = accept_by_rejection(sampler, scores, next_position, proposed, mx.array(draft_probabilities))
     else:
         accepted, own = accept_coupled(sampler, scores, next_position, proposed)
-    finite = are_finite(logits)
-    yield Evaluate([accepted, own, finite])
-    if not finite:
+    logits_checksum = checksum(logits)
+    yield Evaluate([accepted, own, logits_checksum])
+    if not is_finite(logits_checksum):
         raise NonFiniteLogitsError
     cache.commit(fed)
 

@@ -25,8 +25,9 @@ from mlx_lm.models import activations
 from specd.worker.network import modules_of
 from specd.worker.streams import ROWS_FOR_ALL_STREAMS, spread
 
-_E = mx.array(math.e)
 _ONE_OVER_E = mx.array(1 / math.e)
+# Each is 16 KiB to make, for a head of 64.
+_MOST_MATRICES = 32
 
 
 def speed_up(network: Module) -> bool:
@@ -77,14 +78,12 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float
     batch, heads, n, _ = queries.shape
     groups, length = keys.shape[1:3]
     # The heads of a group share keys, so their queries are one matrix.
-    logits = (scale * queries).reshape(batch, groups, heads // groups * n, -1) @ keys.swapaxes(-1, -2)
+    logits = queries.reshape(batch, groups, heads // groups * n, -1) @ keys.swapaxes(-1, -2)
     if is_causal and n > 1:
         by_head = logits.reshape(batch, groups, heads // groups, n, length)
-        old, new = by_head[..., : length - n], by_head[..., length - n :]
-        logits = mx.concatenate([old, new + _causal_mask(n)], axis=-1).reshape(logits.shape)
-    weights = mx.power(_E, logits - mx.max(logits, axis=-1, keepdims=True))
-    sums = weights @ mx.ones((length, 1))  # BLAS has vector instructions
-    return ((weights @ values) / sums).reshape(batch, heads, n, -1)
+        logits = (by_head + _causal_mask(n, length)).reshape(logits.shape)
+    weights = mx.power(_exp(scale), logits - mx.max(logits, axis=-1, keepdims=True))
+    return ((weights @ values) / mx.sum(weights, axis=-1, keepdims=True)).reshape(batch, heads, n, -1)
 
 
 def _or_else(plain: Any) -> Any:
@@ -103,8 +102,14 @@ def _or_else(plain: Any) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _causal_mask(n: int) -> mx.array:
-    return mx.array(np.triu(np.full((n, n), -np.inf, np.float32), k=1))
+def _exp(scale: float) -> mx.array:
+    return mx.array(math.exp(scale))
+
+
+# All layers ask for the same; those of a prefill are large.
+@lru_cache(maxsize=4)
+def _causal_mask(n: int, length: int) -> mx.array:
+    return mx.array(np.triu(np.full((n, length), -np.inf, np.float32), k=length - n + 1))
 
 
 class RotaryEmbedding(RoPE):
@@ -117,20 +122,48 @@ class RotaryEmbedding(RoPE):
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """Rotate x [batch, heads, n, size], whose places begin at an offset, or at one for each of the batch."""
         offsets = (offset,) if isinstance(offset, int) else tuple(np.array(offset).reshape(-1).tolist())
-        cos, sin = _rotation(self.dims, self.base, self.scale, offsets, x.shape[-2])
+        n, size = x.shape[-2:]
+        if len(offsets) * n <= _MOST_MATRICES:
+            matrices = _matrices(self.dims, self.base, self.scale, offsets, n, size)
+            return (x.swapaxes(1, 2) @ matrices).swapaxes(1, 2)
+        cos, sin = _rotation(self.dims, self.base, self.scale, offsets, n)
         half = self.dims // 2
         rotated = x[..., : self.dims] * cos + mx.concatenate([x[..., half : self.dims], x[..., :half]], axis=-1) * sin
-        return rotated if x.shape[-1] == self.dims else mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
+        return rotated if size == self.dims else mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
+
+
+# Arrays that need no evaluation, which is bound to a thread; kept, because all layers ask for the same.
+
+
+@lru_cache(maxsize=8)
+def _matrices(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int, size: int) -> mx.array:
+    """Return the rotation of each place as a matrix: one product is an operation where the formula is eight."""
+    cos, sin = _angles(dims, base, scale, offsets, n)
+    matrices = np.zeros((len(offsets), n, size, size), np.float32)
+    first = np.arange(dims // 2)
+    second = first + dims // 2
+    rest = np.arange(dims, size)
+    matrices[:, :, first, first] = matrices[:, :, second, second] = cos
+    matrices[:, :, first, second] = sin
+    matrices[:, :, second, first] = -sin
+    matrices[:, :, rest, rest] = 1
+    return mx.array(matrices)
 
 
 @lru_cache(maxsize=8)
 def _rotation(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int) -> tuple[mx.array, mx.array]:
-    """Return cosines and signed sines [offsets, 1, n, dims] (Su et al., arXiv 2104.09864, equation 34)."""
-    places = (np.array(offsets)[:, None] + np.arange(n)).astype(np.float32) * np.float32(scale)
-    angles = places[:, None, :, None] * _frequencies(dims, base)
-    cos, sin = np.cos(angles), np.sin(angles)
-    # Arrays that need no evaluation, which is bound to a thread.
+    """Return cosines and signed sines [offsets, 1, n, dims]."""
+    cos, sin = (values[:, None] for values in _angles(dims, base, scale, offsets, n))
     return mx.array(np.concatenate([cos, cos], axis=-1)), mx.array(np.concatenate([-sin, sin], axis=-1))
+
+
+def _angles(
+    dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return cosines and sines [offsets, n, dims / 2] (Su et al., arXiv 2104.09864, equation 34)."""
+    places = (np.array(offsets)[:, None] + np.arange(n)).astype(np.float32) * np.float32(scale)
+    angles = places[:, :, None] * _frequencies(dims, base)
+    return np.cos(angles), np.sin(angles)
 
 
 @lru_cache(maxsize=8)

@@ -62,33 +62,40 @@ class PackedLinear(Module):
         width = _width(weight)
         padded = mx.pad(weight, [(0, -self.num_outputs % width), (0, 0)])
         self.weight = mx.contiguous(padded.reshape(-1, width, num_inputs).swapaxes(1, 2))
+        self._weight_of_groups = self.weight[:, None]
         if bias is not None:
             self.bias = bias
+        # Now: what is for later belongs to this thread. And what it was made of can go.
+        mx.eval(self.weight, self._weight_of_groups)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
-        rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] < ROWS_FOR_ALL_STREAMS:
+        num_rows = x.size // x.shape[-1]
+        rows = x.reshape(1, num_rows, x.shape[-1])
+        if num_rows < ROWS_FOR_ALL_STREAMS:
             output = self._multiply(rows)
         else:
-            output = mx.concatenate(spread(rows.shape[0], lambda share: self._multiply(rows[share]), multiple=_ROWS))
-        if output.shape[1] != self.num_outputs:
-            output = output[:, : self.num_outputs]
+            output = mx.concatenate(
+                spread(num_rows, lambda share: self._as_rows(self._multiply(rows[:, share])), multiple=_ROWS)
+            )
+        if output.size != num_rows * self.num_outputs:
+            output = self._as_rows(output)[:num_rows, : self.num_outputs]
         output = output.reshape(*x.shape[:-1], self.num_outputs)
         return output + self.bias if "bias" in self else output
 
     def _multiply(self, rows: mx.array) -> mx.array:
-        """Multiply rows [n, inputs]; returns [n, outputs and padding]."""
-        n, num_inputs = rows.shape
-        if n == 1:
-            return (rows @ self.weight).reshape(1, -1)
+        """Multiply rows [1, n, inputs]; returns what `_as_rows` has as [n and padding, outputs and padding]."""
+        _, n, num_inputs = rows.shape
         if n <= _ROWS:
-            return (rows @ self.weight).swapaxes(0, 1).reshape(n, -1)
+            output = rows @ self.weight
+            return output if n == 1 else output.swapaxes(0, 1)
         # All rows with one panel, which the core's cache then has, before the next.
-        padded = mx.pad(rows, [(0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
-        groups = padded.reshape(1, -1, _ROWS, num_inputs) @ self.weight[:, None]
-        output = groups.transpose(1, 2, 0, 3).reshape(padded.shape[0], -1)
-        return output[:n] if n % _ROWS else output
+        padded = mx.pad(rows, [(0, 0), (0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
+        groups = padded.reshape(1, -1, _ROWS, num_inputs) @ self._weight_of_groups
+        return groups.transpose(1, 2, 0, 3)
+
+    def _as_rows(self, output: mx.array) -> mx.array:
+        return output.reshape(-1, self.weight.shape[0] * self.weight.shape[2])
 
 
 class PackedEmbedding(Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -100,15 +101,9 @@ class Sampler:
             return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
         return mx.softmax(scores, axis=-1, precise=True)
 
-    def confidence(self, scores: mx.array, noise: mx.array | None) -> mx.array:
-        """Return how clear the choices from these scores [n, vocabulary_size] are, [n] in [0.5, 1].
-
-        It is the best token's share of the best two (a sigmoid of the margin between them). That tells as well as its
-        probability whether another model chooses the same, or better with noise, which both have; and it needs no
-        exponential of the whole vocabulary.
-        """
-        best_two = mx.topk(scores if noise is None else scores + noise, 2, axis=-1)
-        return mx.sigmoid(mx.abs(best_two[:, 1] - best_two[:, 0]))
+    def best_two(self, scores: mx.array, noise: mx.array | None) -> mx.array:
+        """Return the best two of each row of scores [n, vocabulary_size], [n, 2], for `confidence_of`, lazily."""
+        return mx.topk(scores if noise is None else scores + noise, 2, axis=-1)
 
     @property
     def _draft_purpose(self) -> Purpose:
@@ -172,6 +167,23 @@ class Sampler:
         return mask
 
 
-def are_finite(values: mx.array) -> mx.array:
-    """Return whether logits, or other values, are neither NaN nor infinite, lazily; a sum shows it in one pass."""
-    return mx.isfinite(mx.sum(values.astype(mx.float32)))
+def confidence_of(best_two: mx.array) -> float:
+    """Return how clear the choice between the best two scores [1, 2] of a row is, in [0.5, 1].
+
+    It is the best token's share of the two (a sigmoid of the margin between them). That tells as well as its
+    probability whether another model chooses the same, or better with noise, which both have; and it needs no
+    exponential of the whole vocabulary.
+    """
+    scores: list[list[float]] = best_two.tolist()  # type: ignore[assignment]
+    [[one, other]] = scores
+    return 1 / (1 + math.exp(-abs(one - other)))
+
+
+def checksum(values: mx.array) -> mx.array:
+    """Return a value that is finite if all logits, or other values, are, lazily: their sum, in one pass."""
+    return mx.sum(values.astype(mx.float32))
+
+
+def is_finite(checksum: mx.array) -> bool:
+    """Return whether what a checksum is of is neither NaN nor infinite anywhere."""
+    return math.isfinite(checksum.item())  # type: ignore[arg-type]

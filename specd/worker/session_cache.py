@@ -14,7 +14,7 @@ from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
 from specd.worker.prefix_cache import PrefixCache, common_prefix_len
-from specd.worker.sampler import are_finite
+from specd.worker.sampler import checksum, is_finite
 
 # Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
 # decode step, logits of these rows that nobody reads cost little.
@@ -104,7 +104,7 @@ class SessionCache:
     def _is_finite(self) -> bool:
         """Whether the last layer, where whatever went wrong before arrives, holds no NaN: a prefill has no logits."""
         keys_and_values = self.layers[-1].state[:2]
-        return bool(mx.all(mx.stack([are_finite(array) for array in keys_and_values])))
+        return all(is_finite(checksum(array)) for array in keys_and_values)
 
     def _take_over(self, token_ids: Sequence[int]) -> None:
         if self._prefixes is None:

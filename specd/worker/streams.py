@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 
-
 # From here on two streams, with what it takes to part and to join the rows, are faster than one.
 ROWS_FOR_ALL_STREAMS = 48
 
