@@ -80,20 +80,21 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts) -> tuple[
 
 
 def stopping_thresholds(costs: RoundCosts, rate: float, next_acceptance: float, num_draft_tokens: int) -> list[float]:
-    """Return how likely a proposal of i = 1, 2, ... tokens must be accepted as a whole for going on to pay, in [0, 1].
+    """Return how likely the first i = 1, 2, ... tokens must be accepted as a whole for going on to pay, in [0, 1].
 
-    Going on to j tokens costs the draft steps and what they add to the verify. It brings the tokens after the i-th,
+    When that is looked at, there is a token more, which the proposal ends with: the device does not wait in between.
+    Going on from it to j tokens costs the draft steps and what they add to the verify. It brings the tokens after it,
     each worth 1 / rate seconds (what maximises a rate, Dinkelbach 1967), if everything before is accepted, and then
     each with probability `next_acceptance` after the other. It pays if it does for any j up to `num_draft_tokens`: over
     a step in the verify's cost it takes a jump.
     """
     thresholds = []
     for i in range(1, num_draft_tokens):
-        least, tokens, probability = 1.0, 0.0, 1.0
-        for j in range(i + 1, num_draft_tokens + 1):
+        least, tokens, probability = 1.0, 0.0, next_acceptance
+        for j in range(i + 2, num_draft_tokens + 1):
             probability *= next_acceptance
             tokens += probability
-            added = costs.draft[j] - costs.draft[i] + costs.verify[j] - costs.verify[i]
+            added = costs.draft[j] - costs.draft[i + 1] + costs.verify[j] - costs.verify[i + 1]
             least = min(least, max(added, 0.0) * rate / tokens)
-        thresholds.append(least)
+        thresholds.append(least if tokens else 0.0)
     return thresholds

@@ -12,6 +12,7 @@ from coordinator.acceptance_estimate import AcceptanceEstimate
 from coordinator.confidence_scale import ConfidenceScale
 from coordinator.load_trials import LoadTrials
 from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
+from coordinator.proposal_times import ProposalTimes
 from coordinator.round import Exchange, Round
 from specd.moving_average import MovingAverage
 from specd.sampling import Sampling
@@ -74,6 +75,7 @@ class Speculation:
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
         self._trials = LoadTrials(clock)
+        self._proposal_times = ProposalTimes()
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
         self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
         self._slowdown = {True: MovingAverage(_AHEAD_WEIGHT, _FIRST_SLOWDOWN), False: MovingAverage(_WEIGHT, 0.0)}
@@ -124,7 +126,7 @@ class Speculation:
         if sessions == 1:  # then the target pads a width up to a cheaper one
             verify = list(accumulate(reversed(verify), min))[::-1]
         return RoundCosts(
-            draft=_drafting(draft, sessions),
+            draft=self._proposal_times.seconds(draft, sessions),
             verify=verify,
             asking=self._asking.value,
             always=self._always.value,
@@ -145,8 +147,7 @@ class Speculation:
         if draft.compute_seconds:
             self._asking.add(draft.wire_seconds + self._own_queue(draft))
             if self._draft.step_costs is not None:
-                expected = _drafting(self._draft.step_costs, draft.num_sessions)[k]
-                self._draft.step_costs.observe_several(draft.compute_seconds / expected)
+                self._proposal_times.observe(self._draft.step_costs, draft.num_sessions, k, draft.compute_seconds)
         self._always.add(verify.wire_seconds + self._own_queue(verify) + round_.coordinator_seconds)
 
     def _own_queue(self, exchange: Exchange) -> float:
@@ -315,9 +316,3 @@ class SessionSpeculation:
             least = stopping_thresholds(costs, rate, acceptance.accepted[0], self._k)
             self._min_confidences = [self._kind.scale.confidence(acceptance) for acceptance in least]
         return self._k
-
-
-def _drafting(costs: StepCosts, sessions: int) -> list[float]:
-    """Return the seconds for 0, 1, 2, ... draft tokens; the first step also takes in the target's token."""
-    first, step = (costs.seconds(sessions, width) for width in (2, 1))
-    return [0.0, *(first + k * step for k in range(MAX_NUM_DRAFT_TOKENS))]

@@ -61,19 +61,14 @@ class StepCosts:
 
     def observe(self, sessions: float, width: float, seconds: float) -> None:
         """Learn what a real step took."""
-        surprise = self.observe_several(seconds / self.seconds(sessions, width))
+        surprise = min(max(seconds / self.seconds(sessions, width), 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        self._level *= surprise**_LEVEL_WEIGHT
         nearest = min(self._curves, key=lambda known: abs(math.log(known / sessions)))
         curve = self._curves[nearest]
         if len(self._curves) == 1:
             width *= max(sessions / nearest, 1.0)
         if width in curve:
             curve[int(width)] *= surprise**_SHAPE_WEIGHT
-
-    def observe_several(self, surprise: float) -> float:
-        """Learn that several steps took so many times as long as expected; returns it, within bounds."""
-        surprise = min(max(surprise, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._level *= surprise**_LEVEL_WEIGHT
-        return surprise
 
 
 def _interpolate(values: Mapping[int, float], x: float) -> float:

@@ -146,17 +146,18 @@ def test_going_on_for_nothing_always_pays(rate: float, next_acceptance: float, k
 
 def test_a_threshold_is_what_a_step_costs_over_what_it_brings() -> None:
     costs = costs_of(step=2.0, verify=lambda k: 18.0 + k)
-    # The best is one token more: each further one costs as much, and is less likely.
-    assert stopping_thresholds(costs, 0.1, 0.5, 4) == pytest.approx([3 * 0.1 / 0.5] * 3)
+    # The best is one token more than there is: each further one costs as much, and is less likely. At the end, there
+    # is none.
+    assert stopping_thresholds(costs, 0.05, 0.5, 4) == pytest.approx([3 * 0.05 / 0.5**2] * 2 + [0.0])
     # Over a step that is dear alone, three tokens on are better.
-    jump = costs_of(step=0.1, verify=lambda k: 18.0 if k < 2 else 24.0)
-    assert stopping_thresholds(jump, 0.1, 0.8, 4)[0] == pytest.approx(6.3 * 0.1 / (0.8 + 0.64 + 0.512))
+    jump = costs_of(step=0.1, verify=lambda k: 18.0 if k < 3 else 24.0)
+    assert stopping_thresholds(jump, 0.1, 0.8, 5)[0] == pytest.approx(6.3 * 0.1 / (0.8**2 + 0.8**3 + 0.8**4))
 
 
 def test_it_takes_more_confidence_before_a_jump_of_the_verify_than_after_it() -> None:
     costs = costs_of(verify=lambda k: 18.0 if k < 4 else 30.0)
     _, rate = choose_num_draft_tokens(independent(0.9), costs)
-    first, _, before, after, *_ = stopping_thresholds(costs, rate, 0.9, K_MAX)
+    first, before, after, *_ = stopping_thresholds(costs, rate, 0.9, K_MAX)
     assert before > 1.5 * after
     assert before > 1.5 * first
 
@@ -183,7 +184,8 @@ def simulate(
 ) -> float:
     """Return tokens per second where each token is accepted with the probability that its confidence says.
 
-    A proposal ends with the first i tokens if the product of their confidences is less than the i-th threshold.
+    A proposal ends with a token more than the first i if the product of their confidences is less than the i-th
+    threshold: the draft worker looks at it a token late.
     """
     rng = random.Random(0)
     tokens, seconds = 0, 0.0
@@ -195,6 +197,7 @@ def simulate(
             length += 1
             product *= confidences[length - 1]
             if length <= len(thresholds) and product < thresholds[length - 1]:
+                length = min(length + 1, most)
                 break
         accepted = 0
         while accepted < length and draws[accepted] < confidences[accepted]:

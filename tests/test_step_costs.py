@@ -173,15 +173,6 @@ def test_a_step_is_learnt_where_its_number_of_sessions_is_nearest() -> None:
     assert ratios[16] > 2 > ratios[1]
 
 
-def test_what_several_steps_took_moves_the_level_alone() -> None:
-    costs = StepCosts({1: VERIFY})
-    assert costs.observe_several(1.5) == 1.5
-    assert costs.observe_several(100.0) == 4.0
-    assert costs.observe_several(0.0) == 0.25
-    factors = {took / VERIFY[width] for width, took in costs.measured[1].items()}
-    assert max(factors) == pytest.approx(min(factors))
-
-
 @given(
     table=tables,
     observed=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 40), seconds), max_size=20),
