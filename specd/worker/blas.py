@@ -50,8 +50,8 @@ def has_small_products() -> bool:
 def keep_to_one_thread() -> None:
     """Let each product be computed where it is asked for, from now on.
 
-    One that is shared out waits for all of its threads. Where another process computes too, and there are no more cores
-    than threads, each waits for the scheduler's next turn: a verify was seen to take 20 times as long.
+    One that is shared out waits for all of its threads. Where the other worker computes on one of their cores, a thread
+    waits for the scheduler's next turn, which takes longer than most products.
     """
     _LOADED["library"].openblas_set_num_threads(1)
 
