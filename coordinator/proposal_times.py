@@ -7,7 +7,7 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import StepCosts
 
 _WEIGHT = 0.1  # of the latest proposal
-# How many tokens, squared, proposals must differ by for what they took to say as much as the calibration does.
+# By how many tokens, squared, proposals must differ for what they took to say as much as that all tokens are alike.
 _GUESS_WEIGHT = 2.0
 # So many tokens have taken what the calibration says, before any have.
 _FIRST_NUM_TOKENS = 4.0
@@ -20,7 +20,7 @@ class ProposalTimes:
 
     The calibration measures one step at a time. In a proposal one step is described while the device still computes the
     one before, so that a token adds less than a step takes. The line follows what proposals took, in units of what the
-    calibration makes of a token; as far as these are all alike, it is as steep as the calibration says.
+    calibration makes of a token; as far as these are all alike, each of their tokens has the same part in it.
     """
 
     def __init__(self) -> None:
@@ -31,16 +31,14 @@ class ProposalTimes:
 
     def seconds(self, costs: StepCosts, sessions: float) -> list[float]:
         """Return the seconds of proposals of 0, 1, 2, ... tokens for each of so many sessions."""
-        step = costs.seconds(sessions, 1)
-        # The first step also takes in the target's token.
-        first = costs.seconds(sessions, 2) - step
-        return [0.0, *(first + step * self._units(k) for k in range(1, MAX_NUM_DRAFT_TOKENS + 1))]
+        step, more = _step(costs, sessions)
+        return [0.0, *(more + step * self._units(k) for k in range(1, MAX_NUM_DRAFT_TOKENS + 1))]
 
     def observe(self, costs: StepCosts, sessions: float, num_tokens: int, seconds: float) -> None:
         """Learn what a proposal took."""
-        step = costs.seconds(sessions, 1)
+        step, more = _step(costs, sessions)
         expected = self._units(num_tokens)
-        took = (seconds - (costs.seconds(sessions, 2) - step)) / step
+        took = (seconds - more) / step
         took = min(max(took, expected / _LARGEST_SURPRISE), expected * _LARGEST_SURPRISE)
         # West, 1979: from the averages of before and of after.
         before = num_tokens - self._num_tokens.value, took - self._took.value
@@ -54,3 +52,9 @@ class ProposalTimes:
         slope = (self._covariance.value + _GUESS_WEIGHT * level) / (self._variance.value + _GUESS_WEIGHT)
         line = self._took.value + max(slope, 0.0) * (num_tokens - self._num_tokens.value)
         return max(line, level / 2)  # the first takes something, however steep it seems
+
+
+def _step(costs: StepCosts, sessions: float) -> tuple[float, float]:
+    """Return the seconds of a step, and by how much the first takes longer: it takes in the target's token too."""
+    step = costs.seconds(sessions, 1)
+    return step, costs.seconds(sessions, 2) - step

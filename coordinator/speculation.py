@@ -132,8 +132,11 @@ class Speculation:
             always=self._always.value,
         )
 
-    def observe(self, round_: Round, costs: RoundCosts) -> None:
-        """Learn what a round of a session took, after its first."""
+    def observe(self, round_: Round, costs: RoundCosts, *, is_resumed: bool) -> None:
+        """Learn what a round of a session took, after its first.
+
+        A proposal that is resumed had some of its tokens before it was asked for, from going ahead.
+        """
         draft, verify = round_.proposal.exchange, round_.verdict.exchange
         self._num_rounds += 1
         num_tokens = len(round_.commit.token_ids)
@@ -146,7 +149,7 @@ class Speculation:
         self._observe_verify(round_, verify)
         if draft.compute_seconds:
             self._asking.add(draft.wire_seconds + self._own_queue(draft))
-            if self._draft.step_costs is not None:
+            if self._draft.step_costs is not None and not is_resumed:
                 self._proposal_times.observe(self._draft.step_costs, draft.num_sessions, k, draft.compute_seconds)
         self._always.add(verify.wire_seconds + self._own_queue(verify) + round_.coordinator_seconds)
 
@@ -245,6 +248,7 @@ class SessionSpeculation:
         self._k = 0
         self._min_confidences: list[float] = []
         self._is_probe = False
+        self._has_gone_ahead = False
 
     @property
     def will_draft(self) -> bool:
@@ -290,7 +294,8 @@ class SessionSpeculation:
             self._observe_proposal(plan, round_)
         if self._is_probe:
             self._shared.probed(round_.seconds - round_.target_only_seconds)
-        self._shared.observe(round_, costs)
+        self._shared.observe(round_, costs, is_resumed=self._has_gone_ahead)
+        self._has_gone_ahead = round_.went_ahead
         return round_
 
     def _observe_proposal(self, plan: Plan, round_: Round) -> None:

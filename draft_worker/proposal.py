@@ -113,26 +113,24 @@ def _extend(
     Returns where in the path the proposal ends. What can wait is kept token by token, because it can be dropped.
     """
     path = session.path
-    while (end := _end(path.confidences, first, num_draft_tokens, min_confidences, len(path.token_ids))) is None:
-        missing = first + num_draft_tokens - len(path.token_ids)
+    while len(path.token_ids) < (end := _end(path.confidences, first, num_draft_tokens, min_confidences)):
+        missing = end - len(path.token_ids)
         yield from _choose(session, pending, 1 if can_wait else missing, first, min_confidences, can_wait=can_wait)
         pending = path.token_ids[-1:]
     return end
 
 
-def _end(
-    confidences: Sequence[float], first: int, most: int, min_confidences: Sequence[float], known: int
-) -> int | None:
-    """Return where a proposal from `first` on ends, of which so many tokens are known; None if further on.
+def _end(confidences: Sequence[float], first: int, most: int, min_confidences: Sequence[float]) -> int:
+    """Return where a proposal from `first` on ends, by the confidences that are known.
 
-    It has the token after the one that ends it, if that is known: it costs hardly anything by then.
+    It has the token after the one that ends it, which costs hardly anything by then.
     """
     product = 1.0
     for i, (confidence, least) in enumerate(zip(confidences[first : first + most], min_confidences, strict=False)):
         product *= confidence
         if product < least:
-            return min(first + i + 2, first + most, known)
-    return first + most if known >= first + most else None
+            return min(first + i + 2, first + most)
+    return first + most
 
 
 def _choose(

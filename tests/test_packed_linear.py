@@ -84,12 +84,15 @@ def test_a_packed_embedding_is_the_embedding(shape: tuple[int, ...]) -> None:
 
 def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "has_small_products", lambda: True)
+    kept_to_one_thread: list[bool] = []
+    monkeypatch.setattr(packed_linear, "keep_to_one_thread", lambda: kept_to_one_thread.append(True))
     tied = small_network("llama", vocab_size=40)
     untied = small_network("llama", vocab_size=40, tie_word_embeddings=False)
     untied.layers[0].mlp.down_proj = wide = linear(32, 20_000)  # with more inputs than a panel can have
     untied.layers[0].mlp.up_proj = untied.layers[0].mlp.gate_proj = linear(20_000, 32)
     for network in (tied, untied):
         assert pack(network, 40)
+        assert kept_to_one_thread == [True], "BLAS shares out what is not packed"
         assert not any(type(part) is nn.Linear for part in network.modules() if part is not wide)
     assert type(tied.model.embed_tokens) is PackedEmbedding
     assert type(untied.model.embed_tokens) is nn.Embedding
@@ -112,6 +115,7 @@ def test_only_a_worker_has_packed_weights_and_eager_layers(optimize: bool, monke
     """Models for comparison are as mlx-lm has them."""
     for name in ("swiglu", "scaled_dot_product_attention"):  # which other tests want as they are
         monkeypatch.setattr(llama, name, getattr(llama, name))
+    monkeypatch.setattr(packed_linear, "keep_to_one_thread", lambda: None)
     network = load(EMBEDDED_DRAFT, blas="", optimize=optimize).network
     assert any(type(part) is PackedLinear for part in network.modules()) == (optimize and blas.has_small_products())
     assert all((type(layer) is EagerLayer) == optimize for layer in network.layers)

@@ -36,7 +36,7 @@ _BATCHED_WIDTHS = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 4, 16)
 _PASSES = 4
 _CACHED_TOKENS = 128  # in each cache while steps are measured
-_VERSION = "3"  # counted up when steps of the same model are computed in another way
+_VERSION = "4"  # counted up when steps of the same model are computed in another way
 
 
 def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:

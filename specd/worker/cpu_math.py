@@ -23,11 +23,13 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
 from specd.worker.network import modules_of
-from specd.worker.streams import ROWS_FOR_ALL_STREAMS, spread
+from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, spread
 
 _ONE_OVER_E = mx.array(1 / math.e)
 # Each is 16 KiB to make, for a head of 64.
 _MOST_MATRICES = 32
+# exp(scale) is rounded, which is an error of the scale, the larger the smaller that is.
+_LEAST_EXPONENT = 0.05
 
 
 def speed_up(network: Module) -> bool:
@@ -66,6 +68,8 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     If it is causal, the queries are at the last n places. Returns what `mx.fast.scaled_dot_product_attention` does.
     """
     n, length = queries.shape[2], keys.shape[2]
+    if scale < _LEAST_EXPONENT:
+        queries, scale = scale * queries, 1.0
 
     def attend(rows: slice) -> mx.array:
         visible = length - n + rows.stop if is_causal else length
@@ -106,14 +110,23 @@ def _exp(scale: float) -> mx.array:
     return mx.array(math.exp(scale))
 
 
-# All layers ask for the same; those of a prefill are large.
-@lru_cache(maxsize=4)
 def _causal_mask(n: int, length: int) -> mx.array:
-    return mx.array(np.triu(np.full((n, length), -np.inf, np.float32), k=length - n + 1))
+    """Return what is added to the logits [n, length] of the last n places; all layers ask for the same."""
+    return (_mask_of_few if n < ROWS_FOR_ALL_STREAMS else _mask_of_many)(n, length)
+
+
+def _new_mask(n: int, length: int) -> mx.array:
+    mask = np.zeros((n, length), np.float32)
+    mask[:, length - n :] = np.triu(np.full((n, n), -np.inf, np.float32), k=1)
+    return mx.array(mask)
+
+
+_mask_of_few = lru_cache(maxsize=64)(_new_mask)  # for each session of a step
+_mask_of_many = lru_cache(maxsize=MOST_STREAMS)(_new_mask)  # for each share of a prefill's chunk; they are large
 
 
 class RotaryEmbedding(RoPE):
-    """A RoPE of the usual, not traditional, kind that takes sines and cosines from the layer before."""
+    """A RoPE of the usual, not traditional, kind that takes what it multiplies with from the layer before."""
 
     def __init__(self, plain: RoPE) -> None:
         """Do as another does."""

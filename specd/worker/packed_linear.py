@@ -19,15 +19,13 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
 from specd.worker.blas import has_small_products, keep_to_one_thread
-from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, spread
+from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, spread
 
 # OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
 _WIDTHS = (64, 32, 16)
 _ROWS = 4
 # It is for products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
 _LARGEST_PRODUCT = 100**3
-# Measured on two. Where BLAS shares the copying out among many more, few rows on one core are hardly the fastest.
-_MOST_STREAMS = 4
 
 
 def pack(network: Module, vocabulary_rows: int) -> bool:
@@ -35,17 +33,20 @@ def pack(network: Module, vocabulary_rows: int) -> bool:
 
     Returns whether it does.
     """
-    if not has_small_products() or len(STREAMS.all) > _MOST_STREAMS:
+    if not has_small_products() or len(STREAMS.all) > MOST_STREAMS:
+        # Measured on two. Where BLAS shares the copying out among many more, few rows on one core are hardly faster.
         return False
     # Without an output layer of that many rows, it is the embedding; otherwise that only looks up its rows.
     is_tied = all(part.weight.shape[0] != vocabulary_rows for part in network.modules() if type(part) is Linear)
-    for part in network.modules():
+    # Not the layers themselves, of which a list would keep the weights that are packed by then.
+    for part in [part for part in network.modules() if part.children()]:
         for name, child in part.children().items():
             if type(child) is Linear and _width(child.weight):
                 setattr(part, name, PackedLinear(child.weight, child.get("bias")))
             elif type(child) is Embedding and _width(child.weight) and is_tied and len(child.weight) == vocabulary_rows:
                 setattr(part, name, PackedEmbedding(child.weight))
-    keep_to_one_thread()
+    if not any(_has_large_weight(part) for part in network.modules()):
+        keep_to_one_thread()
     return True
 
 
@@ -115,6 +116,11 @@ class PackedEmbedding(Module):
     def as_linear(self, x: mx.array) -> mx.array:
         """Return the logits [..., tokens] of x [..., size]."""
         return self.linear(x)
+
+
+def _has_large_weight(part: Module) -> bool:
+    """Whether a layer has a matrix that is not packed, which BLAS had better share out."""
+    return type(part) not in {PackedLinear, Embedding} and "weight" in part and part.weight.ndim > 1
 
 
 def _width(weight: mx.array) -> int:

@@ -184,6 +184,6 @@ def checksum(values: mx.array) -> mx.array:
     return mx.sum(values.astype(mx.float32))
 
 
-def is_finite(checksum: mx.array) -> bool:
+def is_finite(sum_of_values: mx.array) -> bool:
     """Return whether what a checksum is of is neither NaN nor infinite anywhere."""
-    return math.isfinite(checksum.item())  # type: ignore[arg-type]
+    return math.isfinite(sum_of_values.item())  # type: ignore[arg-type]

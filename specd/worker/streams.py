@@ -13,8 +13,12 @@ import mlx.core as mx
 ROWS_FOR_ALL_STREAMS = 48
 
 
+# What is computed of rows is shared out to so many at most.
+MOST_STREAMS = 4
+
+
 class Streams(threading.local):
-    """One stream for each thread that BLAS has, and on a GPU one: it does one thing after another in any case.
+    """One stream for each thread that BLAS was given, and on a GPU one: it does one thing after another in any case.
 
     A stream of the CPU backend is a thread, and only one: what BLAS does not share out among its own takes several.
     """
@@ -30,9 +34,10 @@ STREAMS = Streams()
 
 def spread(num_rows: int, compute: Callable[[slice], mx.array], *, multiple: int = 1) -> list[mx.array]:
     """Return what is computed of so many rows, in shares of such a multiple, each on a stream of its own."""
-    share = -(-num_rows // len(STREAMS.all) // multiple) * multiple
+    streams = STREAMS.all[:MOST_STREAMS]
+    share = -(-num_rows // len(streams) // multiple) * multiple
     parts = []
-    for stream, begin in zip(STREAMS.all, range(0, num_rows, share), strict=False):
+    for stream, begin in zip(streams, range(0, num_rows, share), strict=False):
         with mx.stream(stream):
             parts.append(compute(slice(begin, min(begin + share, num_rows))))
     return parts
