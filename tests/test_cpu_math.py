@@ -33,12 +33,13 @@ finite = st.floats(-1e4, 1e4, width=32)
     n=st.one_of(st.integers(1, 9), st.sampled_from([49, 60])),  # many are shared out
     cached=st.integers(0, 40),
     is_causal=st.booleans(),
+    is_spread=st.booleans(),
     sharpness=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 2**32),
 )
 @settings(deadline=None)
 def test_attention(
-    groups: int, heads_of_group: int, n: int, cached: int, is_causal: bool, sharpness: float, seed: int
+    groups: int, heads_of_group: int, n: int, cached: int, is_causal: bool, is_spread: bool, sharpness: float, seed: int
 ) -> None:
     keys = mx.random.split(mx.random.key(seed), 3)
     heads, length, size = groups * heads_of_group, cached + n, 8
@@ -47,7 +48,9 @@ def test_attention(
     k, v = (mx.random.normal((1, groups, length, size), key=key) for key in keys[1:])
     mask = "causal" if is_causal else None
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=size**-0.5, mask=mask)
-    actual = attention(q, k, v, size**-0.5, is_causal=is_causal)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(cpu_math, "keeps_to_one_thread", lambda: is_spread)
+        actual = attention(q, k, v, size**-0.5, is_causal=is_causal)
     np.testing.assert_allclose(np.array(actual), np.array(expected), atol=2e-5)
 
 

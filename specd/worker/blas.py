@@ -54,6 +54,12 @@ def keep_to_one_thread() -> None:
     waits for the scheduler's next turn, which takes longer than most products.
     """
     _LOADED["library"].openblas_set_num_threads(1)
+    _LOADED["keeps to one thread"] = True
+
+
+def keeps_to_one_thread() -> bool:
+    """Whether it does, so that products on several streams do not wait for each other."""
+    return "keeps to one thread" in _LOADED
 
 
 def _load_openblas(num_threads: int) -> str:

@@ -22,6 +22,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
+from specd.worker.blas import keeps_to_one_thread
 from specd.worker.network import modules_of
 from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, spread
 
@@ -75,7 +76,9 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
         visible = length - n + rows.stop if is_causal else length
         return _attention(queries[:, :, rows], keys[:, :, :visible], values[:, :, :visible], scale, is_causal=is_causal)
 
-    return attend(slice(n)) if n < ROWS_FOR_ALL_STREAMS else mx.concatenate(spread(n, attend), axis=2)
+    if n < ROWS_FOR_ALL_STREAMS or not keeps_to_one_thread():
+        return attend(slice(n))
+    return mx.concatenate(spread(n, attend), axis=2)
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
