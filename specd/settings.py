@@ -121,7 +121,7 @@ class WorkerSettings(Settings):
     model: str
     listen: Address
     metrics_listen: MetricsAddress
-    blas_threads: int = Field(_BLAS_THREADS, ge=1, description="OpenBLAS threads, where MLX computes on a Linux CPU.")
+    blas_threads: int = Field(_BLAS_THREADS, ge=1, description="Threads for matrix products, on a Linux CPU.")
     prefill_chunk_seconds: Seconds = Field(
         0.05, description="How long a prompt is computed on before other sessions get their turn."
     )
@@ -151,7 +151,7 @@ class DraftWorkerSettings(WorkerSettings):
     blas_threads: int = Field(
         max(_BLAS_THREADS // 2, 1),
         ge=1,
-        description="OpenBLAS threads, where MLX computes on a Linux CPU: by default half of the target worker's.",
+        description="Threads for matrix products, on a Linux CPU: by default half of the target worker's.",
     )
     model: str = Field(EMBEDDED_DRAFT, description="Draft model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50052", description="gRPC address: HOST:PORT or unix:PATH.")

@@ -311,8 +311,9 @@ def drafts(ran: Ran) -> list[bool]:
 @pytest.mark.parametrize("name", PAYS)
 def test_it_is_hardly_slower_than_the_best_fixed_k(name: str) -> None:
     assert best_fixed(name) > 1.25 * fixed_rate(name, 0)
-    # Where confidence says nothing, ending proposals by it costs that much.
-    assert decided_rate(name) > 0.965 * best_fixed(name)
+    # Where confidence says nothing, ending proposals by it costs a little more.
+    least = 0.965 if name == "confidence says nothing" else 0.97
+    assert decided_rate(name) > least * best_fixed(name)
 
 
 @pytest.mark.parametrize(("name", "gain"), [("in stretches", 1.05), ("flat verify", 1.02)])

@@ -13,8 +13,8 @@ import importlib.metadata
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -23,9 +23,24 @@ from specd.worker.user_cache import user_cache_directory
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
 # The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
 _CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
-_LOADED: dict[str, Any] = {}
 
 log = structlog.get_logger()
+
+
+@dataclass
+class _Loaded:
+    """What this process has: `description` is for people, `core` the processor that its kernels are for, as it says.
+
+    Without a library it is MLX's own, or Apple's.
+    """
+
+    description: str = ""
+    library: ctypes.CDLL | None = None
+    core: str = ""
+    keeps_to_one_thread: bool = False
+
+
+_LOADED = _Loaded()
 
 
 def load_blas(num_threads: int) -> str:
@@ -35,16 +50,16 @@ def load_blas(num_threads: int) -> str:
     """
     if sys.platform != "linux":
         return "Accelerate"
-    if "blas" not in _LOADED:
+    if not _LOADED.description:
         if "mlx.core" in sys.modules:
             raise RuntimeError("load_blas() must run before the first import of mlx.core")
-        _LOADED["blas"] = _load_openblas(num_threads)
-    return str(_LOADED["blas"])
+        _LOADED.description = _load_openblas(num_threads)
+    return _LOADED.description
 
 
 def has_small_products() -> bool:
     """Whether the BLAS that was loaded has a kernel for small float32 products, which reads its operands in place."""
-    return _LOADED.get("core") in _CORES_WITH_SMALL_PRODUCTS
+    return _LOADED.core in _CORES_WITH_SMALL_PRODUCTS
 
 
 def keep_to_one_thread() -> None:
@@ -53,13 +68,14 @@ def keep_to_one_thread() -> None:
     One that is shared out waits for all of its threads. Where the other worker computes on one of their cores, a thread
     waits for the scheduler's next turn, which takes longer than most products.
     """
-    _LOADED["library"].openblas_set_num_threads(1)
-    _LOADED["keeps to one thread"] = True
+    assert _LOADED.library is not None
+    _LOADED.library.openblas_set_num_threads(1)
+    _LOADED.keeps_to_one_thread = True
 
 
 def keeps_to_one_thread() -> bool:
     """Whether it does, so that products on several streams do not wait for each other."""
-    return "keeps to one thread" in _LOADED
+    return _LOADED.keeps_to_one_thread
 
 
 def _load_openblas(num_threads: int) -> str:
@@ -72,10 +88,9 @@ def _load_openblas(num_threads: int) -> str:
             library = load()
             library.openblas_get_config.restype = ctypes.c_char_p
             library.openblas_get_corename.restype = ctypes.c_char_p
-            _LOADED["library"] = library
-            _LOADED["core"] = library.openblas_get_corename().decode()
+            _LOADED.library, _LOADED.core = library, library.openblas_get_corename().decode()
             version = " ".join(library.openblas_get_config().decode().split()[:2])
-            return f"{version} for {_LOADED['core']}, {library.openblas_get_num_threads()} threads"
+            return f"{version} for {_LOADED.core}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:
             problems.append(str(error))
     log.warning(

@@ -71,17 +71,17 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     n, length = queries.shape[2], keys.shape[2]
     if scale < _LEAST_EXPONENT:
         queries, scale = scale * queries, 1.0
-
-    def attend(rows: slice) -> mx.array:
-        visible = length - n + rows.stop if is_causal else length
-        return _attention(queries[:, :, rows], keys[:, :, :visible], values[:, :, :visible], scale, is_causal=is_causal)
-
     if n < ROWS_FOR_ALL_STREAMS or not keeps_to_one_thread():
-        return attend(slice(n))
-    return mx.concatenate(spread(n, attend), axis=2)
+        return _attend(queries, keys, values, scale, is_causal=is_causal)
+
+    def attend(share: slice) -> mx.array:
+        visible = length - n + share.stop if is_causal else length
+        return _attend(queries[:, :, share], keys[:, :, :visible], values[:, :, :visible], scale, is_causal=is_causal)
+
+    return spread(n, attend, axis=2)
 
 
-def _attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
+def _attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
     batch, heads, n, _ = queries.shape
     groups, length = keys.shape[1:3]
     # The heads of a group share keys, so their queries are one matrix.

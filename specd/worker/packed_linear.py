@@ -76,8 +76,8 @@ class PackedLinear(Module):
         if num_rows < ROWS_FOR_ALL_STREAMS:
             output = self._multiply(rows)
         else:
-            output = mx.concatenate(
-                spread(num_rows, lambda share: self._as_rows(self._multiply(rows[:, share])), multiple=_ROWS)
+            output = spread(
+                num_rows, lambda share: self._as_rows(self._multiply(rows[:, share])), axis=0, multiple=_ROWS
             )
         if output.size != num_rows * self.num_outputs:
             output = self._as_rows(output)[:num_rows, : self.num_outputs]

@@ -11,9 +11,7 @@ import mlx.core as mx
 
 # From here on two streams, with what it takes to part and to join the rows, are faster than one.
 ROWS_FOR_ALL_STREAMS = 48
-
-
-# What is computed of rows is shared out to so many at most.
+# Rows are shared out where there are no more streams than so many.
 MOST_STREAMS = 4
 
 
@@ -32,12 +30,14 @@ class Streams(threading.local):
 STREAMS = Streams()
 
 
-def spread(num_rows: int, compute: Callable[[slice], mx.array], *, multiple: int = 1) -> list[mx.array]:
-    """Return what is computed of so many rows, in shares of such a multiple, each on a stream of its own."""
-    streams = STREAMS.all[:MOST_STREAMS]
-    share = -(-num_rows // len(streams) // multiple) * multiple
+def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, multiple: int = 1) -> mx.array:
+    """Return what is computed of so many rows, in shares of such a multiple, each on a stream of its own.
+
+    `axis` is that of the rows in what is computed of a share.
+    """
+    share = -(-num_rows // len(STREAMS.all) // multiple) * multiple
     parts = []
-    for stream, begin in zip(streams, range(0, num_rows, share), strict=False):
+    for stream, begin in zip(STREAMS.all, range(0, num_rows, share), strict=False):
         with mx.stream(stream):
             parts.append(compute(slice(begin, min(begin + share, num_rows))))
-    return parts
+    return mx.concatenate(parts, axis=axis)
