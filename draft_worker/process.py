@@ -11,6 +11,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     blas = load_blas(settings.blas_threads)
 
     # MLX comes in here, after its BLAS.
+    from draft_worker.rehearsal import rehearse
     from draft_worker.service import DraftService
     from specd.v1 import draft_pb2_grpc
     from specd.worker.calibration import DRAFT_WIDTHS
@@ -22,6 +23,7 @@ async def run(settings: DraftWorkerSettings) -> None:
         service_name="specd.v1.DraftService",
         blas=blas,
         calibrated_widths=DRAFT_WIDTHS,
+        rehearse=rehearse,
         add_service=lambda worker, server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
             DraftService(worker), server
         ),

@@ -14,6 +14,7 @@ async def run(settings: TargetWorkerSettings) -> None:
     from specd.v1 import target_pb2_grpc
     from specd.worker.calibration import VERIFY_WIDTHS
     from specd.worker.process import run_worker
+    from target_worker.rehearsal import rehearse
     from target_worker.service import TargetService
 
     await run_worker(
@@ -22,6 +23,7 @@ async def run(settings: TargetWorkerSettings) -> None:
         service_name="specd.v1.TargetService",
         blas=blas,
         calibrated_widths=VERIFY_WIDTHS,
+        rehearse=rehearse,
         add_service=lambda worker, server: target_pb2_grpc.add_TargetServiceServicer_to_server(
             TargetService(worker), server
         ),

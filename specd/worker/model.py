@@ -23,6 +23,7 @@ from specd.worker.batch import enable_batches
 from specd.worker.cpu_math import speed_up
 from specd.worker.eager_layer import start_layers_early
 from specd.worker.packed_linear import pack
+from specd.worker.user_cache import keep_compiled_kernels
 
 log = structlog.get_logger()
 
@@ -66,6 +67,7 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
     """
     directory = _find(name)
     _refuse_unsafe_weights(directory)
+    keep_compiled_kernels()
     try:
         network, config = load_model(directory)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))

@@ -18,7 +18,6 @@ from specd.server import Server
 from specd.settings import WorkerSettings
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2_grpc
-from specd.worker.batch import Evaluate
 from specd.worker.calibration import calibrate, keep
 from specd.worker.chunk_size import ChunkSize
 from specd.worker.engine import Engine, Steps
@@ -28,7 +27,7 @@ from specd.worker.model import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.prefix_cache import PrefixCache
 from specd.worker.schedule import StepTime
-from specd.worker.session_cache import SessionCache
+from specd.worker.warm_up import warm_up
 from specd.worker.worker import Worker
 
 log = structlog.get_logger()
@@ -45,6 +44,7 @@ async def run_worker(
     service_name: str,
     blas: str,
     calibrated_widths: Sequence[int],
+    rehearse: Callable[[LoadedModel], Steps[None]],
     add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start."""
@@ -62,7 +62,7 @@ async def run_worker(
         engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = ChunkSize(settings.prefill_chunk_seconds)
-        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, chunk, calibrated_widths))
+        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, calibrated_widths, rehearse))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
@@ -94,13 +94,12 @@ async def run_worker(
 
 
 def _load(
-    settings: WorkerSettings, blas: str, chunk: ChunkSize, calibrated_widths: Sequence[int]
+    settings: WorkerSettings,
+    blas: str,
+    calibrated_widths: Sequence[int],
+    rehearse: Callable[[LoadedModel], Steps[None]],
 ) -> Steps[tuple[LoadedModel, StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
     model = load(settings.model, blas=blas, optimize=True)
-    # The first pass of a process compiles kernels and touches every weight. Better now than in somebody's session.
-    cache = SessionCache(model)
-    pending = yield from cache.prefill(0, [0] * min(64, model.info.context_length), chunk)
-    yield Evaluate([(yield from cache.feed(mx.array(pending)))])
-    cache.free()
+    yield from warm_up(model, calibrated_widths, rehearse)
     return model, (yield from calibrate(model, calibrated_widths, settings.calibration_seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -15,3 +16,13 @@ def user_cache_directory() -> Path | None:
     except OSError:
         return None
     return directory if os.access(directory, os.W_OK) else None
+
+
+def keep_compiled_kernels() -> None:
+    """Let MLX keep the kernels there that it compiles for CUDA, before it compiles any.
+
+    By itself it keeps them among the temporary files, where a container or the next boot forgets them.
+    """
+    directory = user_cache_directory()
+    if directory is not None:
+        os.environ.setdefault("MLX_PTX_CACHE_DIR", str(directory / f"kernels-{version('mlx')}"))
