@@ -14,6 +14,7 @@ import pytest
 from specd.worker import schedule
 from specd.worker.batch import Evaluate, Feed
 from specd.worker.engine import Engine, Steps
+from specd.worker.streams import STREAMS
 
 
 @dataclass(frozen=True)
@@ -306,3 +307,35 @@ async def test_a_mistake_in_the_engine_is_not_silent(model: FakeModel, monkeypat
         await engine.submit(steps("a", 1))
     assert failed.is_set()
     engine.stop()
+
+
+# The cores.
+
+
+async def test_the_cores_are_free_for_a_session_that_is_alone() -> None:
+    free: list[tuple[int, bool]] = []
+
+    def forward(feeds: Sequence[Feed]) -> list[str]:
+        free.append((len(feeds), STREAMS.are_free))
+        return [cast(FakeFeed, fed).name for fed in feeds]
+
+    engine = Engine(lambda: None, forward=forward)
+    one, other = Session(), Session()
+    try:
+        await engine.submit(steps("a", 2), one)
+        assert free == [(1, True), (1, True)]
+        engine.expect(1.0)  # so that nobody is given up soon
+        await engine.submit(steps("b", 1), other)
+        await engine.submit(steps("a", 1), one)
+        assert free[2:] == [(1, False), (1, False)], "the other is away, and will be back"
+        await run_together(engine, steps("a", 1), steps("b", 1))
+        assert free[4:] == [(2, False)]
+        del other
+        await engine.submit(steps("a", 1), one)
+        assert free[5:] == [(1, True)], "the other has gone"
+    finally:
+        engine.stop()
+
+
+class Session:
+    """Whose a job is."""

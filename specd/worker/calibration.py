@@ -22,6 +22,7 @@ from specd.step_costs import StepCosts
 from specd.worker.batch import BareCache, Evaluate, Feed, forward
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
+from specd.worker.streams import STREAMS
 from specd.worker.user_cache import user_cache_directory
 
 log = structlog.get_logger()
@@ -36,7 +37,7 @@ _BATCHED_WIDTHS = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 4, 16)
 _PASSES = 4
 _CACHED_TOKENS = 128  # in each cache while steps are measured
-_VERSION = "4"  # counted up when steps of the same model are computed in another way
+_VERSION = "5"  # counted up when steps of the same model are computed in another way
 
 
 def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
@@ -117,6 +118,7 @@ def _measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
 
 def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
     """Compute a step, lazily: each session takes in so many tokens."""
+    STREAMS.are_free = len(caches) == 1
     logits = forward([Feed(cache, mx.zeros(width, mx.uint32)) for cache in caches])
     return mx.stack([mx.argmax(rows, axis=-1) for rows in logits])
 

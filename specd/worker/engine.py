@@ -15,6 +15,7 @@ import structlog
 
 from specd.worker.batch import Evaluate, Feed, forward
 from specd.worker.schedule import Schedule, StepTime
+from specd.worker.streams import STREAMS
 
 log = structlog.get_logger()
 
@@ -196,6 +197,8 @@ class Engine:
         was_evaluated = self._is_evaluated
         for job in jobs:
             job.num_sessions = len(jobs)
+        # Where there are other sessions, the other cores are for what the draft computes for them meanwhile.
+        STREAMS.are_free = self._schedule.are_all_there_is(jobs)
         try:
             outputs = self._forward(feeds)
         except Exception as error:

@@ -23,6 +23,7 @@ from specd.worker.batch import enable_batches
 from specd.worker.cpu_math import speed_up
 from specd.worker.eager_layer import start_layers_early
 from specd.worker.packed_linear import pack
+from specd.worker.packed_mlp import pack_mlps
 from specd.worker.user_cache import keep_compiled_kernels
 
 log = structlog.get_logger()
@@ -87,7 +88,8 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
     rows, cache_bytes_per_token = _shapes(network)
     if on_cpu and optimize:
         speed_up(network)
-        pack(network, rows)
+        if pack(network, rows):
+            pack_mlps(network)
         start_layers_early(network)
     mx.eval(network.parameters())
 

@@ -77,26 +77,41 @@ class PackedLinear(Module):
             output = self._multiply(rows)
         else:
             output = spread(
-                num_rows, lambda share: self._as_rows(self._multiply(rows[:, share])), axis=0, multiple=_ROWS
+                num_rows,
+                lambda share: self._multiply(rows[:, share]).reshape(-1, self._padded_outputs),
+                axis=0,
+                multiple=_ROWS,
             )
         if output.size != num_rows * self.num_outputs:
-            output = self._as_rows(output)[:num_rows, : self.num_outputs]
+            output = output.reshape(-1, self._padded_outputs)[:num_rows, : self.num_outputs]
         output = output.reshape(*x.shape[:-1], self.num_outputs)
         return output + self.bias if "bias" in self else output
 
     def _multiply(self, rows: mx.array) -> mx.array:
-        """Multiply rows [1, n, inputs]; returns what `_as_rows` has as [n and padding, outputs and padding]."""
-        _, n, num_inputs = rows.shape
-        if n <= _ROWS:
-            output = rows @ self.weight
-            return output if n == 1 else output.swapaxes(0, 1)
-        # All rows with one panel, which the core's cache then has, before the next.
-        padded = mx.pad(rows, [(0, 0), (0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
-        groups = padded.reshape(1, -1, _ROWS, num_inputs) @ self._weight_of_groups
-        return groups.transpose(1, 2, 0, 3)
+        """Multiply rows [1, n, inputs]; returns as many and padding, with all outputs and padding."""
+        groups = as_groups(rows)
+        return as_rows(groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight))
 
-    def _as_rows(self, output: mx.array) -> mx.array:
-        return output.reshape(-1, self.weight.shape[0] * self.weight.shape[2])
+    @property
+    def _padded_outputs(self) -> int:
+        return int(self.weight.shape[0] * self.weight.shape[2])
+
+
+def as_groups(rows: mx.array) -> mx.array:
+    """Group rows [1, n, inputs] as products with panels want them; returns [1, n, inputs] or [1, groups, 4, inputs]."""
+    _, n, num_inputs = rows.shape
+    if n <= _ROWS:
+        return rows
+    # All rows with one panel, which the core's cache then has, before the next.
+    padded = mx.pad(rows, [(0, 0), (0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
+    return padded.reshape(1, -1, _ROWS, num_inputs)
+
+
+def as_rows(panels: mx.array) -> mx.array:
+    """Turn the products of groups with panels, [panels, ..., width], into what reshapes to rows of all outputs."""
+    if panels.ndim > 3:
+        return panels.transpose(1, 2, 0, 3)
+    return panels if panels.shape[1] == 1 else panels.swapaxes(0, 1)
 
 
 class PackedEmbedding(Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -73,6 +73,10 @@ class Schedule(Generic[JobT]):
     def __len__(self) -> int:
         """Count them."""
         return len(self._rounds) + len(self._prefills) + len(self._patient)
+
+    def are_all_there_is(self, jobs: Sequence[JobT]) -> bool:
+        """Whether a step of these is for one session, and no other waits or will soon be back."""
+        return len(jobs) == 1 and not len(self) and not self.window.num_away
 
     def add(self, job: JobT, now: float) -> None:
         """Let a job wait for its turn."""

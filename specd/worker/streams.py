@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import mlx.core as mx
@@ -25,9 +27,25 @@ class Streams(threading.local):
         device = mx.default_device()
         count = int(os.environ.get("OPENBLAS_NUM_THREADS") or 1) if device.type == mx.cpu else 1
         self.all: list[Any] = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
+        # Whether the other cores have nothing else to do, so that sharing few rows out pays as well.
+        self.are_free = True
 
 
 STREAMS = Streams()
+
+
+def can_share(num_rows: int) -> bool:
+    """Whether what is to be computed of so many rows should be shared out."""
+    return len(STREAMS.all) > 1 and (STREAMS.are_free or num_rows >= ROWS_FOR_ALL_STREAMS)
+
+
+def share_out(computations: Sequence[Callable[[], mx.array]]) -> list[mx.array]:
+    """Return what is computed, each share on a stream of its own as long as there are any."""
+    results = []
+    for stream, compute in zip(cycle(STREAMS.all), computations, strict=False):
+        with mx.stream(stream):
+            results.append(compute())
+    return results
 
 
 def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, multiple: int = 1) -> mx.array:
@@ -36,8 +54,5 @@ def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, mu
     `axis` is that of the rows in what is computed of a share.
     """
     share = -(-num_rows // len(STREAMS.all) // multiple) * multiple
-    parts = []
-    for stream, begin in zip(STREAMS.all, range(0, num_rows, share), strict=False):
-        with mx.stream(stream):
-            parts.append(compute(slice(begin, min(begin + share, num_rows))))
-    return mx.concatenate(parts, axis=axis)
+    shares = [slice(begin, min(begin + share, num_rows)) for begin in range(0, num_rows, share)]
+    return mx.concatenate(share_out([partial(compute, rows) for rows in shares]), axis=axis)

@@ -1,0 +1,123 @@
+"""MLPs with packed weights, whose hidden units are shared out to the cores."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from specd.worker.packed_linear import PackedLinear, as_groups, as_rows
+from specd.worker.streams import STREAMS, can_share, share_out
+
+_GATED = {"gate_proj", "up_proj", "down_proj"}
+
+
+def pack_mlps(network: Module) -> None:
+    """Let each gated MLP of a network of mlx-lm whose layers are packed compute as one, on every stream of this thread.
+
+    MLPs that are made of something else stay as they are.
+    """
+    for parent in list(network.modules()):
+        for name, child in parent.children().items():
+            if isinstance(child, Module) and set(child.children()) == _GATED and _is_packed(child):
+                packed = PackedMLP(child, len(STREAMS.all))
+                if _do_the_same(child, packed):
+                    setattr(parent, name, packed)
+
+
+class PackedMLP(Module):
+    """A gated MLP, which keeps its hidden units in the panels that they come in, and in parts.
+
+    A hidden unit needs no other, so each stream has some of them, and they meet once, in a sum: the tensor parallelism
+    of Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. What comes between the products is the model's own, as
+    long as it takes the units one by one. The bits are the same where one stream computes all parts.
+    """
+
+    def __init__(self, mlp: Module, most_parts: int) -> None:
+        """Do as an MLP does, in so many parts, or in fewer that are alike."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        gate, up, down = (mlp[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
+        num_parts = next(parts for parts in range(most_parts, 0, -1) if len(gate) % parts == 0)
+        self.num_outputs: int = mlp["down_proj"].num_outputs
+        self.whole = _with(mlp, gate, up, down, num_parts)
+        self.parts = [
+            _with(mlp, *some, 1)
+            for some in zip(
+                mx.split(gate, num_parts), mx.split(up, num_parts), mx.split(down, num_parts, 1), strict=True
+            )
+        ]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., inputs] to [..., outputs]."""
+        num_rows = x.size // x.shape[-1]
+        groups = as_groups(x.reshape(1, num_rows, x.shape[-1]))
+        if len(self.parts) > 1 and can_share(num_rows):
+            first, *others = share_out([partial(part, groups) for part in self.parts])
+            panels = sum(others, start=first)
+        else:
+            panels = self.whole(groups)
+        output = as_rows(panels)
+        if output.size != num_rows * self.num_outputs:
+            output = output.reshape(-1, len(panels) * panels.shape[-1])[:num_rows, : self.num_outputs]
+        return output.reshape(*x.shape[:-1], self.num_outputs)
+
+
+class _ToPanels(Module):
+    """The product of rows with each panel."""
+
+    def __init__(self, weight: mx.array) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weight = weight
+        self._weight_of_groups = weight[:, None]
+        mx.eval(self.weight, self._weight_of_groups)
+
+    def __call__(self, groups: mx.array) -> mx.array:
+        return groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight)
+
+
+class _FromPanels(Module):
+    """The product of what is in panels with other panels, part by part, and the sum."""
+
+    def __init__(self, weight: mx.array, num_parts: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        panels, num_inputs, width = weight.shape
+        self.weight = weight.reshape(panels, num_parts, num_inputs // num_parts, width).swapaxes(0, 1)
+        self._weight_of_groups = self.weight[:, :, None]
+        mx.eval(self.weight, self._weight_of_groups)
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        num_parts, _, num_inputs, _ = self.weight.shape
+        parts = hidden.reshape(num_parts, -1, *hidden.shape[1:])
+        if parts.ndim > 4:
+            groups = parts.transpose(0, 2, 3, 1, 4).reshape(num_parts, 1, *hidden.shape[1:3], num_inputs)
+            output = groups @ self._weight_of_groups
+        else:
+            output = parts.swapaxes(1, 2).reshape(num_parts, 1, hidden.shape[1], num_inputs) @ self.weight
+        return output.sum(axis=0) if num_parts > 1 else output.squeeze(0)
+
+
+def _with(mlp: Module, gate: mx.array, up: mx.array, down: mx.array, num_parts: int) -> Module:
+    """Return the MLP with these panels, which takes and gives panels; they have no memory of their own."""
+    copied = copy.copy(mlp)
+    copied.gate_proj, copied.up_proj, copied.down_proj = _ToPanels(gate), _ToPanels(up), _FromPanels(down, num_parts)
+    return copied
+
+
+def _is_packed(mlp: Module) -> bool:
+    gate, up, down = (mlp[name] for name in ("gate_proj", "up_proj", "down_proj"))
+    if not all(type(layer) is PackedLinear and "bias" not in layer for layer in (gate, up, down)):
+        return False
+    panels, _, width = gate.weight.shape
+    return bool(panels * width == down.weight.shape[1])  # else some hidden units are only padding
+
+
+def _do_the_same(mlp: Module, packed: Module) -> bool:
+    """Whether the two agree, for few rows and for more: what is between the products is not ours."""
+    for num_rows in (1, 2, 5):
+        x = mx.random.normal((1, num_rows, mlp["gate_proj"].weight.shape[1]), key=mx.random.key(num_rows))
+        expected = mlp(x)
+        if not mx.max(mx.abs(packed(x) - expected)) <= 1e-3 * mx.max(mx.abs(expected)):
+            return False
+    return True
