@@ -128,6 +128,7 @@ def test_an_eager_layer_answers_for_its_layer() -> None:
     expected = np.array(layer(x))
     start_layers_early(network)
     eager = network.layers[1]
+    assert type(eager) is type(eager.self_attn) is EagerLayer
     np.testing.assert_array_equal(np.array(eager(x)), expected)
     assert eager.self_attn is layer.self_attn
     assert eager.use_sliding == layer.use_sliding
