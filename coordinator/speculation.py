@@ -170,8 +170,9 @@ class Speculation:
             width = costs.cheapest_width(1, width)
         slowdown = verify.compute_seconds / costs.seconds(verify.num_sessions, width) - 1
         self._slowdown[round_.went_ahead].add(min(slowdown, 1.0))
-        # What going ahead adds is no part of the curve, from which it is decided whether to go ahead.
-        if not round_.went_ahead:
+        # What going ahead adds is no part of the curve, from which it is decided whether to go ahead. Nor is a step for
+        # one session while there are others: the worker leaves some of the cores to the draft then.
+        if not round_.went_ahead and self.is_shared == (verify.num_sessions > 1):
             costs.observe(verify.num_sessions, width, verify.compute_seconds)
 
     @property

@@ -14,6 +14,7 @@ import pytest
 from specd.worker import schedule
 from specd.worker.batch import Evaluate, Feed
 from specd.worker.engine import Engine, Steps
+from specd.worker.schedule import StepTime
 from specd.worker.streams import STREAMS
 
 
@@ -312,30 +313,25 @@ async def test_a_mistake_in_the_engine_is_not_silent(model: FakeModel, monkeypat
 # The cores.
 
 
-async def test_the_cores_are_free_for_a_session_that_is_alone() -> None:
-    free: list[tuple[int, bool]] = []
+async def test_a_step_has_all_cores_while_there_is_one_session() -> None:
+    free: list[bool] = []
+    steps_taken: list[StepTime] = []
 
     def forward(feeds: Sequence[Feed]) -> list[str]:
-        free.append((len(feeds), STREAMS.are_free))
+        free.append(STREAMS.are_free)
         return [cast(FakeFeed, fed).name for fed in feeds]
 
     engine = Engine(lambda: None, forward=forward)
-    one, other = Session(), Session()
+    engine.on_step = steps_taken.append
+    num_sessions = 1
+    engine.is_for_one_session = lambda: num_sessions == 1
     try:
-        await engine.submit(steps("a", 2), one)
-        assert free == [(1, True), (1, True)]
-        engine.expect(1.0)  # so that nobody is given up soon
-        await engine.submit(steps("b", 1), other)
-        await engine.submit(steps("a", 1), one)
-        assert free[2:] == [(1, False), (1, False)], "the other is away, and will be back"
-        await run_together(engine, steps("a", 1), steps("b", 1))
-        assert free[4:] == [(2, False)]
-        del other
-        await engine.submit(steps("a", 1), one)
-        assert free[5:] == [(1, True)], "the other has gone"
+        await engine.submit(steps("a", 2))
+        num_sessions = 2
+        await engine.submit(steps("a", 1))
+        num_sessions = 1
+        await engine.submit(steps("a", 1))
     finally:
         engine.stop()
-
-
-class Session:
-    """Whose a job is."""
+    assert free == [True, True, False, True]
+    assert [step.had_all_cores for step in steps_taken] == free

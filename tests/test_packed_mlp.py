@@ -81,6 +81,20 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_streams(num_parts: in
                 np.testing.assert_array_equal(np.array(part), together[begin : begin + size])
 
 
+def test_many_rows_are_for_all_streams_also_where_units_cannot_be_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(STREAMS, "all", 2 * STREAMS.all[:1])
+    network = network_of(64, 3 * 64)
+    x = mx.random.normal((101, 64), key=mx.random.key(1))
+    expected = np.array(network.layers[0].mlp(x))
+    mlp = packed(network).layers[0].mlp
+    assert len(mlp.parts) == 1
+    shares: list[int] = []
+    whole = mlp.whole
+    monkeypatch.setattr(mlp, "whole", lambda groups: shares.append(groups.size // 64) or whole(groups))
+    np.testing.assert_allclose(np.array(mlp(x)), expected, atol=1e-5)
+    assert shares == [52, 52]
+
+
 def test_the_parts_take_no_memory() -> None:
     network = network_of(64, 512)
     assert pack(network, 40)
@@ -99,7 +113,15 @@ class Normed(llama.MLP):  # type: ignore[misc]
         return output
 
 
-class WithThreeLayersMore(llama.MLP):  # type: ignore[misc]
+class Scaled(llama.MLP):  # type: ignore[misc]
+    """It has something for each hidden unit, which does not come in panels."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        output: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x) * mx.linspace(1, 2, 128))
+        return output
+
+
+class WithALayerMore(llama.MLP):  # type: ignore[misc]
     """Not made of what it seems to be."""
 
     def __init__(self, arguments: llama.ModelArgs) -> None:
@@ -107,7 +129,7 @@ class WithThreeLayersMore(llama.MLP):  # type: ignore[misc]
         self.more = nn.Linear(8, 8)
 
 
-@pytest.mark.parametrize("kind", [Normed, WithThreeLayersMore])
+@pytest.mark.parametrize("kind", [Normed, Scaled, WithALayerMore])
 def test_other_mlps_stay(kind: type[llama.MLP]) -> None:
     network = network_of(32, 128)
     network.layers[0].mlp = kind(network.args)

@@ -64,25 +64,31 @@ def test_nothing_goes_beyond_the_context(rehearse: Rehearsal, context_length: in
 def test_it_leaves_nothing(rehearse: Rehearsal) -> None:
     model = tiny_model()
     finish(warm_up(model, (1, 8), rehearse))  # whatever a first pass leaves for good
-    gc.collect()
-    before = mx.get_active_memory()
+    before = what_is_there()
     finish(warm_up(model, (1, 8), rehearse))
+    num_caches, memory = what_is_there()
+    assert (num_caches, memory) <= before
+    assert memory <= before[1]
+
+
+def what_is_there() -> tuple[int, int]:
+    mx.synchronize()
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, KVCache) and thing.keys is not None]
-    assert mx.get_active_memory() <= before
+    caches = [thing for thing in gc.get_objects() if isinstance(thing, KVCache) and thing.keys is not None]
+    return len(caches), mx.get_active_memory()
 
 
 @pytest.mark.parametrize("rehearse", REHEARSALS)
-def test_a_model_that_gives_nan_starts_and_tells_its_sessions(rehearse: Rehearsal) -> None:
+def test_a_model_that_gives_nan_starts(rehearse: Rehearsal) -> None:
     model = tiny_model()
     model.network.update(tree_map(lambda weights: mx.full(weights.shape, mx.nan), model.network.parameters()))
     finish(warm_up(model, (1, 8), rehearse))
 
 
 def test_a_gpu_has_seen_every_width_and_every_tile(fed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     finish(warm_up(tiny_model(), (1, 8, 33), REHEARSALS[0]))
-    assert fed == [64]
-    fed.clear()
+    assert fed == [], "the rehearsal touches every weight"
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     finish(warm_up(tiny_model(), (1, 8, 33), REHEARSALS[0]))
     assert fed == [1, 8, 33, 16, 32, 64, 128, 256]
@@ -91,15 +97,17 @@ def test_a_gpu_has_seen_every_width_and_every_tile(fed: list[int], monkeypatch: 
 def test_compiled_kernels_outlive_the_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", "/chosen/by/the/user")
-    keep_compiled_kernels()
+    keep_compiled_kernels("sm_90")
     assert os.environ["MLX_PTX_CACHE_DIR"] == "/chosen/by/the/user"
     monkeypatch.delenv("MLX_PTX_CACHE_DIR")
-    keep_compiled_kernels()
-    assert Path(os.environ["MLX_PTX_CACHE_DIR"]).parent == tmp_path / "specd"
+    keep_compiled_kernels("sm_90")
+    directory = Path(os.environ["MLX_PTX_CACHE_DIR"])
+    assert directory.parent == tmp_path / "specd"
+    assert directory.name.endswith("sm_90")
 
 
 def test_without_a_cache_mlx_keeps_them_where_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.delenv("MLX_PTX_CACHE_DIR", raising=False)
-    keep_compiled_kernels()
+    keep_compiled_kernels("sm_90")
     assert "MLX_PTX_CACHE_DIR" not in os.environ

@@ -39,11 +39,6 @@ class BatchWindow:
         """What a step costs besides its tokens."""
         return self._fixed_seconds
 
-    @property
-    def num_away(self) -> int:
-        """How many sessions have an answer and may come again."""
-        return len(self._answered_at)
-
     def expect(self, fixed_seconds: float) -> None:
         """Take this for what a step costs besides its tokens, until steps have shown it."""
         self._fixed_seconds = fixed_seconds

@@ -34,7 +34,7 @@ VERIFY_WIDTHS = (1, 8, 4, 2, 16, 5, 3, 6, 9, 12, 7, 10, 33, 24)
 DRAFT_WIDTHS = (1, 2)
 
 _BATCHED_WIDTHS = frozenset((1, 2, 4, 8))
-_SESSIONS = (1, 4, 16)
+_SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _CACHED_TOKENS = 128  # in each cache while steps are measured
 _VERSION = "5"  # counted up when steps of the same model are computed in another way
@@ -108,6 +108,7 @@ def _measure_curve(caches: Sequence[BareCache], widths: Sequence[int], until: fl
 
 def _measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
     """Return the seconds of a step for these sessions."""
+    STREAMS.are_free = len(caches) == 1
     begun_at = time.perf_counter()
     yield Evaluate([_feed(caches, width)])
     seconds = time.perf_counter() - begun_at
@@ -118,7 +119,6 @@ def _measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
 
 def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
     """Compute a step, lazily: each session takes in so many tokens."""
-    STREAMS.are_free = len(caches) == 1
     logits = forward([Feed(cache, mx.zeros(width, mx.uint32)) for cache in caches])
     return mx.stack([mx.argmax(rows, axis=-1) for rows in logits])
 

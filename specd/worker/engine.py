@@ -101,6 +101,7 @@ class Engine:
         self._on_failure = on_failure
         self._forward = forward
         self.on_step: Callable[[StepTime], None] = lambda _: None
+        self.is_for_one_session: Callable[[], bool] = lambda: True  # whether there are no others
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -198,7 +199,7 @@ class Engine:
         for job in jobs:
             job.num_sessions = len(jobs)
         # Where there are other sessions, the other cores are for what the draft computes for them meanwhile.
-        STREAMS.are_free = self._schedule.are_all_there_is(jobs)
+        STREAMS.are_free = self.is_for_one_session()
         try:
             outputs = self._forward(feeds)
         except Exception as error:
@@ -212,6 +213,7 @@ class Engine:
             num_tokens=sum(feed.num_tokens for feed in feeds),
             is_prefill=not feeds[0].wants_logits,
             seconds=ended_at - started_at,
+            had_all_cores=STREAMS.are_free,
             is_whole=was_evaluated and self._is_evaluated,
         )
         self._schedule.stepped(step, ended_at)

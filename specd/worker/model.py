@@ -68,7 +68,10 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
     """
     directory = _find(name)
     _refuse_unsafe_weights(directory)
-    keep_compiled_kernels()
+    on_cpu = mx.default_device().type == mx.cpu
+    fingerprint = _fingerprint(directory)
+    if not on_cpu:
+        keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
     try:
         network, config = load_model(directory)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
@@ -77,7 +80,6 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
         raise StartupError(f"cannot load the model {name}: {why}") from error
     _refuse_caches_without_rewind(name, network)
 
-    on_cpu = mx.default_device().type == mx.cpu
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -101,7 +103,7 @@ def load(name: str, *, blas: str, optimize: bool = False) -> LoadedModel:
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
-        fingerprint=_fingerprint(directory),
+        fingerprint=fingerprint,
         vocabulary_fingerprint=_digest(json.dumps(sorted(vocabulary.items())).encode()),
         # Some models have more rows than tokens, for padding; in some, added tokens have no row.
         vocabulary_size=min(max(vocabulary.values()) + 1, rows),

@@ -9,13 +9,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from specd.worker.packed_linear import PackedLinear, as_groups, as_rows
-from specd.worker.streams import STREAMS, can_share, share_out
+from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
 
 _GATED = {"gate_proj", "up_proj", "down_proj"}
 
 
 def pack_mlps(network: Module) -> None:
-    """Let each gated MLP of a network of mlx-lm whose layers are packed compute as one, on every stream of this thread.
+    """Replace each gated MLP of a network of mlx-lm whose layers are packed, with a part for each of our streams.
 
     MLPs that are made of something else stay as they are.
     """
@@ -52,16 +52,29 @@ class PackedMLP(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
-        groups = as_groups(x.reshape(1, num_rows, x.shape[-1]))
-        if len(self.parts) > 1 and can_share(num_rows):
-            first, *others = share_out([partial(part, groups) for part in self.parts])
-            panels = sum(others, start=first)
-        else:
-            panels = self.whole(groups)
+        rows = x.reshape(1, num_rows, x.shape[-1])
+        if can_share(num_rows) and (len(self.parts) == len(STREAMS.all) or num_rows < ROWS_FOR_ALL_STREAMS):
+            output = self._rows_of(num_rows, self._in_parts(as_groups(rows)))
+        elif num_rows < ROWS_FOR_ALL_STREAMS:
+            output = self._rows_of(num_rows, self.whole(as_groups(rows)))
+        else:  # where units cannot be parted evenly
+            output = spread(
+                num_rows,
+                lambda share: self._rows_of(share.stop - share.start, self.whole(as_groups(rows[:, share]))),
+                axis=0,
+            )
+        return output.reshape(*x.shape[:-1], self.num_outputs)
+
+    def _in_parts(self, groups: mx.array) -> mx.array:
+        first, *others = share_out([partial(part, groups) for part in self.parts])
+        return sum(others, start=first)
+
+    def _rows_of(self, num_rows: int, panels: mx.array) -> mx.array:
+        """Turn panels into rows, without what was only padding."""
         output = as_rows(panels)
         if output.size != num_rows * self.num_outputs:
             output = output.reshape(-1, len(panels) * panels.shape[-1])[:num_rows, : self.num_outputs]
-        return output.reshape(*x.shape[:-1], self.num_outputs)
+        return output.reshape(num_rows, self.num_outputs)
 
 
 class _ToPanels(Module):
@@ -113,11 +126,17 @@ def _is_packed(mlp: Module) -> bool:
     return bool(panels * width == down.weight.shape[1])  # else some hidden units are only padding
 
 
-def _do_the_same(mlp: Module, packed: Module) -> bool:
+def _do_the_same(mlp: Module, packed: PackedMLP) -> bool:
     """Whether the two agree, for few rows and for more: what is between the products is not ours."""
-    for num_rows in (1, 2, 5):
-        x = mx.random.normal((1, num_rows, mlp["gate_proj"].weight.shape[1]), key=mx.random.key(num_rows))
-        expected = mlp(x)
-        if not mx.max(mx.abs(packed(x) - expected)) <= 1e-3 * mx.max(mx.abs(expected)):
-            return False
+    try:
+        for num_rows in (1, 5):
+            x = mx.random.normal((1, num_rows, mlp["gate_proj"].weight.shape[1]), key=mx.random.key(num_rows))
+            expected = mlp(x)
+            groups = as_groups(x)
+            for panels in (packed.whole(groups), packed._in_parts(groups)):
+                difference = mx.max(mx.abs(packed._rows_of(num_rows, panels) - expected))
+                if not difference <= 1e-3 * mx.max(mx.abs(expected)):
+                    return False
+    except Exception:  # whatever a model can raise on units that come in panels
+        return False
     return True

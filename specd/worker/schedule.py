@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -23,7 +23,8 @@ ROUNDS_TO_CHUNKS = 3.0
 class StepTime:
     """What a step was for, and what it took.
 
-    `is_whole` says that what it computed was evaluated in it, and nothing of the step before.
+    `is_whole` says that what it computed was evaluated in it, and nothing of the step before, `had_all_cores` that
+    there was no other session.
     """
 
     num_sessions: int
@@ -31,6 +32,7 @@ class StepTime:
     is_prefill: bool
     seconds: float
     is_whole: bool = True
+    had_all_cores: bool = True
 
 
 class Job(Protocol):
@@ -73,10 +75,6 @@ class Schedule(Generic[JobT]):
     def __len__(self) -> int:
         """Count them."""
         return len(self._rounds) + len(self._prefills) + len(self._patient)
-
-    def are_all_there_is(self, jobs: Sequence[JobT]) -> bool:
-        """Whether a step of these is for one session, and no other waits or will soon be back."""
-        return len(jobs) == 1 and not len(self) and not self.window.num_away
 
     def add(self, job: JobT, now: float) -> None:
         """Let a job wait for its turn."""

@@ -18,11 +18,12 @@ def user_cache_directory() -> Path | None:
     return directory if os.access(directory, os.W_OK) else None
 
 
-def keep_compiled_kernels() -> None:
+def keep_compiled_kernels(key: str) -> None:
     """Let MLX keep the kernels there that it compiles for CUDA, before it compiles any.
 
-    By itself it keeps them among the temporary files, where a container or the next boot forgets them.
+    By itself it keeps them among the temporary files, where a container or the next boot forgets them. Its files say
+    nothing of what they are for, and are written in place: so the key is to tell the device and the model.
     """
     directory = user_cache_directory()
     if directory is not None:
-        os.environ.setdefault("MLX_PTX_CACHE_DIR", str(directory / f"kernels-{version('mlx')}"))
+        os.environ.setdefault("MLX_PTX_CACHE_DIR", str(directory / f"kernels-{version('mlx')}-{key}"))

@@ -17,16 +17,15 @@ from specd.worker.sampler import NonFiniteLogitsError
 
 log = structlog.get_logger()
 
-# A CPU only has to touch every weight. A GPU plans each width anew, and has kernels for tiles of these sizes: CUDA
-# compiles those for quantised weights from source when they are first asked for, each for half a minute and more.
-_ON_CPU = (64,)
+# A GPU plans each width anew, and has kernels for tiles of these sizes: CUDA compiles those for quantised weights from
+# source when they are first asked for, each for half a minute and more.
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
 
 
 def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:
-    """Compute what the process will compute, once: passes, on a GPU also of these widths, and the worker's own jobs."""
+    """Compute what the process will compute, once: jobs of the worker's own, and on a GPU passes of these widths."""
     started_at = time.perf_counter()
-    passes: Sequence[int] = _ON_CPU
+    passes: Sequence[int] = ()
     if mx.default_device().type != mx.cpu:
         passes = (*widths, *_TILES_ON_GPU)
         log.info("warming up: if kernels are to be compiled this takes minutes, once on a machine")
