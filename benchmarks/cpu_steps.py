@@ -4,7 +4,8 @@
 
 Two processes take turns: one loads the network as mlx-lm has it, the other as a worker does, with packed weights,
 operations for x86 and layers under way while Python describes the next. Both have as many BLAS threads. The matrix
-products alone are those of mlx-lm's network. Medians, in milliseconds a step.
+products alone are those of mlx-lm's network. A worker computes on all cores for a session that is alone; beside others
+it leaves some to the draft. Medians, in milliseconds a step.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ REPEATS = 5
 
 
 def serve(pipe: Connection, model: str, threads: int, cached: int, *, optimize: bool) -> None:
-    """Measure a step at each width that is asked for, and the products in it."""
+    """Measure a step at each width that is asked for, and the products in it, or, optimised, one beside others."""
     blas = load_blas(threads)
     import mlx.core as mx
     from mlx import nn
     from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
     from specd.worker.model import load
+    from specd.worker.streams import STREAMS
 
     mx.set_default_device(mx.cpu)  # type: ignore[arg-type]
     network = load(model, blas=blas, optimize=optimize).network
@@ -48,8 +50,14 @@ def serve(pipe: Connection, model: str, threads: int, cached: int, *, optimize: 
     def products(width: int) -> None:
         mx.eval([mx.ones((1, width, weight.shape[1])) @ weight.T for weight in weights])
 
+    def step_beside_others(width: int) -> None:
+        STREAMS.are_free = False
+        step(width)
+        STREAMS.are_free = True
+
+    other = step_beside_others if optimize else products
     while (width := pipe.recv()) is not None:
-        pipe.send((_milliseconds(step, width), _milliseconds(products, width)))
+        pipe.send((_milliseconds(step, width), _milliseconds(other, width)))
 
 
 def _milliseconds(compute: Callable[[int], None], width: int) -> float:
@@ -79,23 +87,24 @@ def main() -> None:
         spawning.Process(target=serve, args=arguments, kwargs={"optimize": optimize}, daemon=True).start()
         theirs.close()  # so that a process that fails is not waited for
         pipes.append(pipe)
-    times: dict[int, list[tuple[float, float, float]]] = {width: [] for width in options.widths}
+    times: dict[int, list[tuple[float, float, float, float]]] = {width: [] for width in options.widths}
     for _ in range(options.rounds):
         for width, measured in times.items():
             answers = []
             for pipe in pipes:
                 pipe.send(width)
                 answers.append(pipe.recv())
-            (plain, products), (faster, _) = answers
-            measured.append((products, plain, faster))
+            (plain, products), (alone, beside_others) = answers
+            measured.append((products, plain, alone, beside_others))
     for pipe in pipes:
         pipe.send(None)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("tokens", "products", "mlx-lm", "specd", "specd / mlx-lm"):
+    for header in ("tokens", "products", "mlx-lm", "specd", "beside others", "specd / mlx-lm", "/ beside others"):
         table.add_column(header, justify="right")
     for width, measured in times.items():
-        products, plain, faster = (median(column) for column in zip(*measured, strict=True))
-        table.add_row(str(width), f"{products:.1f}", f"{plain:.1f}", f"{faster:.1f}", f"{faster / plain:.2f}")
+        products, plain, alone, beside_others = (median(column) for column in zip(*measured, strict=True))
+        cells = (f"{ms:.1f}" for ms in (products, plain, alone, beside_others))
+        table.add_row(str(width), *cells, f"{alone / plain:.2f}", f"{alone / beside_others:.2f}")
     console().print(table)
 
 

@@ -53,16 +53,16 @@ class PackedMLP(Module):
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
         rows = x.reshape(1, num_rows, x.shape[-1])
-        if can_share(num_rows) and (len(self.parts) == len(STREAMS.all) or num_rows < ROWS_FOR_ALL_STREAMS):
-            output = self._rows_of(num_rows, self._in_parts(as_groups(rows)))
-        elif num_rows < ROWS_FOR_ALL_STREAMS:
-            output = self._rows_of(num_rows, self.whole(as_groups(rows)))
-        else:  # where units cannot be parted evenly
+        if num_rows >= ROWS_FOR_ALL_STREAMS and len(self.parts) < len(STREAMS.all):
+            # Units that cannot be parted evenly; rows can.
             output = spread(
                 num_rows,
                 lambda share: self._rows_of(share.stop - share.start, self.whole(as_groups(rows[:, share]))),
                 axis=0,
             )
+        else:
+            compute = self._in_parts if can_share(num_rows) else self.whole
+            output = self._rows_of(num_rows, compute(as_groups(rows)))
         return output.reshape(*x.shape[:-1], self.num_outputs)
 
     def _in_parts(self, groups: mx.array) -> mx.array:
