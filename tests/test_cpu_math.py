@@ -51,7 +51,8 @@ def test_attention(
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(cpu_math, "keeps_to_one_thread", lambda: is_spread)
         actual = attention(q, k, v, size**-0.5, is_causal=is_causal)
-    np.testing.assert_allclose(np.array(actual), np.array(expected), atol=2e-5)
+    # A rounded logit is a factor of its exponential: the larger it is, the more.
+    np.testing.assert_allclose(np.array(actual), np.array(expected), atol=2e-5 * max(sharpness / 5, 1.0))
 
 
 @given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20))
