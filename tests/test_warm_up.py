@@ -16,7 +16,8 @@ from mlx_lm.models.cache import KVCache
 import draft_worker.rehearsal
 import target_worker.rehearsal
 from specd.worker import warm_up as module
-from specd.worker.batch import Feed, forward
+from specd.worker.batch import BareCache
+from specd.worker.calibration import measure
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
 from specd.worker.user_cache import keep_compiled_kernels
@@ -33,11 +34,11 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens the passes before the rehearsal had."""
     widths: list[int] = []
 
-    def counted(feeds: Sequence[Feed]) -> list[mx.array]:
-        widths.extend(feed.num_tokens for feed in feeds)
-        return forward(feeds)
+    def counted(caches: Sequence[BareCache], width: int) -> Steps[float]:
+        widths.append(width)
+        return (yield from measure(caches, width))
 
-    monkeypatch.setattr(module, "forward", counted)
+    monkeypatch.setattr(module, "measure", counted)
     return widths
 
 

@@ -101,13 +101,13 @@ def _measure_curve(caches: Sequence[BareCache], widths: Sequence[int], until: fl
             if len(curve) >= 2 and time.perf_counter() >= until:
                 return curve
             if width not in curve:
-                yield from _measure(caches, width)  # the first pass of a shape can be slow, for good
-            curve[width] = min((yield from _measure(caches, width)), curve.get(width, math.inf))
+                yield from measure(caches, width)  # the first pass of a shape can be slow, for good
+            curve[width] = min((yield from measure(caches, width)), curve.get(width, math.inf))
     return curve
 
 
-def _measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
-    """Return the seconds of a step for these sessions."""
+def measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
+    """Return the seconds of a step for these sessions, which then are as before."""
     STREAMS.are_free = len(caches) == 1
     begun_at = time.perf_counter()
     yield Evaluate([_feed(caches, width)])

@@ -11,8 +11,8 @@ from mlx.nn.layers.base import Module
 def start_layers_early(network: Module) -> None:
     """Let a CPU begin with each layer of a network of mlx-lm when it is described, not when all of them are.
 
-    Describing a pass of the embedded target takes Python nearly half of a verify's time. Attention, which comes first in
-    a layer, need not even wait for that (a verify takes 4 % less time).
+    Describing a pass of the embedded target takes Python nearly half of a verify's time. Attention, which comes first
+    in a layer, need not even wait for that (a verify takes 4 % less time).
     """
     layers = getattr(network, "layers", None)
     if not isinstance(layers, list):

@@ -13,6 +13,9 @@ in every width and batch.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
@@ -73,28 +76,18 @@ class PackedLinear(Module):
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
         rows = x.reshape(1, num_rows, x.shape[-1])
+        shape = (*x.shape[:-1], self.num_outputs)
         if num_rows < ROWS_FOR_ALL_STREAMS:
-            output = self._multiply(rows)
+            output = self._multiply(rows, shape)
         else:
-            output = spread(
-                num_rows,
-                lambda share: self._multiply(rows[:, share]).reshape(-1, self._padded_outputs),
-                axis=0,
-                multiple=_ROWS,
-            )
-        if output.size != num_rows * self.num_outputs:
-            output = output.reshape(-1, self._padded_outputs)[:num_rows, : self.num_outputs]
-        output = output.reshape(*x.shape[:-1], self.num_outputs)
+            output = spread_rows(rows, lambda share: self._multiply(share, (share.shape[1], self.num_outputs)))
+            output = output.reshape(shape)
         return output + self.bias if "bias" in self else output
 
-    def _multiply(self, rows: mx.array) -> mx.array:
-        """Multiply rows [1, n, inputs]; returns as many and padding, with all outputs and padding."""
+    def _multiply(self, rows: mx.array, shape: Sequence[int]) -> mx.array:
+        """Multiply rows [1, n, inputs]; the outputs get this shape, [..., outputs]."""
         groups = as_groups(rows)
-        return as_rows(groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight))
-
-    @property
-    def _padded_outputs(self) -> int:
-        return int(self.weight.shape[0] * self.weight.shape[2])
+        return from_panels(groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight), shape)
 
 
 def as_groups(rows: mx.array) -> mx.array:
@@ -107,11 +100,21 @@ def as_groups(rows: mx.array) -> mx.array:
     return padded.reshape(1, -1, _ROWS, num_inputs)
 
 
-def as_rows(panels: mx.array) -> mx.array:
-    """Turn the products of groups with panels, [panels, ..., width], into what reshapes to rows of all outputs."""
+def from_panels(panels: mx.array, shape: Sequence[int]) -> mx.array:
+    """Give the products of groups with panels, [panels, ..., width], this shape, [..., outputs], without padding."""
     if panels.ndim > 3:
-        return panels.transpose(1, 2, 0, 3)
-    return panels if panels.shape[1] == 1 else panels.swapaxes(0, 1)
+        rows = panels.transpose(1, 2, 0, 3)
+    else:
+        rows = panels if panels.shape[1] == 1 else panels.swapaxes(0, 1)
+    if rows.size != math.prod(shape):
+        num_rows, num_outputs = math.prod(shape[:-1]), shape[-1]
+        rows = rows.reshape(-1, len(panels) * panels.shape[-1])[:num_rows, :num_outputs]
+    return rows.reshape(shape)
+
+
+def spread_rows(rows: mx.array, compute: Callable[[mx.array], mx.array]) -> mx.array:
+    """Return what is computed, [n, outputs], of rows [1, n, inputs] in shares, each on a stream of its own."""
+    return spread(rows.shape[1], lambda share: compute(rows[:, share]), axis=0, multiple=_ROWS)
 
 
 class PackedEmbedding(Module):

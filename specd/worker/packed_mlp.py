@@ -8,8 +8,8 @@ from functools import partial
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.packed_linear import PackedLinear, as_groups, as_rows
-from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
+from specd.worker.packed_linear import PackedLinear, as_groups, from_panels, spread_rows
+from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out
 
 _GATED = {"gate_proj", "up_proj", "down_proj"}
 
@@ -53,28 +53,20 @@ class PackedMLP(Module):
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
         rows = x.reshape(1, num_rows, x.shape[-1])
+        shape = (*x.shape[:-1], self.num_outputs)
         if num_rows >= ROWS_FOR_ALL_STREAMS and len(self.parts) < len(STREAMS.all):
             # Units that cannot be parted evenly; rows can.
-            output = spread(
-                num_rows,
-                lambda share: self._rows_of(share.stop - share.start, self.whole(as_groups(rows[:, share]))),
-                axis=0,
+            output = spread_rows(
+                rows, lambda share: from_panels(self.whole(as_groups(share)), (share.shape[1], self.num_outputs))
             )
-        else:
-            compute = self._in_parts if can_share(num_rows) else self.whole
-            output = self._rows_of(num_rows, compute(as_groups(rows)))
-        return output.reshape(*x.shape[:-1], self.num_outputs)
+            return output.reshape(shape)
+        compute = self.in_parts if can_share(num_rows) else self.whole
+        return from_panels(compute(as_groups(rows)), shape)
 
-    def _in_parts(self, groups: mx.array) -> mx.array:
+    def in_parts(self, groups: mx.array) -> mx.array:
+        """Map groups to panels, as `whole` does, every part on a stream of its own."""
         first, *others = share_out([partial(part, groups) for part in self.parts])
         return sum(others, start=first)
-
-    def _rows_of(self, num_rows: int, panels: mx.array) -> mx.array:
-        """Turn panels into rows, without what was only padding."""
-        output = as_rows(panels)
-        if output.size != num_rows * self.num_outputs:
-            output = output.reshape(-1, len(panels) * panels.shape[-1])[:num_rows, : self.num_outputs]
-        return output.reshape(num_rows, self.num_outputs)
 
 
 class _ToPanels(Module):
@@ -132,9 +124,8 @@ def _do_the_same(mlp: Module, packed: PackedMLP) -> bool:
         for num_rows in (1, 5):
             x = mx.random.normal((1, num_rows, mlp["gate_proj"].weight.shape[1]), key=mx.random.key(num_rows))
             expected = mlp(x)
-            groups = as_groups(x)
-            for panels in (packed.whole(groups), packed._in_parts(groups)):
-                difference = mx.max(mx.abs(packed._rows_of(num_rows, panels) - expected))
+            for compute in (packed.whole, packed.in_parts):
+                difference = mx.max(mx.abs(from_panels(compute(as_groups(x)), expected.shape) - expected))
                 if not difference <= 1e-3 * mx.max(mx.abs(expected)):
                     return False
     except Exception:  # whatever a model can raise on units that come in panels

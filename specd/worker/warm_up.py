@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import structlog
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from specd.worker.batch import BareCache, Evaluate, Feed, forward
+from specd.worker.batch import BareCache
+from specd.worker.calibration import measure
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
 from specd.worker.sampler import NonFiniteLogitsError
@@ -32,8 +33,7 @@ def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[Loade
     cache = BareCache(model.network, make_prompt_cache(model.network), model.batches)
     for width in passes:
         if width <= model.info.context_length:
-            yield Evaluate(forward([Feed(cache, mx.zeros(width, mx.uint32))]))
-            trim_prompt_cache(cache.layers, width)
+            yield from measure([cache], width)
     # A model that gives NaN says so to who asks it.
     with contextlib.suppress(NonFiniteLogitsError):
         yield from rehearse(model)
