@@ -58,14 +58,15 @@ class Acceptance:
     accepted: Sequence[float]
 
 
-def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts) -> tuple[int, float]:
+def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gain: float = 1.0) -> tuple[int, float]:
     """Return the k with the most expected tokens per second, and that rate.
 
     A round with up to k draft tokens emits 1 + sum(accepted[:k]) tokens (Leviathan et al., arXiv 2211.17192,
     equation 1, without its assumption that all places are alike). Proposals that reach place k end there, the others
-    earlier, and each takes the time of its own length. With k = 0 the target decodes alone, which must be beaten.
+    earlier, and each takes the time of its own length. With k = 0 the target decodes alone, whose rate must be beaten
+    `least_gain` times.
     """
-    best = (0, 1 / costs.target_only)
+    best = (0, least_gain / costs.target_only)
     tokens, ended_before = 1.0, 0.0
     previous = 1.0
     for k, (reached, accepted) in enumerate(zip(acceptance.reached, acceptance.accepted, strict=True), start=1):
@@ -76,7 +77,7 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts) -> tuple[
         if rate > best[1]:
             best = (k, rate)
         previous = reached
-    return best
+    return best if best[0] else (0, 1 / costs.target_only)
 
 
 def stopping_thresholds(costs: RoundCosts, rate: float, next_acceptance: float, num_draft_tokens: int) -> list[float]:

@@ -19,8 +19,15 @@ from specd.sampling import Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import StepCosts
 
-# One in so many rounds is decoded by the target alone, to know what that takes.
+# One in so many rounds is decoded by the target alone, to know what that takes; the first of them come earlier.
 _CONTROL_ROUNDS = 64
+_FIRST_CONTROL_ROUNDS = frozenset((8, 16, 32))
+_CONTROL_WEIGHT = 0.2
+_LARGEST_SURPRISE = 2.0  # for a single one
+# How many times as fast as the target alone drafting must seem for a session to begin with it, and to go on. To begin
+# costs what the draft takes for the session's tokens, and forecasts can be wrong.
+_GAIN_TO_BEGIN = 1.06
+_GAIN_TO_GO_ON = 1.02
 # Where drafting does not pay, it is tried again when what the last trial cost is less than this part of the time since.
 _PROBE_SHARE = 0.0025
 _FIRST_PROBE_SECONDS = 20.0
@@ -79,6 +86,7 @@ class Speculation:
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
         self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
         self._slowdown = {True: MovingAverage(_AHEAD_WEIGHT, _FIRST_SLOWDOWN), False: MovingAverage(_WEIGHT, 0.0)}
+        self._alone = _Alone()
         # What rounds take more than their parts should, with going ahead and without.
         self._excess = {went_ahead: MovingAverage(_WEIGHT, 0.0) for went_ahead in (True, False)}
         self._num_rounds = 0
@@ -125,6 +133,7 @@ class Speculation:
         verify = [target.seconds(sessions, width) for width in range(1, MAX_NUM_DRAFT_TOKENS + 2)]
         if sessions == 1:  # then the target pads a width up to a cheaper one
             verify = list(accumulate(reversed(verify), min))[::-1]
+            verify[0] *= self._alone.factor
         return RoundCosts(
             draft=self._proposal_times.seconds(draft, sessions),
             verify=verify,
@@ -168,8 +177,10 @@ class Speculation:
         width = round_.num_proposed + 1
         if not self.is_shared:  # then the target pads it, and that is what took so long
             width = costs.cheapest_width(1, width)
-        slowdown = verify.compute_seconds / costs.seconds(verify.num_sessions, width) - 1
-        self._slowdown[round_.went_ahead].add(min(slowdown, 1.0))
+        surprise = verify.compute_seconds / costs.seconds(verify.num_sessions, width)
+        self._slowdown[round_.went_ahead].add(min(surprise - 1, 1.0))
+        if not self.is_shared:
+            self._alone.observe(surprise, drafted=round_.num_proposed > 0)
         # What going ahead adds is no part of the curve, from which it is decided whether to go ahead. Nor is a step for
         # one session while there are others: the worker leaves some of the cores to the draft then.
         if not round_.went_ahead and self.is_shared == (verify.num_sessions > 1):
@@ -181,7 +192,8 @@ class Speculation:
 
         Not while several sessions share steps: for one that comes alone the others would wait.
         """
-        return not self.is_shared and self._num_rounds % _CONTROL_ROUNDS == _CONTROL_ROUNDS - 1
+        number = self._num_rounds + 1
+        return not self.is_shared and (number % _CONTROL_ROUNDS == 0 or number in _FIRST_CONTROL_ROUNDS)
 
     @property
     def is_probe_due(self) -> bool:
@@ -209,6 +221,25 @@ class Speculation:
         if self._num_rounds // _AHEAD_TRIAL_ROUNDS % _AHEAD_TRIALS == 0:
             return min(threshold, 0.5)
         return threshold if self._excess[True].value < self._excess[False].value else 2.0
+
+
+class _Alone:
+    """How many times as long as its costs say the target takes for a token of its own.
+
+    The level of all costs follows the rounds that there are. While these are verifies, what is wrong with the curve
+    between one token and several is wrong with the target alone, and nothing else says so but the control rounds.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._was_drafted = False
+
+    def observe(self, surprise: float, *, drafted: bool) -> None:
+        """Learn how many times as long as its costs say a round took the target."""
+        if not drafted:
+            surprise = min(max(surprise, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
+            self.factor += (surprise - self.factor) * (_CONTROL_WEIGHT if self._was_drafted else _WEIGHT)
+        self._was_drafted = drafted
 
 
 class _Kind:
@@ -318,7 +349,8 @@ class SessionSpeculation:
             self._k, self._min_confidences = self._kind.choose(costs), []
         else:
             acceptance = self._acceptance.acceptance()
-            self._k, rate = choose_num_draft_tokens(acceptance, costs)
+            gain = _GAIN_TO_GO_ON if self._k else _GAIN_TO_BEGIN
+            self._k, rate = choose_num_draft_tokens(acceptance, costs, gain)
             least = stopping_thresholds(costs, rate, acceptance.accepted[0], self._k)
             self._min_confidences = [self._kind.scale.confidence(acceptance) for acceptance in least]
         return self._k

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import mlx.core as mx
 import pytest
@@ -17,10 +21,12 @@ from specd.worker import calibration
 from specd.worker.batch import Evaluate
 from specd.worker.calibration import DRAFT_WIDTHS, VERIFY_WIDTHS, calibrate, keep
 from specd.worker.model import LoadedModel
+from specd.worker.user_cache import taking_turns
 from tests.driving import finish
 from tests.models import tiny_model
 
 MODEL = tiny_model()
+COSTS = "step-costs-*"
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +170,7 @@ def test_the_time_is_shared_among_numbers_of_sessions(clock: FakeClock) -> None:
 
 def test_a_second_start_takes_what_the_first_has_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calibrated()
-    assert len([*kept.iterdir()]) == 1
+    assert len([*kept.glob(COSTS)]) == 1
     fail_to_measure(monkeypatch)
     assert calibrated().measured == first.measured
 
@@ -174,7 +180,7 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
     for _ in range(50):
         costs.observe(1, 2, 1.0)
     keep(MODEL, DRAFT_WIDTHS, costs)
-    assert len([*kept.iterdir()]) == 1
+    assert len([*kept.glob(COSTS)]) == 1
     fail_to_measure(monkeypatch)
     assert calibrated().measured == costs.measured
 
@@ -186,7 +192,7 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_a_damaged_file_is_measured_again_and_replaced(content: str, kept: Path, clock: FakeClock) -> None:
     calibrated()
-    (path,) = kept.iterdir()
+    (path,) = kept.glob(COSTS)
     path.write_bytes(content.encode(errors="surrogateescape"))
     clock.steps.clear()
     measured = calibrated().measured
@@ -204,7 +210,7 @@ def test_another_model_or_device_has_a_file_of_its_own(field: str, kept: Path, c
     clock.steps.clear()
     calibrated(other)
     assert clock.steps
-    assert len([*kept.iterdir()]) == 2
+    assert len([*kept.glob(COSTS)]) == 2
 
 
 @pytest.mark.parametrize("library", ["mlx", "mlx-lm"])
@@ -215,7 +221,7 @@ def test_other_libraries_have_a_file_of_their_own(
     version = calibration.version
     monkeypatch.setattr(calibration, "version", lambda name: "99" if name == library else version(name))
     calibrated()
-    assert len([*kept.iterdir()]) == 2
+    assert len([*kept.glob(COSTS)]) == 2
 
 
 def test_a_cache_that_cannot_be_made_is_done_without(
@@ -233,7 +239,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(kept: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write whatever the mode is
     costs = calibrated()
     keep(MODEL, DRAFT_WIDTHS, costs)
-    assert [*kept.iterdir()] == []
+    assert [*kept.glob(COSTS)] == []
 
 
 def test_a_full_disk_is_no_reason_not_to_start(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +249,55 @@ def test_a_full_disk_is_no_reason_not_to_start(kept: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "write_text", full)
     assert calibrated().measured[1]
     keep(MODEL, DRAFT_WIDTHS, StepCosts({1: {1: 1.0}}))
-    assert [*kept.iterdir()] == []
+    assert [*kept.glob(COSTS)] == []
 
 
 def test_a_draft_that_becomes_a_target_is_measured_as_one(kept: Path) -> None:
     assert [*calibrated(widths=DRAFT_WIDTHS).measured[1]] == sorted(DRAFT_WIDTHS)
     assert [*calibrated(widths=VERIFY_WIDTHS).measured[1]] == sorted(VERIFY_WIDTHS)
-    assert len([*kept.iterdir()]) == 2
+    assert len([*kept.glob(COSTS)]) == 2
+
+
+# Workers that start together.
+
+
+def test_workers_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+
+    @contextmanager
+    def turn(what: str, *, timeout_seconds: float) -> Iterator[bool]:
+        turns.append((what, timeout_seconds))
+        yield True
+        turns.append((what, 0.0))
+
+    monkeypatch.setattr(calibration, "taking_turns", turn)
+    calibrated(seconds=3.0)
+    assert turns == [("calibration", 6.0), ("calibration", 0.0)]
+    calibrated(seconds=3.0)
+    assert len(turns) == 2, "what is known needs no turn"
+
+
+def test_a_turn_ends_with_its_process_and_is_not_waited_for_without_end(kept: Path) -> None:
+    hold = (
+        "from specd.worker.user_cache import taking_turns as t; c = t('x', timeout_seconds=9); print(c.__enter__()); "
+    )
+    with subprocess.Popen([sys.executable, "-c", hold + "input()"], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with taking_turns("x", timeout_seconds=0.05) as has_turn, taking_turns("y", timeout_seconds=0.0) as has_another:
+            assert not has_turn
+            assert has_another
+        other.kill()
+        with taking_turns("x", timeout_seconds=30.0) as has_turn:
+            assert has_turn
+    with taking_turns("x", timeout_seconds=0.0) as has_turn:
+        assert has_turn
+
+
+def test_without_a_cache_there_are_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with taking_turns("x", timeout_seconds=30.0) as has_turn:
+        assert not has_turn
 
 
 # What is left behind.
@@ -277,7 +325,7 @@ def test_a_calibration_that_is_dropped_leaves_nothing_and_keeps_nothing(kept: Pa
     steps.close()
     gc.collect()
     assert count_caches() == 0
-    assert not [*kept.iterdir()]
+    assert not [*kept.glob(COSTS)]
 
 
 def count_caches() -> int:

@@ -23,7 +23,7 @@ from specd.worker.batch import BareCache, Evaluate, Feed, forward
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
 from specd.worker.streams import STREAMS
-from specd.worker.user_cache import user_cache_directory
+from specd.worker.user_cache import taking_turns, user_cache_directory
 
 log = structlog.get_logger()
 
@@ -36,6 +36,7 @@ DRAFT_WIDTHS = (1, 2)
 _BATCHED_WIDTHS = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
+_TURNS = 2  # what another process may take to measure is waited for, this many times what it should take
 _CACHED_TOKENS = 128  # in each cache while steps are measured
 _VERSION = "5"  # counted up when steps of the same model are computed in another way
 
@@ -43,12 +44,21 @@ _VERSION = "5"  # counted up when steps of the same model are computed in anothe
 def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
     """Measure steps by width and by number of sessions, for at most about so many seconds; yields nothing to others.
 
-    What an earlier start of the same model, device and libraries measured is taken from the user's cache instead.
+    What an earlier start of the same model, device and libraries measured is taken from the user's cache instead. The
+    workers of a pair, which start together, take turns: measured side by side, a target seemed to take longer for one
+    token than for seven.
     """
     path = _path(model, widths)
     known = _load(path)
     if known is not None:
         return known
+    with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
+        costs = yield from _measure(model, widths, seconds)
+    keep(model, widths, costs)
+    return costs
+
+
+def _measure(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
     started_at = time.perf_counter()
     measured: dict[int, dict[int, float]] = {}
     cached_len = min(_CACHED_TOKENS, model.info.context_length // 2)
@@ -69,7 +79,6 @@ def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Step
     mx.clear_cache()
     costs = StepCosts(measured)
     log.info("calibrated", seconds=round(time.perf_counter() - started_at, 2), sessions=list(measured))
-    keep(model, widths, costs)
     return costs
 
 
@@ -92,7 +101,7 @@ def keep(model: LoadedModel, widths: Sequence[int], costs: StepCosts) -> None:
 def _measure_curve(caches: Sequence[BareCache], widths: Sequence[int], until: float) -> Steps[dict[int, float]]:
     """Return the seconds of a step for these sessions by width, the least of a few that lie apart.
 
-    What else the machine does makes steps longer only, and comes in stretches: the other worker starts too.
+    What else the machine does makes steps longer only, and comes in stretches: another worker loads its model.
     """
     curve: dict[int, float] = {}
     for _ in range(_PASSES):
