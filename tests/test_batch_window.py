@@ -23,9 +23,9 @@ class Session:
     """Anything that can be hashed and weakly referred to."""
 
 
-def taught(away_seconds: float) -> BatchWindow:
+def taught(away_seconds: float, *, shares_cores: bool = False) -> BatchWindow:
     """Return a window that knows the fixed cost, and sessions that stay away for so long."""
-    window, session = BatchWindow(), Session()
+    window, session = BatchWindow(shares_cores=shares_cores), Session()
     for num_tokens in (1, 2, 3, 4):
         window.stepped(num_tokens, FIXED + 0.1 * num_tokens)
     assert window.fixed_seconds == pytest.approx(FIXED)
@@ -177,14 +177,26 @@ def test_a_step_does_not_wait_for_sessions_that_stay_away_for_as_long_as_it_take
     answered_at=st.lists(st.floats(0.0, 10.0), max_size=8),
     idle_since=st.floats(0.0, 10.0),
     waited=st.floats(0.0, 2.0),
+    shares_cores=st.booleans(),
 )
 def test_no_step_waits_for_longer_than_a_step_costs(
-    away_seconds: float, answered_at: list[float], idle_since: float, waited: float
+    away_seconds: float, answered_at: list[float], idle_since: float, waited: float, shares_cores: bool
 ) -> None:
-    window, sessions = taught(away_seconds), [Session() for _ in answered_at]
+    window, sessions = taught(away_seconds, shares_cores=shares_cores), [Session() for _ in answered_at]
     for session, at in zip(sessions, answered_at, strict=True):
         window.answered(session, at)
-    assert idle_since <= window.ends_at(idle_since, idle_since + waited) <= idle_since + window.fixed_seconds
+    longest = (1.5 if shares_cores else 1.0) * window.fixed_seconds
+    assert idle_since <= window.ends_at(idle_since, idle_since + waited) <= idle_since + longest
+
+
+@pytest.mark.parametrize(("away_seconds", "waits"), [(0.9 * FIXED, True), (1.4 * FIXED, True), (1.6 * FIXED, False)])
+def test_where_two_groups_would_take_cores_from_each_other_a_step_waits_for_longer(
+    away_seconds: float, waits: bool
+) -> None:
+    window, session = taught(away_seconds, shares_cores=True), Session()
+    window.answered(session, 5.0)
+    now = 5.0 + 0.9 * away_seconds
+    assert (window.ends_at(now, now) > now) == waits
 
 
 def test_who_does_not_come_back_is_forgotten() -> None:

@@ -313,7 +313,7 @@ async def test_a_mistake_in_the_engine_is_not_silent(model: FakeModel, monkeypat
 # The cores.
 
 
-async def test_a_step_has_all_cores_while_there_is_one_session() -> None:
+async def test_a_step_has_all_cores_while_there_is_no_session_that_it_is_not_for() -> None:
     free: list[bool] = []
     steps_taken: list[StepTime] = []
 
@@ -324,14 +324,17 @@ async def test_a_step_has_all_cores_while_there_is_one_session() -> None:
     engine = Engine(lambda: None, forward=forward)
     engine.on_step = steps_taken.append
     num_sessions = 1
-    engine.is_for_one_session = lambda: num_sessions == 1
+    engine.num_sessions = lambda: num_sessions
     try:
         await engine.submit(steps("a", 2))
         num_sessions = 2
         await engine.submit(steps("a", 1))
+        await asyncio.gather(engine.submit(steps("a", 1)), engine.submit(steps("b", 1)))
+        num_sessions = 3
+        await asyncio.gather(engine.submit(steps("a", 1)), engine.submit(steps("b", 1)))
         num_sessions = 1
         await engine.submit(steps("a", 1))
     finally:
         engine.stop()
-    assert free == [True, True, False, True]
+    assert free == [True, True, False, True, False, True]
     assert [step.had_all_cores for step in steps_taken] == free

@@ -94,14 +94,14 @@ class Engine:
         """
         self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread up
         self._urgent: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._schedule: Schedule[_Job[Any]] = Schedule()  # only the thread touches it
+        self._schedule: Schedule[_Job[Any]]  # the thread's, like its streams
         self._stopped = False
         self._is_evaluated = True  # whatever the last step computed
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._forward = forward
         self.on_step: Callable[[StepTime], None] = lambda _: None
-        self.is_for_one_session: Callable[[], bool] = lambda: True  # whether there are no others
+        self.num_sessions: Callable[[], int] = lambda: 1  # that are open
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -135,6 +135,7 @@ class Engine:
         self._thread.join()
 
     def _loop(self) -> None:
+        self._schedule = Schedule(shares_cores=len(STREAMS.all) > 1)
         try:
             self._run_jobs()
         except Exception:
@@ -199,7 +200,7 @@ class Engine:
         for job in jobs:
             job.num_sessions = len(jobs)
         # Where there are other sessions, the other cores are for what the draft computes for them meanwhile.
-        STREAMS.are_free = self.is_for_one_session()
+        STREAMS.are_free = self.num_sessions() <= len(jobs)
         try:
             outputs = self._forward(feeds)
         except Exception as error:

@@ -78,11 +78,11 @@ async def run_worker(
                 metrics.count_step(step)
                 if step.is_prefill:
                     chunk.took(step.num_tokens, step.seconds)
-                elif step.is_whole and step.had_all_cores == (step.num_sessions == 1):  # as calibrated
+                elif step.is_whole and (step.had_all_cores or step.num_sessions > 1):  # as those that it is foretold by
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
 
             engine.on_step = on_step
-            engine.is_for_one_session = lambda: len(caches) <= 1
+            engine.num_sessions = lambda: len(caches)
             engine.expect(costs.fixed_seconds)
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
             await server.set_serving(True)

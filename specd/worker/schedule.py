@@ -24,7 +24,7 @@ class StepTime:
     """What a step was for, and what it took.
 
     `is_whole` says that what it computed was evaluated in it, and nothing of the step before, `had_all_cores` that
-    there was no other session.
+    there was no session that it was not for.
     """
 
     num_sessions: int
@@ -58,8 +58,9 @@ class Schedule(Generic[JobT]):
     long. What can wait gets a step when nothing else is there. `now` is any clock's, in seconds.
     """
 
-    def __init__(self) -> None:
-        self.window = BatchWindow()
+    def __init__(self, *, shares_cores: bool = False) -> None:
+        """`shares_cores` says whether steps compute on several cores of a CPU."""
+        self.window = BatchWindow(shares_cores=shares_cores)
         self._rounds: deque[JobT] = deque()
         self._prefills: deque[JobT] = deque()
         self._patient: deque[JobT] = deque()
