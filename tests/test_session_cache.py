@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_worker.path import Path
 from draft_worker.proposal import Proposal, go_ahead, propose
 from draft_worker.session import DraftSession
 from specd.errors import CacheTooShortError
@@ -100,6 +101,7 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
                 assert verdict.next_token_id == own[verdict.num_accepted]
                 assert verdict.cached_len == cache.cached_len == len(session) + len(proposed)
                 proposal = None
+                worker.path = Path()  # of a cache that only the draft feeds, as it is in a worker
             case "propose":
                 proposal = propose_in_one_go(worker, position, token_ids, k, min_confidences)
                 check_proposal(proposal, session, k, min_confidences)
@@ -108,6 +110,7 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
             case "superseded verify":
                 run_some(verify(cache, GREEDY, position, token_ids, [], chunk=Chunks(3)), data.draw(st.integers(0, 3)))
                 proposal = None
+                worker.path = Path()
             case "superseded propose":
                 steps = propose(worker, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences)
                 run_some(steps, data.draw(st.integers(0, 6)))
