@@ -26,7 +26,6 @@ from tests.driving import finish
 from tests.models import tiny_model
 
 MODEL = tiny_model()
-COSTS = "step-costs-*"
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +62,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 def calibrated(model: LoadedModel = MODEL, widths: Sequence[int] = DRAFT_WIDTHS, seconds: float = 60.0) -> StepCosts:
     return finish(calibrate(model, widths, seconds))
+
+
+def files(kept: Path) -> list[Path]:
+    """Return what is kept, without the lock."""
+    return [path for path in kept.iterdir() if path.name != "calibration.lock"]
 
 
 def other_model() -> LoadedModel:
@@ -170,7 +174,7 @@ def test_the_time_is_shared_among_numbers_of_sessions(clock: FakeClock) -> None:
 
 def test_a_second_start_takes_what_the_first_has_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calibrated()
-    assert len([*kept.glob(COSTS)]) == 1
+    assert len(files(kept)) == 1
     fail_to_measure(monkeypatch)
     assert calibrated().measured == first.measured
 
@@ -180,7 +184,7 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
     for _ in range(50):
         costs.observe(1, 2, 1.0)
     keep(MODEL, DRAFT_WIDTHS, costs)
-    assert len([*kept.glob(COSTS)]) == 1
+    assert len(files(kept)) == 1
     fail_to_measure(monkeypatch)
     assert calibrated().measured == costs.measured
 
@@ -192,7 +196,7 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_a_damaged_file_is_measured_again_and_replaced(content: str, kept: Path, clock: FakeClock) -> None:
     calibrated()
-    (path,) = kept.glob(COSTS)
+    (path,) = files(kept)
     path.write_bytes(content.encode(errors="surrogateescape"))
     clock.steps.clear()
     measured = calibrated().measured
@@ -210,7 +214,7 @@ def test_another_model_or_device_has_a_file_of_its_own(field: str, kept: Path, c
     clock.steps.clear()
     calibrated(other)
     assert clock.steps
-    assert len([*kept.glob(COSTS)]) == 2
+    assert len(files(kept)) == 2
 
 
 @pytest.mark.parametrize("library", ["mlx", "mlx-lm"])
@@ -221,7 +225,7 @@ def test_other_libraries_have_a_file_of_their_own(
     version = calibration.version
     monkeypatch.setattr(calibration, "version", lambda name: "99" if name == library else version(name))
     calibrated()
-    assert len([*kept.glob(COSTS)]) == 2
+    assert len(files(kept)) == 2
 
 
 def test_a_cache_that_cannot_be_made_is_done_without(
@@ -239,7 +243,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(kept: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write whatever the mode is
     costs = calibrated()
     keep(MODEL, DRAFT_WIDTHS, costs)
-    assert [*kept.glob(COSTS)] == []
+    assert files(kept) == []
 
 
 def test_a_full_disk_is_no_reason_not_to_start(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,13 +253,13 @@ def test_a_full_disk_is_no_reason_not_to_start(kept: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "write_text", full)
     assert calibrated().measured[1]
     keep(MODEL, DRAFT_WIDTHS, StepCosts({1: {1: 1.0}}))
-    assert [*kept.glob(COSTS)] == []
+    assert files(kept) == []
 
 
 def test_a_draft_that_becomes_a_target_is_measured_as_one(kept: Path) -> None:
     assert [*calibrated(widths=DRAFT_WIDTHS).measured[1]] == sorted(DRAFT_WIDTHS)
     assert [*calibrated(widths=VERIFY_WIDTHS).measured[1]] == sorted(VERIFY_WIDTHS)
-    assert len([*kept.glob(COSTS)]) == 2
+    assert len(files(kept)) == 2
 
 
 # Workers that start together.
@@ -278,10 +282,13 @@ def test_workers_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_turn_ends_with_its_process_and_is_not_waited_for_without_end(kept: Path) -> None:
-    hold = (
-        "from specd.worker.user_cache import taking_turns as t; c = t('x', timeout_seconds=9); print(c.__enter__()); "
-    )
-    with subprocess.Popen([sys.executable, "-c", hold + "input()"], stdin=PIPE, stdout=PIPE, text=True) as other:
+    program = """if True:
+        from specd.worker.user_cache import taking_turns
+        with taking_turns("x", timeout_seconds=30.0) as has_turn:
+            print(has_turn, flush=True)
+            input()
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
         with taking_turns("x", timeout_seconds=0.05) as has_turn, taking_turns("y", timeout_seconds=0.0) as has_another:
@@ -292,6 +299,11 @@ def test_a_turn_ends_with_its_process_and_is_not_waited_for_without_end(kept: Pa
             assert has_turn
     with taking_turns("x", timeout_seconds=0.0) as has_turn:
         assert has_turn
+
+
+def test_a_lock_that_cannot_be_had_is_no_reason_not_to_start(kept: Path) -> None:
+    (kept / "calibration.lock").mkdir(parents=True)
+    assert calibrated(seconds=0.01).measured[1]
 
 
 def test_without_a_cache_there_are_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +337,7 @@ def test_a_calibration_that_is_dropped_leaves_nothing_and_keeps_nothing(kept: Pa
     steps.close()
     gc.collect()
     assert count_caches() == 0
-    assert not [*kept.glob(COSTS)]
+    assert not files(kept)
 
 
 def count_caches() -> int:

@@ -22,7 +22,6 @@ from specd.step_costs import StepCosts
 from specd.worker.batch import BareCache, Evaluate, Feed, forward
 from specd.worker.engine import Steps
 from specd.worker.model import LoadedModel
-from specd.worker.streams import STREAMS
 from specd.worker.user_cache import taking_turns, user_cache_directory
 
 log = structlog.get_logger()
@@ -53,12 +52,12 @@ def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Step
     if known is not None:
         return known
     with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
-        costs = yield from _measure(model, widths, seconds)
+        costs = yield from _measure_curves(model, widths, seconds)
     keep(model, widths, costs)
     return costs
 
 
-def _measure(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
+def _measure_curves(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:
     started_at = time.perf_counter()
     measured: dict[int, dict[int, float]] = {}
     cached_len = min(_CACHED_TOKENS, model.info.context_length // 2)
@@ -116,8 +115,7 @@ def _measure_curve(caches: Sequence[BareCache], widths: Sequence[int], until: fl
 
 
 def measure(caches: Sequence[BareCache], width: int) -> Steps[float]:
-    """Return the seconds of a step for these sessions, which then are as before."""
-    STREAMS.are_free = True  # as for a step that takes all sessions
+    """Return the seconds of a step for these sessions, all that there are, which then are as before."""
     begun_at = time.perf_counter()
     yield Evaluate([_feed(caches, width)])
     seconds = time.perf_counter() - begun_at

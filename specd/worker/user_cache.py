@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-_TURN_POLL_SECONDS = 0.02
+from filelock import FileLock
 
 
 def user_cache_directory() -> Path | None:
@@ -28,25 +26,20 @@ def user_cache_directory() -> Path | None:
 def taking_turns(what: str, *, timeout_seconds: float) -> Iterator[bool]:
     """Let the processes of a machine that have the same user's cache do something one after another.
 
-    Gives whether it is this one's turn; after so many seconds it goes on in any case, and without a cache at once.
+    Gives whether it is this one's turn; it goes on in any case after so many seconds, and at once where there is no
+    cache to write to.
     """
     directory = user_cache_directory()
     if directory is None:
         yield False
         return
-    give_up_at = time.monotonic() + timeout_seconds
-    with (directory / f"{what}.lock").open("w") as file:
-        while not (has_turn := _locks(file.fileno())) and time.monotonic() < give_up_at:
-            time.sleep(_TURN_POLL_SECONDS)
-        yield has_turn  # closing the file ends the turn, and so does the end of the process
-
-
-def _locks(descriptor: int) -> bool:
+    lock = FileLock(directory / f"{what}.lock")
+    with contextlib.suppress(OSError):  # of which Timeout is one
+        lock.acquire(timeout=timeout_seconds)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
 def keep_compiled_kernels(key: str) -> None:
