@@ -66,7 +66,8 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
     earlier, and each takes the time of its own length. With k = 0 the target decodes alone, whose rate must be beaten
     `least_gain` times.
     """
-    best = (0, least_gain / costs.target_only)
+    alone = 1 / costs.target_only
+    best = (0, alone)
     tokens, ended_before = 1.0, 0.0
     previous = 1.0
     for k, (reached, accepted) in enumerate(zip(acceptance.reached, acceptance.accepted, strict=True), start=1):
@@ -74,10 +75,10 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
         tokens += accepted
         seconds = ended_before + reached * (costs.draft[k] + costs.verify[k])
         rate = tokens / (costs.always + costs.asking + seconds)
-        if rate > best[1]:
+        if rate > max(best[1], least_gain * alone):
             best = (k, rate)
         previous = reached
-    return best if best[0] else (0, 1 / costs.target_only)
+    return best
 
 
 def stopping_thresholds(costs: RoundCosts, rate: float, next_acceptance: float, num_draft_tokens: int) -> list[float]:

@@ -78,7 +78,8 @@ async def run_worker(
                 metrics.count_step(step)
                 if step.is_prefill:
                     chunk.took(step.num_tokens, step.seconds)
-                elif step.is_whole and (step.had_all_cores or step.num_sessions > 1):  # as those that it is foretold by
+                elif step.is_whole and (step.had_all_cores or step.num_sessions > 1):
+                    # One session is foretold to have all cores: to whom others leave only some, that is not it.
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
 
             engine.on_step = on_step
