@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+# A token that is less likely to count than this is worth nothing anywhere.
+_LEAST_ACCEPTANCE = 0.03
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,6 +82,44 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
             best = (k, rate)
         previous = reached
     return best
+
+
+def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> list[int]:
+    """Return how many draft tokens each of several sessions should have, for the most expected tokens per second.
+
+    `accepted[i][j]` is how often the first j + 1 draft tokens of session i are all accepted; it must not rise with j.
+    The costs are those of a round that all share: the draft takes as long as for the longest proposal, the target as
+    long as for as many tokens in equal parts. So up to each length the likeliest tokens come first, whosever they are,
+    as many of them as pay.
+    """
+    num_sessions = len(accepted)
+    likeliest = sorted(
+        (
+            (probability, i, j)
+            for i, own in enumerate(accepted)
+            for j, probability in enumerate(own)
+            if probability >= _LEAST_ACCEPTANCE
+        ),
+        key=lambda token: (-token[0], token[2]),
+    )
+    best_rate, best_longest, best_count = num_sessions / costs.target_only, 0, 0
+    for longest in range(1, 1 + max((j + 1 for _, _, j in likeliest), default=0)):
+        fixed = costs.always + costs.asking + costs.draft[longest]
+        tokens, count = float(num_sessions), 0
+        for probability, _, j in likeliest:
+            if j < longest:
+                tokens, count = tokens + probability, count + 1
+                rate = tokens / (fixed + _between(costs.verify, count / num_sessions))
+                if rate > best_rate:
+                    best_rate, best_longest, best_count = rate, longest, count
+    chosen = [i for _, i, j in likeliest if j < best_longest][:best_count]
+    return [chosen.count(i) for i in range(num_sessions)]
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """Draw lines between the values."""
+    i = min(int(place), len(values) - 2)
+    return values[i] + (place - i) * (values[i + 1] - values[i])
 
 
 def stopping_thresholds(costs: RoundCosts, rate: float, next_acceptance: float, num_draft_tokens: int) -> list[float]:

@@ -7,11 +7,19 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from coordinator.acceptance_estimate import AcceptanceEstimate
 from coordinator.confidence_scale import ConfidenceScale
 from coordinator.load_trials import LoadTrials
-from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
+from coordinator.plan import (
+    Acceptance,
+    Plan,
+    RoundCosts,
+    choose_num_draft_tokens,
+    choose_together,
+    stopping_thresholds,
+)
 from coordinator.proposal_times import ProposalTimes
 from coordinator.round import Exchange, Round
 from specd.moving_average import MovingAverage
@@ -81,6 +89,9 @@ class Speculation:
         self._num_sessions = num_sessions
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
+        self._sessions: WeakKeyDictionary[SessionSpeculation, None] = WeakKeyDictionary()  # whose k is not given
+        self._together: WeakKeyDictionary[SessionSpeculation, int] = WeakKeyDictionary()
+        self._together_at: RoundCosts | None = None
         self._trials = LoadTrials(clock)
         self._proposal_times = ProposalTimes()
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
@@ -101,7 +112,10 @@ class Speculation:
         kind = (sampling.acceptance, round(sampling.temperature, 1))
         if kind not in self._kinds and len(self._kinds) < 1000:
             self._kinds[kind] = _Kind()
-        return SessionSpeculation(self, self._kinds.get(kind) or _Kind(), num_draft_tokens)
+        session = SessionSpeculation(self, self._kinds.get(kind) or _Kind(), num_draft_tokens)
+        if num_draft_tokens is None:
+            self._sessions[session] = None
+        return session
 
     @property
     def is_shared(self) -> bool:
@@ -126,6 +140,15 @@ class Speculation:
             each = _RENEWED_ROUNDS_OF_SEVERAL if self.is_shared else _RENEWED_ROUNDS
             self._costs_until = self._num_rounds + each * max(self._num_sessions(), 1)
         return self._costs
+
+    def choose_together(self, session: SessionSpeculation, costs: RoundCosts) -> int:
+        """Return how far a session should go in rounds that it shares with the others that there are now."""
+        if costs is not self._together_at or session not in self._together:
+            sessions = list(self._sessions)
+            ks = choose_together([session.acceptance.accepted for session in sessions], costs)
+            self._together = WeakKeyDictionary(zip(sessions, ks, strict=True))
+            self._together_at = costs
+        return self._together[session]
 
     def _new_costs(self, target: StepCosts, draft: StepCosts) -> RoundCosts:
         # All that run, not those that lately shared a step: where they take turns, each waits for the others' steps.
@@ -243,32 +266,19 @@ class _Alone:
 
 
 class _Kind:
-    """What is known of the sessions whose tokens are chosen alike, and the k for all of them while they share steps."""
+    """What is known of the sessions whose tokens are chosen alike."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceEstimate()
         self.scale = ConfidenceScale()
-        self._costs: RoundCosts | None = None
-        self._k = 0
-
-    def choose(self, costs: RoundCosts) -> int:
-        """Return the best k by what is known of all; the same as long as the costs are.
-
-        For proposals that do not end early, whatever became of those that did: these went far where it was easy.
-        """
-        if costs is not self._costs:
-            self._costs = costs
-            accepted = self.acceptance.acceptance().accepted
-            self._k, _ = choose_num_draft_tokens(Acceptance([1.0] * len(accepted), accepted), costs)
-        return self._k
 
 
 class SessionSpeculation:
     """Decides, round by round, for one session; with a k that is given, there is nothing to decide.
 
-    A session that is alone goes as far as pays, and ends proposals early. Several go equally far, as far as pays on the
-    whole: a step of the draft costs hardly less for some of them than for all, and those that come to the target at
-    another time need a step of their own.
+    A session that is alone goes as far as pays, and ends proposals early. Of several each goes as far as pays on the
+    whole, and for some rounds always equally far: a step of the draft costs hardly less for some of them than for all,
+    and those that come to the target at another time need a step of their own.
     """
 
     def __init__(self, shared: Speculation, kind: _Kind, given: int | None) -> None:
@@ -281,6 +291,11 @@ class SessionSpeculation:
         self._min_confidences: list[float] = []
         self._is_probe = False
         self._has_gone_ahead = False
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What is known of the fate of the session's proposals."""
+        return self._acceptance.acceptance()
 
     @property
     def will_draft(self) -> bool:
@@ -346,9 +361,9 @@ class SessionSpeculation:
             return self._k
         self._costs = costs
         if self._shared.is_shared:
-            self._k, self._min_confidences = self._kind.choose(costs), []
+            self._k, self._min_confidences = self._shared.choose_together(self, costs), []
         else:
-            acceptance = self._acceptance.acceptance()
+            acceptance = self.acceptance
             gain = _GAIN_TO_GO_ON if self._k else _GAIN_TO_BEGIN
             self._k, rate = choose_num_draft_tokens(acceptance, costs, gain)
             least = stopping_thresholds(costs, rate, acceptance.accepted[0], self._k)

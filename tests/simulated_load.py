@@ -23,8 +23,8 @@ from specd.worker.schedule import Schedule, StepTime
 
 # Milliseconds of a step by what it is for, as measured on two cores: of the target by tokens in all, of the draft by
 # sessions.
-TARGET = {1: 10.0, 2: 10.5, 4: 12.5, 8: 20.0, 16: 32.0, 32: 57.0, 48: 85.0, 64: 110.0, 128: 200.0, 256: 390.0}
-DRAFT = {1: 1.0, 4: 1.9, 16: 5.0, 32: 9.5}
+TARGET = {1: 7.0, 4: 8.7, 8: 11.0, 16: 14.5, 32: 24.0, 64: 45.0, 128: 85.0, 256: 170.0}
+DRAFT = {1: 0.8, 4: 1.2, 16: 2.2, 32: 4.2}
 # By how much a step takes longer while the other worker computes too.
 TARGET_SLOWED, DRAFT_SLOWED = 1.45, 1.2
 ON_THE_WAY_SECONDS = 0.0005  # between coordinator and worker, one way
@@ -86,7 +86,7 @@ class Worker:
                 for sessions, widths in CALIBRATED.items()
             }
         )
-        self.schedule: Schedule[Job] = Schedule()
+        self.schedule: Schedule[Job] = Schedule(shares_cores=True)
         self.schedule.window.expect(self.costs.fixed_seconds)
         self.step: list[Job] = []
         self.seconds_left = 0.0
@@ -132,7 +132,7 @@ class Link:
 class Client:
     """Somebody who always has a session under way, and what its text will be."""
 
-    text: random.Random
+    text: random.Random = field(default_factory=random.Random)
     session: Session = field(default_factory=lambda: Session("s", [0], MAX_TOKENS, frozenset()))
     guesses: list[tuple[float, bool]] = field(default_factory=list)
 
@@ -164,9 +164,7 @@ class SimulatedLoad:
     def add_clients(self, count: int) -> None:
         """Let more clients come, one after another."""
         for i in range(count):
-            self._seed += 1
-            client = Client(random.Random(self._seed))
-            self._after(0.01 * i, lambda client=client: self._begin(client))
+            self._after(0.01 * i, lambda: self._begin(Client()))
         self.num_sessions += count
 
     def tokens_per_second(self, seconds: float) -> float:
@@ -199,6 +197,8 @@ class SimulatedLoad:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), action))
 
     def _begin(self, client: Client) -> None:
+        self._seed += 1
+        client.text = random.Random(self._seed)  # the same, however much of the one before was looked at
         client.session = Session("s", [0], MAX_TOKENS, frozenset())
         client.guesses = []
         speculation = self._speculation.begin(Sampling(), self._k)

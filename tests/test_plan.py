@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan import Acceptance, RoundCosts, choose_num_draft_tokens, stopping_thresholds
+from coordinator.plan import (
+    Acceptance,
+    RoundCosts,
+    choose_num_draft_tokens,
+    choose_together,
+    stopping_thresholds,
+)
 
 K_MAX = 12
 
@@ -261,3 +267,47 @@ def test_stopping_by_confidence_gains_where_confidences_differ(
     costs: RoundCosts, confidences_of: Callable[[random.Random], Sequence[float]]
 ) -> None:
     assert stopping_gain(costs, confidences_of) > 1.02
+
+
+# Several sessions.
+
+FEW = 4  # draft tokens at most, so that all ways can be tried
+
+together = st.lists(
+    st.lists(probabilities, min_size=FEW, max_size=FEW).map(lambda hazards: [*accumulate(hazards, lambda a, b: a * b)]),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(accepted=together, draft=draft_curves, verify=verify_curves.map(sorted), asking=overheads, always=overheads)
+def test_the_ks_of_several_sessions_are_the_best_of_all_ways(
+    accepted: list[list[float]], draft: list[float], verify: list[float], asking: float, always: float
+) -> None:
+    costs = RoundCosts(draft[: FEW + 1], verify[: FEW + 1], asking, always)
+
+    def rate_of(ks: Sequence[int]) -> float:
+        tokens = len(ks) + sum(sum(own[:k]) for own, k in zip(accepted, ks, strict=True))
+        asked = costs.asking + costs.draft[max(ks)] if any(ks) else 0.0
+        width = sum(ks) / len(ks)
+        below = min(int(width), FEW - 1)
+        verify_seconds = costs.verify[below] + (width - below) * (costs.verify[below + 1] - costs.verify[below])
+        return tokens / (costs.always + asked + verify_seconds)
+
+    best = max(map(rate_of, product(range(FEW + 1), repeat=len(accepted))))
+    # Tokens that are hardly ever accepted are left out.
+    assert rate_of(choose_together(accepted, costs)) >= best * (1 - 0.03 * FEW)
+
+
+def test_a_session_whose_tokens_are_in_vain_has_none_while_others_have() -> None:
+    good, hopeless = [0.8**i for i in range(1, K_MAX + 1)], [0.02] * K_MAX
+    costs = costs_of(step=1.0, verify=lambda k: 10.0 + 2.0 * k, asking=1.0, always=1.0)
+    first, second, third = choose_together([good, hopeless, good], costs)
+    assert first == third > 1
+    assert second == 0
+
+
+def test_alike_sessions_go_equally_far_as_one_would() -> None:
+    costs = costs_of(step=1.0, verify=lambda k: 10.0 + 2.0 * k, asking=1.0, always=1.0)
+    k, _ = choose_num_draft_tokens(independent(0.8), costs)
+    assert choose_together([independent(0.8).accepted] * 5, costs) == [k] * 5
