@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from draft_worker.proposal import propose
 from draft_worker.session import DraftSession
 from specd.sampling import Sampling
-from specd.worker import session_cache
+from specd.worker import batch, session_cache
 from specd.worker.batch import Feed, enable_batches, forward
 from specd.worker.engine import Steps
 from specd.worker.sampler import Sampler
 from specd.worker.session_cache import SessionCache
+from specd.worker.streams import STREAMS, even_parts, share_out
 from target_worker.verification import verify
 from tests.driving import Chunks, Driven, finish
 from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network, tiny_model
@@ -119,14 +120,59 @@ class Player:
         return next(self._drawn)
 
 
+@given(st.lists(st.tuples(token_lists, st.lists(token_ids, min_size=1, max_size=6)), min_size=2, max_size=6))
+@settings(deadline=None, max_examples=50)
+def test_sessions_that_are_shared_out_get_the_same_bits(sessions: list[tuple[list[int], list[int]]]) -> None:
+    def logits(*, is_shared: bool) -> list[np.ndarray[Any, Any]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch, "keeps_to_one_thread", lambda: is_shared)
+            patch.setattr(batch, "_WEIGHTS_FOR_ALL_STREAMS", 0)
+            patch.setattr(STREAMS, "all", (3 * STREAMS.all)[:3])
+            patch.setattr(STREAMS, "are_free", True)
+            patch.setattr(batch, "share_out", count := Count(share_out))
+            caches = [SessionCache(MODEL) for _ in sessions]
+            for cache, (context, _) in zip(caches, sessions, strict=True):
+                finish(cache.feed(mx.array(context)))
+            outputs = forward([Feed(c, mx.array(tokens)) for c, (_, tokens) in zip(caches, sessions, strict=True)])
+            assert (count.most > 1) is is_shared
+            return [np.array(rows) for rows in outputs]
+
+    for shared, alone in zip(logits(is_shared=True), logits(is_shared=False), strict=True):
+        np.testing.assert_array_equal(shared, alone)
+
+
+class Count:
+    """Shares out, and remembers among how many at most."""
+
+    def __init__(self, share_out: Any) -> None:
+        self.most = 0
+        self._share_out = share_out
+
+    def __call__(self, computations: Any) -> Any:
+        self.most = max(self.most, len(computations))
+        return self._share_out(computations)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 4))
+def test_parts_are_all_there_in_order_and_even(weights: list[int], num_streams: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(STREAMS, "all", (4 * STREAMS.all)[:num_streams])
+        parts = even_parts(weights)
+    assert [i for part in parts for i in range(len(weights))[part]] == [*range(len(weights))]
+    assert 1 <= len(parts) <= num_streams
+    assert all(part.start < part.stop for part in parts)
+    # No part is off by more than the largest thing.
+    assert max(sum(weights[part]) for part in parts) <= sum(weights) / num_streams + max(weights)
+
+
 @given(st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=1, max_size=6), st.lists(token_lists, min_size=6))
 @settings(deadline=None)
-def test_logits_are_those_of_each_session_alone(batch: list[list[int]], contexts: list[list[int]]) -> None:
-    caches = [SessionCache(MODEL) for _ in batch]
+def test_logits_are_those_of_each_session_alone(tokens_of: list[list[int]], contexts: list[list[int]]) -> None:
+    caches = [SessionCache(MODEL) for _ in tokens_of]
     for cache, context in zip(caches, contexts, strict=False):
         finish(cache.feed(mx.array(context)))
-    outputs = forward([Feed(cache, mx.array(tokens)) for cache, tokens in zip(caches, batch, strict=True)])
-    for tokens, context, logits in zip(batch, contexts, outputs, strict=False):
+    outputs = forward([Feed(cache, mx.array(tokens)) for cache, tokens in zip(caches, tokens_of, strict=True)])
+    for tokens, context, logits in zip(tokens_of, contexts, outputs, strict=False):
         expected = MODEL.network(mx.array([[*context, *tokens]]))[0, len(context) :]
         np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-3)  # of about 10
 

@@ -22,6 +22,7 @@ from specd.worker.eager_layer import start_layers_early
 from specd.worker.model import load
 from specd.worker.network import modules_of
 from specd.worker.packed_linear import pack
+from specd.worker.streams import STREAMS
 from tests.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network
 
 finite = st.floats(-1e4, 1e4, width=32)
@@ -34,12 +35,21 @@ finite = st.floats(-1e4, 1e4, width=32)
     cached=st.integers(0, 40),
     is_causal=st.booleans(),
     is_spread=st.booleans(),
+    shares_few=st.booleans(),
     sharpness=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 2**32),
 )
 @settings(deadline=None)
 def test_attention(
-    groups: int, heads_of_group: int, n: int, cached: int, is_causal: bool, is_spread: bool, sharpness: float, seed: int
+    groups: int,
+    heads_of_group: int,
+    n: int,
+    cached: int,
+    is_causal: bool,
+    is_spread: bool,
+    shares_few: bool,
+    sharpness: float,
+    seed: int,
 ) -> None:
     keys = mx.random.split(mx.random.key(seed), 3)
     heads, length, size = groups * heads_of_group, cached + n, 8
@@ -50,6 +60,8 @@ def test_attention(
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=size**-0.5, mask=mask)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(cpu_math, "keeps_to_one_thread", lambda: is_spread)
+        monkeypatch.setattr(cpu_math, "_WEIGHTS_FOR_ALL_STREAMS", 0)
+        monkeypatch.setattr(STREAMS, "are_free", shares_few)
         actual = attention(q, k, v, size**-0.5, is_causal=is_causal)
     # A rounded logit is a factor of its exponential: of sharp ones both are 1.6e-5 off what float64 gives.
     np.testing.assert_allclose(np.array(actual), np.array(expected), atol=5e-5 if sharpness > 1 else 2e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -61,13 +62,20 @@ def test_many_inputs_have_narrower_panels(num_inputs: int) -> None:
 
 
 @on_its_core
-def test_a_row_has_the_same_bits_whatever_the_others_are() -> None:
-    """So a token's products are the same in a decode, in a verify of any width, and beside other sessions."""
-    packed = PackedLinear(linear(192, 576).weight)
+@pytest.mark.parametrize("num_outputs", [192, 64 * 101])
+def test_a_row_has_the_same_bits_whatever_the_others_are(num_outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a token's products are the same in a decode, in a verify of any width, and beside other sessions.
+
+    Also where there are so many outputs that they are shared out.
+    """
+    monkeypatch.setattr(STREAMS, "all", (3 * STREAMS.all)[:3])
+    packed = PackedLinear(linear(num_outputs, 576).weight)
+    assert (packed._shared is packed._whole) == (num_outputs == 192)
     x = mx.random.normal((100, 576), key=mx.random.key(1))
     together = np.array(packed(x))
     for size in (1, 2, 3, 4, 5, 7, 8, 47, 60):
-        for begin in (0, 40):
+        for begin, are_free in product((0, 40), (False, True)):
+            monkeypatch.setattr(STREAMS, "are_free", are_free)
             part = packed(x[begin : begin + size])
             np.testing.assert_array_equal(np.array(part), together[begin : begin + size])
 

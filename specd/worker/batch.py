@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from specd.worker.blas import keeps_to_one_thread
 from specd.worker.network import modules_of
+from specd.worker.streams import can_share, even_parts, share_out
+
+# From so many attention weights on, of all rows and heads, the sessions are shared out to the cores.
+_WEIGHTS_FOR_ALL_STREAMS = 20_000
 
 
 class Cache(Protocol):
@@ -154,12 +160,22 @@ def _batched(single: Any) -> Any:
         if not isinstance(keys, _Sessions):
             result: mx.array = single(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
             return result
-        outputs = []
-        for span, k, v in zip(cache.spans, keys.arrays, values.arrays, strict=True):
-            q = _as_sequence(queries[span])
-            own_mask = "causal" if q.shape[2] > 1 else None
-            outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
-        return mx.concatenate(outputs)
+
+        def attend(some: slice) -> list[mx.array]:
+            outputs = []
+            for span, k, v in zip(cache.spans[some], keys.arrays[some], values.arrays[some], strict=True):
+                q = _as_sequence(queries[span])
+                own_mask = "causal" if q.shape[2] > 1 else None
+                outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
+            return outputs
+
+        num_rows, heads = queries.shape[:2]
+        sizes = [
+            heads * (span.stop - span.start) * k.shape[2] for span, k in zip(cache.spans, keys.arrays, strict=True)
+        ]
+        is_shared = can_share(num_rows) and sum(sizes) >= _WEIGHTS_FOR_ALL_STREAMS and keeps_to_one_thread()
+        parts = even_parts(sizes) if is_shared else [slice(0, len(sizes))]
+        return mx.concatenate([*chain.from_iterable(share_out([partial(attend, part) for part in parts]))])
 
     scaled_dot_product_attention.takes_batches = True  # type: ignore[attr-defined]
     return scaled_dot_product_attention

@@ -37,7 +37,7 @@ _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # what another process may take to measure is waited for, this many times what it should take
 _CACHED_TOKENS = 128  # in each cache while steps are measured
-_VERSION = "6"  # counted up when steps of the same model are computed in another way
+_VERSION = "7"  # counted up when steps of the same model are computed in another way
 
 
 def calibrate(model: LoadedModel, widths: Sequence[int], seconds: float) -> Steps[StepCosts]:

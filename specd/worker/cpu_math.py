@@ -24,11 +24,13 @@ from mlx_lm.models import activations
 
 from specd.worker.blas import keeps_to_one_thread
 from specd.worker.network import modules_of
-from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, spread
+from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, can_share, spread
 
 _ONE_OVER_E = mx.array(1 / math.e)
 # Each is 16 KiB to make, for a head of 64.
 _MOST_MATRICES = 32
+# From so many attention weights on, the rows of a session are shared out to the cores.
+_WEIGHTS_FOR_ALL_STREAMS = 30_000
 # exp(scale) is rounded, which is an error of the scale, the larger the smaller that is.
 _LEAST_EXPONENT = 0.05
 
@@ -71,7 +73,8 @@ def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float,
     n, length = queries.shape[2], keys.shape[2]
     if scale < _LEAST_EXPONENT:
         queries, scale = scale * queries, 1.0
-    if n < ROWS_FOR_ALL_STREAMS or not keeps_to_one_thread():
+    num_weights = queries.shape[1] * n * length
+    if n == 1 or num_weights < _WEIGHTS_FOR_ALL_STREAMS or not can_share(n) or not keeps_to_one_thread():
         return _attend(queries, keys, values, scale, is_causal=is_causal)
 
     def attend(share: slice) -> mx.array:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -22,13 +23,15 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
 from specd.worker.blas import has_small_products, keep_to_one_thread
-from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, spread
+from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
 
 # OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
 _WIDTHS = (64, 32, 16)
 _ROWS = 4
 # It is for products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
 _LARGEST_PRODUCT = 100**3
+# A layer with so many panels, as the output layer, is shared out to the cores; with fewer, that takes longer.
+_PANELS_FOR_ALL_STREAMS = 100
 
 
 def pack(network: Module, vocabulary_rows: int) -> bool:
@@ -66,11 +69,12 @@ class PackedLinear(Module):
         width = _width(weight)
         padded = mx.pad(weight, [(0, -self.num_outputs % width), (0, 0)])
         self.weight = mx.contiguous(padded.reshape(-1, width, num_inputs).swapaxes(1, 2))
-        self._weight_of_groups = self.weight[:, None]
         if bias is not None:
             self.bias = bias
         # Now: what is for later belongs to this thread. And what it was made of can go.
-        mx.eval(self.weight, self._weight_of_groups)
+        mx.eval(self.weight)
+        self._whole = Panels(self.weight)
+        self._shared = SharedPanels(self.weight) if len(self.weight) >= _PANELS_FOR_ALL_STREAMS else self._whole
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
@@ -78,16 +82,39 @@ class PackedLinear(Module):
         rows = x.reshape(1, num_rows, x.shape[-1])
         shape = (*x.shape[:-1], self.num_outputs)
         if num_rows < ROWS_FOR_ALL_STREAMS:
-            output = self._multiply(rows, shape)
+            multiply = self._shared if can_share(num_rows) else self._whole
+            output = from_panels(multiply(as_groups(rows)), shape)
         else:
-            output = spread_rows(rows, lambda share: self._multiply(share, (share.shape[1], self.num_outputs)))
+            output = spread_rows(
+                rows, lambda share: from_panels(self._whole(as_groups(share)), (share.shape[1], self.num_outputs))
+            )
             output = output.reshape(shape)
         return output + self.bias if "bias" in self else output
 
-    def _multiply(self, rows: mx.array, shape: Sequence[int]) -> mx.array:
-        """Multiply rows [1, n, inputs]; the outputs get this shape, [..., outputs]."""
-        groups = as_groups(rows)
-        return from_panels(groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight), shape)
+
+class Panels:
+    """The products of rows with panels of a weight [panels, inputs, width]."""
+
+    def __init__(self, weight: mx.array) -> None:
+        self.weight = weight
+        self._weight_of_groups = weight[:, None]
+        mx.eval(self.weight, self._weight_of_groups)
+
+    def __call__(self, groups: mx.array) -> mx.array:
+        """Multiply rows in groups; returns the products in panels, [panels, ..., width]."""
+        return groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight)
+
+
+class SharedPanels:
+    """The same, some of the panels on each of our streams; the bits are the same."""
+
+    def __init__(self, weight: mx.array) -> None:
+        count = len(STREAMS.all)
+        self._parts = [Panels(part) for part in mx.split(weight, [len(weight) * i // count for i in range(1, count)])]
+
+    def __call__(self, groups: mx.array) -> mx.array:
+        """Multiply rows in groups; returns the products in panels, [panels, ..., width]."""
+        return mx.concatenate(share_out([partial(part, groups) for part in self._parts]))
 
 
 def as_groups(rows: mx.array) -> mx.array:

@@ -8,7 +8,7 @@ from functools import partial
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.packed_linear import PackedLinear, as_groups, from_panels, spread_rows
+from specd.worker.packed_linear import PackedLinear, Panels, as_groups, from_panels, spread_rows
 from specd.worker.streams import ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out
 
 _GATED = {"gate_proj", "up_proj", "down_proj"}
@@ -65,21 +65,8 @@ class PackedMLP(Module):
 
     def in_parts(self, groups: mx.array) -> mx.array:
         """Map groups to panels, as `whole` does, every part on a stream of its own."""
-        first, *others = share_out([partial(part, groups) for part in self.parts])
-        return sum(others, start=first)
-
-
-class _ToPanels(Module):
-    """The product of rows with each panel."""
-
-    def __init__(self, weight: mx.array) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.weight = weight
-        self._weight_of_groups = weight[:, None]
-        mx.eval(self.weight, self._weight_of_groups)
-
-    def __call__(self, groups: mx.array) -> mx.array:
-        return groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight)
+        products: list[mx.array] = share_out([partial(part, groups) for part in self.parts])
+        return sum(products[1:], start=products[0])
 
 
 class _FromPanels(Module):
@@ -106,7 +93,7 @@ class _FromPanels(Module):
 def _with(mlp: Module, gate: mx.array, up: mx.array, down: mx.array, num_parts: int) -> Module:
     """Return the MLP with these panels, which takes and gives panels; they have no memory of their own."""
     copied = copy.copy(mlp)
-    copied.gate_proj, copied.up_proj, copied.down_proj = _ToPanels(gate), _ToPanels(up), _FromPanels(down, num_parts)
+    copied.gate_proj, copied.up_proj, copied.down_proj = Panels(gate), Panels(up), _FromPanels(down, num_parts)
     return copied
 
 

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
+
+Result = TypeVar("Result")
 
 # From here on two streams, with what it takes to part and to join the rows, are faster than one.
 ROWS_FOR_ALL_STREAMS = 48
@@ -39,13 +41,25 @@ def can_share(num_rows: int) -> bool:
     return len(STREAMS.all) > 1 and (STREAMS.are_free or num_rows >= ROWS_FOR_ALL_STREAMS)
 
 
-def share_out(computations: Sequence[Callable[[], mx.array]]) -> list[mx.array]:
+def share_out(computations: Sequence[Callable[[], Result]]) -> list[Result]:
     """Return what is computed, each share on a stream of its own as long as there are any."""
     results = []
     for stream, compute in zip(cycle(STREAMS.all), computations, strict=False):
         with mx.stream(stream):
             results.append(compute())
     return results
+
+
+def even_parts(weights: Sequence[int]) -> list[slice]:
+    """Part things in a row, at least one, into as many parts as there are streams, or fewer, of like weight."""
+    ends: list[int] = []
+    total, before = sum(weights), 0
+    for i, weight in enumerate(weights):
+        # A part ends with what has most of its weight before the part's share is full.
+        if (before + weight / 2) * len(STREAMS.all) >= total * (len(ends) + 1) and i > (ends[-1] if ends else 0):
+            ends.append(i)
+        before += weight
+    return [slice(begin, end) for begin, end in zip([0, *ends], [*ends, len(weights)], strict=True)]
 
 
 def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, multiple: int = 1) -> mx.array:
