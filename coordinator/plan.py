@@ -102,6 +102,7 @@ def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> l
         ),
         key=lambda token: (-token[0], token[2]),
     )
+    verify = [_between(costs.verify, count / num_sessions) for count in range(len(likeliest) + 1)]
     best_rate, best_longest, best_count = num_sessions / costs.target_only, 0, 0
     for longest in range(1, 1 + max((j + 1 for _, _, j in likeliest), default=0)):
         fixed = costs.always + costs.asking + costs.draft[longest]
@@ -109,7 +110,7 @@ def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> l
         for probability, _, j in likeliest:
             if j < longest:
                 tokens, count = tokens + probability, count + 1
-                rate = tokens / (fixed + _between(costs.verify, count / num_sessions))
+                rate = tokens / (fixed + verify[count])
                 if rate > best_rate:
                     best_rate, best_longest, best_count = rate, longest, count
     chosen = [i for _, i, j in likeliest if j < best_longest][:best_count]

@@ -169,16 +169,21 @@ def _batched(single: Any) -> Any:
                 outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
             return outputs
 
-        num_rows, heads = queries.shape[:2]
-        sizes = [
-            heads * (span.stop - span.start) * k.shape[2] for span, k in zip(cache.spans, keys.arrays, strict=True)
-        ]
-        is_shared = can_share(num_rows) and sum(sizes) >= _WEIGHTS_FOR_ALL_STREAMS and keeps_to_one_thread()
-        parts = even_parts(sizes) if is_shared else [slice(0, len(sizes))]
+        parts = _parts(queries, keys.arrays, cache.spans)
         return mx.concatenate([*chain.from_iterable(share_out([partial(attend, part) for part in parts]))])
 
     scaled_dot_product_attention.takes_batches = True  # type: ignore[attr-defined]
     return scaled_dot_product_attention
+
+
+def _parts(queries: mx.array, keys: Sequence[mx.array], spans: Sequence[slice]) -> list[slice]:
+    """Return which sessions attend together: all, or as many on each stream as have about the same to weigh."""
+    num_rows, heads = queries.shape[:2]
+    if can_share(num_rows) and keeps_to_one_thread():
+        num_weights = [heads * (span.stop - span.start) * k.shape[2] for span, k in zip(spans, keys, strict=True)]
+        if sum(num_weights) >= _WEIGHTS_FOR_ALL_STREAMS:
+            return even_parts(num_weights)
+    return [slice(0, len(spans))]
 
 
 def _as_sequence(rows: mx.array) -> mx.array:
