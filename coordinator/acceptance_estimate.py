@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from coordinator.acceptance_levels import AcceptanceLevels, LevelBelief
 from coordinator.plan import Acceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
@@ -15,26 +16,56 @@ _DECAY = 1 / 64
 # proposals must not keep it from them, if others like it have them.
 _FADING = 1 / 16
 
-# Before anything is known: how likely a token is accepted if those before it are, and how many tokens' worth that is.
-_FIRST_HAZARD = 0.8
+# How many tokens' worth it is that proposals go as far as they may, before anything is known.
 _FIRST_WEIGHT = 4.0
 # How many tokens' worth what is known of others counts: of all places for one, of all sessions for one.
 _PLACE_WEIGHT = 4.0
 _SHARED_WEIGHT = 16.0
+_LARGEST_HAZARD = 0.995
 
 _PLACES = range(MAX_NUM_DRAFT_TOKENS)
 
 
-class AcceptanceEstimate:
-    """Estimates, place by place, how often proposals go so far and how often they are accepted so far.
+class SharedAcceptance:
+    """What is known of the proposals of all sessions that are alike."""
 
-    What is estimated is the part that goes on, or is accepted, of those that did so up to the place before: each place
-    leans on what is known of all places, and that on what `shared`, the estimate of many sessions, knows. So the first
-    rounds of a session go by the sessions before it, and places that were never tried by the others.
+    def __init__(self) -> None:
+        self.levels = AcceptanceLevels()
+        self._reached = _Hazards()
+        self._accepted = [0.0] * len(_PLACES)
+        self._expected = [0.0] * len(_PLACES)
+
+    def observe(self, most: int, num_proposed: int, num_accepted: int, expected: float) -> None:
+        """Learn from a round that could have had `most` draft tokens, each of which was so likely to be accepted."""
+        self._reached.observe(most, num_proposed)
+        for place in range(min(most, num_accepted + 1)):
+            self._expected[place] += expected - self._expected[place] * _DECAY
+            self._accepted[place] += (place < num_accepted) - self._accepted[place] * _DECAY
+
+    def reached(self) -> list[float]:
+        """Return the part that goes on at each place."""
+        return self._reached.alone()
+
+    def accepted_by_place(self) -> list[float]:
+        """Return how many times as often as expected of the session a token is accepted at each place."""
+        return [
+            (_SHARED_WEIGHT + accepted) / (_SHARED_WEIGHT + expected)
+            for accepted, expected in zip(self._accepted, self._expected, strict=True)
+        ]
+
+
+class AcceptanceEstimate:
+    """Estimates, place by place, how often a session's proposals go so far and how often they are accepted so far.
+
+    What is estimated is the part that goes on, or is accepted, of those that did so up to the place before. How much is
+    accepted at all is a belief about the session, by its own rounds and by what other sessions were; how that differs
+    by place, and where proposals end early, is known from all rounds, and each place leans on that. So the first rounds
+    of a session go by the sessions before it, and places that were never tried by the others.
     """
 
-    def __init__(self, shared: AcceptanceEstimate | None = None) -> None:
+    def __init__(self, shared: SharedAcceptance) -> None:
         self._shared = shared
+        self._level = LevelBelief(shared.levels)
         self._reached = _Hazards()
         self._accepted = _Hazards()
 
@@ -42,24 +73,23 @@ class AcceptanceEstimate:
         """Learn from a round that could have had `most` draft tokens."""
         self._reached.observe(most, num_proposed)
         self._accepted.observe(most, num_accepted)
-        if self._shared is not None:
-            self._shared.observe(most, num_proposed, num_accepted)
+        self._shared.observe(most, num_proposed, num_accepted, self._level.expected)
+        self._level.observe(num_accepted, is_cut=num_accepted < most)
 
     def fade(self) -> None:
         """Count a round that could not have a proposal."""
         self._reached.fade()
         self._accepted.fade()
+        self._level.fade()
 
     def acceptance(self) -> Acceptance:
         """Return the estimate for proposals of any length."""
-        reached, accepted = self._hazards()
+        reached = self._reached.with_others(self._shared.reached())
+        hazard = self._level.hoped_for
+        accepted = self._accepted.leaning_on(
+            [min(hazard * times, _LARGEST_HAZARD) for times in self._shared.accepted_by_place()]
+        )
         return Acceptance(list(accumulate(reached, mul)), list(accumulate(accepted, mul)))
-
-    def _hazards(self) -> tuple[list[float], list[float]]:
-        if self._shared is None:
-            return self._reached.alone(first=1.0), self._accepted.alone(first=_FIRST_HAZARD)
-        reached, accepted = self._shared._hazards()
-        return self._reached.with_others(reached), self._accepted.with_others(accepted)
 
 
 class _Hazards:
@@ -78,18 +108,19 @@ class _Hazards:
         self._came = [weight * (1 - _FADING) for weight in self._came]
         self._passed = [weight * (1 - _FADING) for weight in self._passed]
 
-    def alone(self, first: float) -> list[float]:
+    def alone(self) -> list[float]:
         """Return the part that gets past each place, of those that come to it, by what is known here."""
-        overall = (_FIRST_WEIGHT * first + sum(self._passed)) / (_FIRST_WEIGHT + sum(self._came))
-        return self._leaning_on([overall] * len(_PLACES))
+        overall = (_FIRST_WEIGHT + sum(self._passed)) / (_FIRST_WEIGHT + sum(self._came))
+        return self.leaning_on([overall] * len(_PLACES))
 
     def with_others(self, others: Sequence[float]) -> list[float]:
         """Return it by what is known of others too, from which this may differ, at all places alike."""
         expected = sum(map(mul, self._came, others))
         tilt = (_SHARED_WEIGHT + sum(self._passed)) / (_SHARED_WEIGHT + expected)
-        return self._leaning_on([min(other * tilt, 1.0) for other in others])
+        return self.leaning_on([min(other * tilt, 1.0) for other in others])
 
-    def _leaning_on(self, prior: Sequence[float]) -> list[float]:
+    def leaning_on(self, prior: Sequence[float]) -> list[float]:
+        """Return it by what is known here of each place, and by what is expected of it."""
         return [
             (_PLACE_WEIGHT * expected + passed) / (_PLACE_WEIGHT + came)
             for expected, came, passed in zip(prior, self._came, self._passed, strict=True)

@@ -24,7 +24,7 @@ from coordinator.round import Round
 from coordinator.run_ahead import run_ahead
 from coordinator.session import FinishReason, Session, SessionState
 from coordinator.session_store import SessionStore
-from coordinator.speculation import SessionSpeculation, Speculation
+from coordinator.speculation import Speculation
 from coordinator.statistics import SessionStatistics
 from coordinator.tokenizer import Tokenizer
 from coordinator.verifier import TargetLink, Verifier
@@ -95,7 +95,6 @@ class Coordinator:
             target,
             draft,
             draft_ahead=settings.draft_ahead,
-            num_sessions=lambda: len(self._decoding),
             clock=time.perf_counter,
         )
         metrics.active_sessions.set_function(lambda: len(self._decoding))
@@ -159,11 +158,10 @@ class Coordinator:
                 await place.admit(session.prompt_len + session.max_tokens)
                 statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
                 reply: list[str] = []
-                speculation = self._speculation.begin(sampling, num_draft_tokens)
                 trace = None
                 if self._tracing is not None:
                     trace = self._tracing.begin(session.session_id, arrived_at, request.traceparent)
-                running = self._run(session, sampling, speculation, output, statistics, arrived_at, trace)
+                running = self._run(session, sampling, num_draft_tokens, output, statistics, arrived_at, trace)
                 async with aclosing(running) as emissions:
                     async for emission in emissions:
                         reply.extend(token.text for token in emission.tokens)
@@ -181,7 +179,7 @@ class Coordinator:
         self,
         session: Session,
         sampling: Sampling,
-        speculation: SessionSpeculation,
+        num_draft_tokens: int | None,
         output: Output,
         statistics: SessionStatistics,
         arrived_at: float,
@@ -203,6 +201,7 @@ class Coordinator:
             recovery_seconds=self.settings.target_recovery_seconds,
             clock=time.perf_counter,
         )
+        speculation = self._speculation.begin(sampling, num_draft_tokens)
         self._decoding[session.session_id] = session
         self._metrics.prompt_tokens.inc(session.prompt_len)
         outcome = "failed"
@@ -234,6 +233,7 @@ class Coordinator:
         finally:
             drafter.close()
             verifier.close()
+            speculation.close()
             del self._decoding[session.session_id]
             self._metrics.count_session(statistics, outcome, target_replays=verifier.num_replays)
             if trace is not None:

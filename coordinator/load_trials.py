@@ -1,109 +1,154 @@
-"""Whether drafting pays for several sessions at once, by what came of it."""
+"""What rounds of several sessions take with drafts and without, in comparison, by what they took."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 from specd.moving_average import MovingAverage
 
 _WEIGHT = 0.3  # of the latest stretch
-_GAIN_WEIGHT = 0.5  # of the latest trial
-# What is done goes on until the other has been better by this much: changing costs something too.
-_LEAST_GAIN = 0.03
-# What does not pay is tried again when what the last trial cost is less than this part of the time since. A trial
-# costs a part of its stretch at least, if only because sessions get out of step.
+_TRIAL_WEIGHT = 0.5  # of the latest trial, or the first
+# The other way is tried again when what the last trial cost is less than this part of the time since. A trial costs a
+# part of its stretch at least, if only because sessions get out of step.
 _TRIAL_SHARE = 0.005
 _LEAST_LOSS = 0.1
 # At first in a stretch the sessions still are where the one before has left them: out of step, the draft behind.
 _SKIPPED_ROUNDS = 3
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What rounds of some sessions should come to, with drafts or without.
+
+    `tokens` says what each of the sessions should get of a round, and `seconds` what a round should take.
+    """
+
+    drafts: bool
+    tokens: Mapping[Hashable, float]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all of them."""
+        return sum(self.tokens.values()) / self.seconds
+
+
 class LoadTrials:
-    """Compares the tokens per second of sessions that draft and of the same ones when they do not.
+    """Compares what rounds of several sessions take, with drafts and without, to what they should.
 
     What a round costs can be foretold for one session, by its parts. Several wait for each other's steps, form groups,
-    and have both workers compute at once, which takes each longer. So the forecast says how far to draft, and whether
-    to draft at all is tried, for all sessions in turns of some rounds, by how many they are (the nearest power of two).
+    and have both workers compute at once, which takes each longer. So what they do not do is tried, for all sessions in
+    turns of some rounds, by how many they are (the nearest power of two). Only what rounds take is compared, not what
+    comes of them: how many tokens that is lies in the texts, which change from one turn to the next.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self._clock = clock
         self._known: dict[int, _Comparison] = {}
-        self._stretch = _Stretch(0, clock(), drafts=True)
+        self._stretch = _Stretch(0, clock())
 
     @property
-    def drafts(self) -> bool:
-        """Whether sessions are to draft in this stretch."""
-        return self._stretch.drafts
+    def alone(self) -> float:
+        """How many times as long as foretold rounds take without drafts, in comparison to those with them."""
+        return self._comparison.alone
 
-    def observe(self, num_sessions: int, num_tokens: int, seconds: float, *, drafted: bool) -> None:
-        """Count a round of one of so many sessions, and what came of it."""
-        stretch = self._stretch
-        stretch.num_rounds += 1
-        if stretch.num_rounds > _SKIPPED_ROUNDS * num_sessions:
-            stretch.num_tokens += num_tokens
-            stretch.seconds.append(seconds)
-            stretch.drafted |= drafted
+    @property
+    def is_due(self) -> bool:
+        """Whether in this stretch the sessions are to do what they usually do not."""
+        return self._comparison.usual is not None and self._clock() >= self._comparison.trial_at
 
     def next_stretch(self, num_sessions: int) -> None:
-        """Judge the stretch that ends, if there were as many sessions all the while, and decide about the next."""
-        size = round(math.log2(max(num_sessions, 1)))
-        comparison = self._known.setdefault(size, _Comparison())
+        """Judge the stretch that ends, if there were about as many sessions all the while, and begin the next."""
         now, stretch = self._clock(), self._stretch
-        if size == stretch.size and stretch.seconds:
-            # By what they did: they may draft, and the forecast be that it does not pay.
-            comparison.add(stretch.drafted, stretch.rate, now - stretch.begun_at, now)
-        self._stretch = _Stretch(size, now, comparison.next_drafts(now))
+        size = round(math.log2(max(num_sessions, 1)))
+        if size != stretch.size:
+            self._known.setdefault(size, _Comparison()).usual = None  # machines get busy meanwhile
+        elif stretch.expected is not None and stretch.took:
+            if stretch.instead_of is None:
+                self._comparison.usually(stretch.expected.drafts, stretch.surprise)
+            else:
+                loss = self._comparison.tried(stretch.expected, stretch.instead_of, stretch.surprise)
+                self._comparison.trial_at = now + (now - stretch.begun_at) * max(loss, _LEAST_LOSS) / _TRIAL_SHARE
+        self._stretch = _Stretch(size, now)
+
+    def expect(self, expected: Expected, *, instead_of: Expected | None = None) -> None:
+        """Say what the stretch that has begun should come to; if it is a trial, instead of what."""
+        stretch = self._stretch
+        if stretch.expected is not None and stretch.expected.drafts is not expected.drafts:
+            stretch.num_rounds = 0
+            stretch.took.clear()
+        stretch.expected, stretch.instead_of = expected, instead_of
+
+    def observe(self, session: Hashable, seconds: float) -> None:
+        """Count what a round of a session took."""
+        stretch = self._stretch
+        if stretch.expected is not None and session in stretch.expected.tokens:
+            stretch.num_rounds += 1
+            if stretch.num_rounds > _SKIPPED_ROUNDS * len(stretch.expected.tokens):
+                stretch.took.setdefault(session, []).append(seconds / stretch.expected.seconds)
+
+    @property
+    def _comparison(self) -> _Comparison:
+        return self._known.setdefault(self._stretch.size, _Comparison())
 
 
 @dataclass
 class _Stretch:
-    """Some rounds of about 2**size sessions, and what came of those after the skipped ones."""
+    """Some rounds of about 2**size sessions, and how many times as long as expected those of each session took.
+
+    Those that are skipped are not among them.
+    """
 
     size: int
     begun_at: float
-    drafts: bool
+    expected: Expected | None = None
+    instead_of: Expected | None = None
     num_rounds: int = 0
-    num_tokens: int = 0
-    seconds: list[float] = field(default_factory=list)
-    drafted: bool = False
+    took: dict[Hashable, list[float]] = field(default_factory=dict)
 
     @property
-    def rate(self) -> float:
-        """Tokens per second of a session; by the median round, because some wait for a piece of somebody's prompt."""
-        return self.num_tokens / len(self.seconds) / median(self.seconds)
+    def surprise(self) -> float:
+        """How many times as long as expected the rounds take, by the tokens per second that all of them should have.
+
+        Of each session the median round counts: some wait for a piece of somebody's prompt. Those that fall out of step
+        with the others take as much longer as these take less.
+        """
+        assert self.expected is not None
+        tokens = {session: self.expected.tokens.get(session, 0.0) for session in self.took}
+        return sum(tokens.values()) / sum(tokens[session] / median(took) for session, took in self.took.items())
 
 
 class _Comparison:
-    """What a round's tokens per second gain by the other way, and when that is to be tried again.
+    """How surprised one is by rounds without drafts, in comparison to those with them.
 
-    A trial is held against the stretches just before it: machines get busy, and texts more difficult.
+    A trial is held against the stretches just before it: forecasts follow what is usual, machines get busy.
     """
 
     def __init__(self) -> None:
-        self._pays = True
-        self._usual: MovingAverage | None = None
-        self._gain = MovingAverage(_GAIN_WEIGHT)
-        self._trial_at = 0.0
+        self.usual: MovingAverage | None = None
+        self.trial_at = 0.0
+        self._drafts = False
+        self._log_alone = MovingAverage(_TRIAL_WEIGHT, 0.0)
 
-    def add(self, drafted: bool, rate: float, seconds: float, now: float) -> None:
-        """Take in what a stretch of so many seconds came to, which ends now."""
-        if drafted is self._pays:
-            self._usual = self._usual or MovingAverage(_WEIGHT)
-            self._usual.add(rate)
-        elif self._usual is not None:
-            gain = rate / self._usual.value
-            self._gain.add(gain)
-            self._trial_at = now + seconds * max(1 - gain, _LEAST_LOSS) / _TRIAL_SHARE
-            if self._gain.value > 1 + _LEAST_GAIN:
-                self._pays = drafted
-                self._usual = MovingAverage(_WEIGHT, rate)
-                self._gain = MovingAverage(_GAIN_WEIGHT, 1 / self._gain.value)
+    @property
+    def alone(self) -> float:
+        return math.exp(self._log_alone.value)
 
-    def next_drafts(self, now: float) -> bool:
-        """Return whether to draft next, as far as the forecast is for it."""
-        return self._pays if self._usual is None or now < self._trial_at else not self._pays
+    def usually(self, drafts: bool, surprise: float) -> None:
+        """Take in a stretch that was no trial."""
+        if self.usual is None or drafts is not self._drafts:
+            self.usual = MovingAverage(_WEIGHT)
+        self._drafts = drafts
+        self.usual.add(surprise)
+
+    def tried(self, expected: Expected, instead_of: Expected, surprise: float) -> float:
+        """Take in a trial; returns what part of the tokens it has lost."""
+        if self.usual is None or expected.drafts is self._drafts:
+            return 0.0
+        gap = surprise / self.usual.value
+        self._log_alone.add(math.log(1 / gap if expected.drafts else gap))
+        return 1 - expected.rate / instead_of.rate / gap

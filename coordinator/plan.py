@@ -35,18 +35,42 @@ class RoundCosts:
     """What the parts of a round cost now, in seconds.
 
     `draft[k]` is the time for k draft tokens, `verify[k]` that of verifying them; both go as far as k may. `asking` is
-    what it takes to ask the draft, besides, and `always` what every round takes besides.
+    what it takes to ask the draft, besides, and `always` what every round takes besides. A round without a draft takes
+    `alone` times as long as its parts say, in comparison to those with one.
     """
 
     draft: Sequence[float]
     verify: Sequence[float]
     asking: float
     always: float
+    alone: float = 1.0
 
     @property
     def target_only(self) -> float:
         """Seconds of a round without a draft, which emits one token."""
-        return self.always + self.verify[0]
+        return self.alone * (self.always + self.verify[0])
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """How many draft tokens each of several sessions is to have in the rounds that they share.
+
+    `tokens` says how many each should get of a round, and `seconds` what that should take.
+    """
+
+    num_draft_tokens: Sequence[int]
+    tokens: Sequence[float]
+    seconds: float
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any of them has any."""
+        return any(self.num_draft_tokens)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all of them."""
+        return sum(self.tokens) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -84,8 +108,13 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
     return best
 
 
-def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> list[int]:
-    """Return how many draft tokens each of several sessions should have, for the most expected tokens per second.
+def plan_alone(num_sessions: int, costs: RoundCosts) -> JointPlan:
+    """Return the plan of several sessions that none drafts for."""
+    return JointPlan([0] * num_sessions, [1.0] * num_sessions, costs.target_only)
+
+
+def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> JointPlan:
+    """Plan rounds that several sessions share, for the most expected tokens per second.
 
     `accepted[i][j]` is how often the first j + 1 draft tokens of session i are all accepted; it must not rise with j.
     The costs are those of a round that all share: the draft takes as long as for the longest proposal, the target as
@@ -113,8 +142,12 @@ def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> l
                 rate = tokens / (fixed + verify[count])
                 if rate > best_rate:
                     best_rate, best_longest, best_count = rate, longest, count
+    if best_count == 0:
+        return plan_alone(num_sessions, costs)
     chosen = [i for _, i, j in likeliest if j < best_longest][:best_count]
-    return [chosen.count(i) for i in range(num_sessions)]
+    ks = [chosen.count(i) for i in range(num_sessions)]
+    each = [1 + sum(own[:k]) for own, k in zip(accepted, ks, strict=True)]
+    return JointPlan(ks, each, costs.always + costs.asking + costs.draft[best_longest] + verify[best_count])
 
 
 def _between(values: Sequence[float], place: float) -> float:

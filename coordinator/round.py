@@ -13,8 +13,8 @@ from specd.sampling import TokenDistribution, TokenLogProbabilities
 class Exchange:
     """Where the time of one request to a worker went, in seconds, and when it was sent by time.perf_counter.
 
-    `num_sessions` shared the worker's step. It was sent `num_tokens` tokens of the session: a few in each round, all of
-    them after it was lost.
+    `num_sessions` shared the worker's step, which took in `step_tokens` of all of them. It was sent `num_tokens` tokens
+    of the session: a few in each round, all of them after it was lost.
     """
 
     queue_seconds: float = 0.0
@@ -22,6 +22,7 @@ class Exchange:
     wire_seconds: float = 0.0
     wire_bytes: int = 0
     num_sessions: int = 1
+    step_tokens: int = 1
     num_tokens: int = 1
     sent_at: float = 0.0
 

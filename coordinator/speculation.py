@@ -7,21 +7,13 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
-from coordinator.acceptance_estimate import AcceptanceEstimate
+from coordinator.acceptance_estimate import AcceptanceEstimate, SharedAcceptance
 from coordinator.confidence_scale import ConfidenceScale
-from coordinator.load_trials import LoadTrials
-from coordinator.plan import (
-    Acceptance,
-    Plan,
-    RoundCosts,
-    choose_num_draft_tokens,
-    choose_together,
-    stopping_thresholds,
-)
+from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
 from coordinator.proposal_times import ProposalTimes
 from coordinator.round import Exchange, Round
+from coordinator.shared_rounds import SharedRounds
 from specd.moving_average import MovingAverage
 from specd.sampling import Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -79,20 +71,16 @@ class Speculation:
         draft: Link,
         *,
         draft_ahead: str,
-        num_sessions: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        """`draft_ahead` is the setting; `num_sessions` says how many run now; `clock` returns seconds."""
+        """`draft_ahead` is the setting; `clock` returns seconds."""
         self._draft_ahead = draft_ahead
         self._target = target
         self._draft = draft
-        self._num_sessions = num_sessions
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
-        self._sessions: WeakKeyDictionary[SessionSpeculation, None] = WeakKeyDictionary()  # whose k is not given
-        self._together: WeakKeyDictionary[SessionSpeculation, int] = WeakKeyDictionary()
-        self._together_at: RoundCosts | None = None
-        self._trials = LoadTrials(clock)
+        self._sessions: dict[SessionSpeculation, None] = {}  # that run now, in the order in which they began
+        self._shared_rounds = SharedRounds(clock)
         self._proposal_times = ProposalTimes()
         self._asking = MovingAverage(_WEIGHT, _FIRST_ASKING)
         self._always = MovingAverage(_WEIGHT, _FIRST_ALWAYS)
@@ -107,25 +95,23 @@ class Speculation:
         self._costs_are_shared = False
 
     def begin(self, sampling: Sampling, num_draft_tokens: int | None) -> SessionSpeculation:
-        """Begin to decide for a session, if the k is not given that it wants."""
+        """Begin to decide for a session, if the k is not given that it wants. It runs until it is closed."""
         # How much a draft hits depends on the temperature more than on the text.
         kind = (sampling.acceptance, round(sampling.temperature, 1))
         if kind not in self._kinds and len(self._kinds) < 1000:
             self._kinds[kind] = _Kind()
         session = SessionSpeculation(self, self._kinds.get(kind) or _Kind(), num_draft_tokens)
-        if num_draft_tokens is None:
-            self._sessions[session] = None
+        self._sessions[session] = None
         return session
+
+    def end(self, session: SessionSpeculation) -> None:
+        """Take note that a session runs no more."""
+        self._sessions.pop(session, None)
 
     @property
     def is_shared(self) -> bool:
         """Whether several sessions share the workers' steps."""
-        return self._num_sessions() > 1
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether to draft as far as the forecast says: always with one session, with several where it has paid."""
-        return not self.is_shared or self._trials.drafts
+        return len(self._sessions) > 1
 
     def costs(self) -> RoundCosts | None:
         """Return what the parts of a round cost now; None without a draft."""
@@ -134,25 +120,27 @@ class Speculation:
             return None
         is_due = self._num_rounds >= self._costs_until or self._costs_are_shared is not self.is_shared
         if self._costs is None or is_due:
-            self._trials.next_stretch(self._num_sessions())
+            self._shared_rounds.next_stretch(len(self._sessions))
             self._costs = self._new_costs(target, draft)
             self._costs_are_shared = self.is_shared
             each = _RENEWED_ROUNDS_OF_SEVERAL if self.is_shared else _RENEWED_ROUNDS
-            self._costs_until = self._num_rounds + each * max(self._num_sessions(), 1)
+            self._costs_until = self._num_rounds + each * max(len(self._sessions), 1)
         return self._costs
+
+    def reconsider(self, session: SessionSpeculation) -> None:
+        """Take note that another of a session's proposals was judged."""
+        if self.is_shared:
+            self._shared_rounds.reconsider(session, session.acceptance.accepted)
 
     def choose_together(self, session: SessionSpeculation, costs: RoundCosts) -> int:
         """Return how far a session should go in rounds that it shares with the others that there are now."""
-        if costs is not self._together_at or session not in self._together:
-            sessions = list(self._sessions)
-            ks = choose_together([session.acceptance.accepted for session in sessions], costs)
-            self._together = WeakKeyDictionary(zip(sessions, ks, strict=True))
-            self._together_at = costs
-        return self._together[session]
+        return self._shared_rounds.num_draft_tokens(
+            session, lambda: {each: each.acceptance.accepted for each in self._sessions if each.is_adaptive}, costs
+        )
 
     def _new_costs(self, target: StepCosts, draft: StepCosts) -> RoundCosts:
         # All that run, not those that lately shared a step: where they take turns, each waits for the others' steps.
-        sessions = max(self._num_sessions(), 1)
+        sessions = max(len(self._sessions), 1)
         verify = [target.seconds(sessions, width) for width in range(1, MAX_NUM_DRAFT_TOKENS + 2)]
         if sessions == 1:  # then the target pads a width up to a cheaper one
             verify = list(accumulate(reversed(verify), min))[::-1]
@@ -162,17 +150,17 @@ class Speculation:
             verify=verify,
             asking=self._asking.value,
             always=self._always.value,
+            alone=self._shared_rounds.alone if self.is_shared else 1.0,
         )
 
-    def observe(self, round_: Round, costs: RoundCosts, *, is_resumed: bool) -> None:
+    def observe(self, session: SessionSpeculation, round_: Round, costs: RoundCosts, *, is_resumed: bool) -> None:
         """Learn what a round of a session took, after its first.
 
         A proposal that is resumed had some of its tokens before it was asked for, from going ahead.
         """
         draft, verify = round_.proposal.exchange, round_.verdict.exchange
         self._num_rounds += 1
-        num_tokens = len(round_.commit.token_ids)
-        self._trials.observe(self._num_sessions(), num_tokens, round_.seconds, drafted=round_.num_proposed > 0)
+        self._shared_rounds.observe(session, round_.seconds)
         if max(draft.num_tokens, verify.num_tokens) > _MOST_NEW_TOKENS:
             return  # a worker computed the prompt, or the session again
         k = round_.num_proposed
@@ -197,9 +185,10 @@ class Speculation:
         costs = self._target.step_costs
         if costs is None:
             return
-        width = round_.num_proposed + 1
-        if not self.is_shared:  # then the target pads it, and that is what took so long
-            width = costs.cheapest_width(1, width)
+        if self.is_shared:
+            width = verify.step_tokens / verify.num_sessions
+        else:  # the target pads it, and that is what took so long
+            width = costs.cheapest_width(1, round_.num_proposed + 1)
         surprise = verify.compute_seconds / costs.seconds(verify.num_sessions, width)
         self._slowdown[round_.went_ahead].add(min(surprise - 1, 1.0))
         if not self.is_shared:
@@ -207,7 +196,7 @@ class Speculation:
         # What going ahead adds is no part of the curve, from which it is decided whether to go ahead. Nor is a step for
         # one session while there are others: the worker leaves some of the cores to the draft then.
         if not round_.went_ahead and self.is_shared == (verify.num_sessions > 1):
-            costs.observe(verify.num_sessions, width, verify.compute_seconds)
+            costs.observe(verify.num_sessions, width, verify.compute_seconds, part=1 / verify.num_sessions)
 
     @property
     def is_control_due(self) -> bool:
@@ -221,7 +210,8 @@ class Speculation:
     @property
     def is_probe_due(self) -> bool:
         """Whether drafting that did not pay should be tried again."""
-        return self._clock() >= self._probe_at
+        # What several sessions try, they try together.
+        return self._clock() >= self._probe_at and not (self.is_shared and self._shared_rounds.is_trial)
 
     def probed(self, cost_seconds: float) -> None:
         """Count a trial."""
@@ -269,7 +259,7 @@ class _Kind:
     """What is known of the sessions whose tokens are chosen alike."""
 
     def __init__(self) -> None:
-        self.acceptance = AcceptanceEstimate()
+        self.acceptance = SharedAcceptance()
         self.scale = ConfidenceScale()
 
 
@@ -291,6 +281,15 @@ class SessionSpeculation:
         self._min_confidences: list[float] = []
         self._is_probe = False
         self._has_gone_ahead = False
+
+    def close(self) -> None:
+        """End with the session."""
+        self._shared.end(self)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether how far to go is decided here."""
+        return self._given is None
 
     @property
     def acceptance(self) -> Acceptance:
@@ -316,7 +315,7 @@ class SessionSpeculation:
         costs = self._costs
         if costs is None:
             return Plan(_PROBE_DRAFT_TOKENS)  # the Drafter says why there is nothing
-        if k == 0 or self._shared.is_control_due or not self._shared.may_draft:
+        if k == 0 or self._shared.is_control_due:
             return Plan(0)
         threshold = self._shared.ahead_threshold(k, costs)
         if threshold > 1:
@@ -341,7 +340,7 @@ class SessionSpeculation:
             self._observe_proposal(plan, round_)
         if self._is_probe:
             self._shared.probed(round_.seconds - round_.target_only_seconds)
-        self._shared.observe(round_, costs, is_resumed=self._has_gone_ahead)
+        self._shared.observe(self, round_, costs, is_resumed=self._has_gone_ahead)
         self._has_gone_ahead = round_.went_ahead
         return round_
 
@@ -349,6 +348,7 @@ class SessionSpeculation:
         if plan.num_draft_tokens:
             num_accepted = round_.commit.num_accepted
             self._acceptance.observe(plan.num_draft_tokens, round_.num_proposed, num_accepted)
+            self._shared.reconsider(self)
             self._kind.scale.observe(round_.proposal.confidences, num_accepted)
         else:
             self._acceptance.fade()
@@ -356,13 +356,10 @@ class SessionSpeculation:
     def _forecast(self) -> int:
         """Return how far to go by what rounds should cost."""
         costs = self._shared.costs()
-        if costs is None or costs is self._costs:
-            self._costs = costs
-            return self._k
-        self._costs = costs
-        if self._shared.is_shared:
+        before, self._costs = self._costs, costs
+        if costs is not None and self._shared.is_shared:
             self._k, self._min_confidences = self._shared.choose_together(self, costs), []
-        else:
+        elif costs is not None and costs is not before:
             acceptance = self.acceptance
             gain = _GAIN_TO_GO_ON if self._k else _GAIN_TO_BEGIN
             self._k, rate = choose_num_draft_tokens(acceptance, costs, gain)

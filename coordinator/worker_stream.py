@@ -142,6 +142,7 @@ class WorkerStream(Generic[Request, Response]):
             wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),
             wire_bytes=self._sent_bytes + answer.ByteSize(),
             num_sessions=answer.time.num_sessions,
+            step_tokens=answer.time.step_tokens,
             num_tokens=self._sent_tokens,
             sent_at=self._sent_at,
         )

@@ -59,16 +59,16 @@ class StepCosts:
         # Not for what may be noise.
         return best if self.seconds(sessions, best) < 0.97 * self.seconds(sessions, width) else width
 
-    def observe(self, sessions: float, width: float, seconds: float) -> None:
-        """Learn what a real step took."""
+    def observe(self, sessions: float, width: float, seconds: float, *, part: float = 1.0) -> None:
+        """Learn what a real step took, or `part` of it if others say the same."""
         surprise = min(max(seconds / self.seconds(sessions, width), 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._level *= surprise**_LEVEL_WEIGHT
+        self._level *= surprise ** (_LEVEL_WEIGHT * part)
         nearest = min(self._curves, key=lambda known: abs(math.log(known / sessions)))
         curve = self._curves[nearest]
         if len(self._curves) == 1:
             width *= max(sessions / nearest, 1.0)
         if width in curve:
-            curve[int(width)] *= surprise**_SHAPE_WEIGHT
+            curve[int(width)] *= surprise ** (_SHAPE_WEIGHT * part)
 
 
 def _interpolate(values: Mapping[int, float], x: float) -> float:

@@ -68,10 +68,17 @@ class Job:
     submitted_at: float
     compute_seconds: float = 0.0
     num_sessions: int = 1
+    step_tokens: int = 0
 
     def exchange(self, now: float) -> Exchange:
         queue_seconds = now - self.submitted_at - self.compute_seconds
-        return Exchange(queue_seconds, self.compute_seconds, 2 * ON_THE_WAY_SECONDS, num_sessions=self.num_sessions)
+        return Exchange(
+            queue_seconds,
+            self.compute_seconds,
+            2 * ON_THE_WAY_SECONDS,
+            num_sessions=self.num_sessions,
+            step_tokens=self.step_tokens,
+        )
 
 
 class Worker:
@@ -110,7 +117,7 @@ class Worker:
         self.rows[len(step)] += 1
         for job in step:
             job.compute_seconds += took
-            job.num_sessions = len(step)
+            job.num_sessions, job.step_tokens = len(step), num_tokens
             job.feed = None
             job.on_step(job)
             if job.feed is not None:
@@ -154,10 +161,8 @@ class SimulatedLoad:
             Link(self.target.costs),
             Link(self.draft.costs),
             draft_ahead="never",
-            num_sessions=lambda: self.num_sessions,
             clock=lambda: self.now,
         )
-        self.num_sessions = 0
         self._seed = 1000 * seed
         self.add_clients(num_sessions)
 
@@ -165,7 +170,6 @@ class SimulatedLoad:
         """Let more clients come, one after another."""
         for i in range(count):
             self._after(0.01 * i, lambda: self._begin(Client()))
-        self.num_sessions += count
 
     def tokens_per_second(self, seconds: float) -> float:
         """Go on for so long."""
@@ -217,6 +221,7 @@ class SimulatedLoad:
                 if session.finish_reason is None:
                     begin_round()
                 else:
+                    speculation.close()
                     self._begin(client)
 
             self._propose(client, plan, lambda proposal: self._verify(client, proposal, commit))

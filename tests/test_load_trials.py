@@ -1,4 +1,4 @@
-"""Several sessions draft where that has turned out to be faster, and hardly otherwise."""
+"""What rounds of several sessions take without drafts, in comparison, is known from a few of them."""
 
 from __future__ import annotations
 
@@ -6,81 +6,122 @@ import random
 
 import pytest
 
-from coordinator.load_trials import LoadTrials
+from coordinator.load_trials import Expected, LoadTrials
 
 ROUNDS = 8  # of each session in a stretch
+DRAFTING, ALONE = 0.030, 0.010  # seconds that rounds should take
 
 
 class Sessions:
-    """So many that take stretch after stretch; a round takes so many seconds, and has so many tokens if it drafts."""
+    """Some that take stretch after stretch, whose rounds take so many times as long as they should."""
 
-    def __init__(self, *, drafting: float, alone: float, tokens: int = 3, noise: float = 0.0) -> None:
+    def __init__(self, *, drafting: float, alone: float, noise: float = 0.0, usually_drafts: bool = True) -> None:
         self.now = 0.0
         self.trials = LoadTrials(lambda: self.now)
-        self.drafting, self.alone, self.tokens, self.noise = drafting, alone, tokens, noise
-        self._random = random.Random(0)
+        self.drafting, self.alone, self.noise = drafting, alone, noise
+        self.usually_drafts = usually_drafts
+        self.random = random.Random(0)
 
-    def stretch(self, num_sessions: int = 4, *, forecast: bool = True) -> bool:
-        """Let a stretch go by; returns whether they drafted."""
+    def rate(self, drafts: bool) -> float:
+        """Return the tokens per second of a session."""
+        return 3 / DRAFTING / self.drafting if drafts else 1 / ALONE / self.alone
+
+    def stretch(self, num_sessions: int = 4) -> float:
+        """Let a stretch go by; returns what part of the tokens is lost by what is tried in it."""
         self.trials.next_stretch(num_sessions)
-        drafted = self.trials.drafts and forecast
+        is_trial = self.trials.is_due
+        drafts = self.usually_drafts is not is_trial
+        drafting = Expected(True, dict.fromkeys(range(num_sessions), 3.0), DRAFTING)
+        alone = Expected(False, dict.fromkeys(range(num_sessions), 1.0), ALONE)
+        expected, other = (drafting, alone) if drafts else (alone, drafting)
+        self.trials.expect(expected, instead_of=other if is_trial else None)
         for _ in range(ROUNDS):
-            seconds = (self.drafting if drafted else self.alone) * self._random.uniform(1, 1 + self.noise)
-            self.now += seconds
-            for _ in range(num_sessions):
-                self.trials.observe(num_sessions, self.tokens if drafted else 1, seconds, drafted=drafted)
-        return drafted
+            took = expected.seconds * (self.drafting if drafts else self.alone)
+            took *= self.random.uniform(1 - self.noise, 1 + self.noise)
+            self.now += took
+            for i in range(num_sessions):
+                self.trials.observe(i, took)
+        return 1 - self.rate(drafts) / self.rate(self.usually_drafts)
 
-    def part_of(self, wanted: bool, num_stretches: int, num_sessions: int = 4) -> float:
-        """Return the part of the time of so many stretches in which they drafted, or did not."""
-        begun_at, part = self.now, 0.0
-        for _ in range(num_stretches):
+    def stretches(self, count: int, num_sessions: int = 4) -> float:
+        """Let some go by; returns what part of the tokens is lost by trials."""
+        begun_at, lost = self.now, 0.0
+        for _ in range(count):
             before = self.now
-            if self.stretch(num_sessions) is wanted:
-                part += self.now - before
-        return part / (self.now - begun_at)
+            loss = self.stretch(num_sessions)
+            lost += loss * (self.now - before)
+        return lost / (self.now - begun_at)
 
 
+@pytest.mark.parametrize("usually_drafts", [True, False])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-@pytest.mark.parametrize(("drafting", "alone"), [(0.045, 0.020), (0.075, 0.020), (0.020, 0.020), (0.100, 0.020)])
+@pytest.mark.parametrize(("drafting", "alone"), [(1.0, 1.0), (0.8, 1.2), (1.5, 1.0), (2.0, 1.8)])
 @pytest.mark.parametrize("num_sessions", [2, 5, 16])
-def test_the_faster_gets_nearly_all_the_time(num_sessions: int, drafting: float, alone: float, noise: float) -> None:
-    sessions = Sessions(drafting=drafting, alone=alone, noise=noise)
-    faster = 3 / drafting > 1 / alone
-    assert sessions.part_of(faster, 2000, num_sessions) > 0.9
+def test_it_comes_to_how_much_longer_one_takes_than_the_other(
+    num_sessions: int, drafting: float, alone: float, noise: float, usually_drafts: bool
+) -> None:
+    sessions = Sessions(drafting=drafting, alone=alone, noise=noise, usually_drafts=usually_drafts)
+    assert sessions.trials.alone == 1.0
+    assert sessions.stretches(4000, num_sessions) < 0.01
+    assert sessions.trials.alone == pytest.approx(alone / drafting, rel=0.01 + 0.3 * noise)
 
 
 def test_it_notices_a_change() -> None:
-    sessions = Sessions(drafting=0.08, alone=0.02)
-    for _ in range(200):
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    sessions.stretches(200)
+    sessions.alone = 1.5
+    sessions.stretches(500)
+    assert sessions.trials.alone > 1.3
+
+
+def test_how_busy_the_machine_is_makes_no_difference() -> None:
+    sessions = Sessions(drafting=1.0, alone=1.2)
+    for _ in range(50):
+        sessions.stretches(50)
+        sessions.drafting, sessions.alone = sessions.drafting * 1.02, sessions.alone * 1.02
+    assert sessions.trials.alone == pytest.approx(1.2, rel=0.03)
+
+
+def test_what_is_known_of_few_is_not_taken_for_many() -> None:
+    sessions = Sessions(drafting=1.0, alone=1.5)
+    sessions.stretches(500, 2)
+    assert sessions.trials.alone > 1.4
+    sessions.trials.next_stretch(8)
+    assert sessions.trials.alone == 1.0
+    sessions.trials.next_stretch(2)
+    assert sessions.trials.alone > 1.4
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_some_slow_rounds_say_nothing(drafts: bool) -> None:
+    """In every other stretch that is no trial, one round in four waits for a piece of somebody's prompt."""
+    sessions = Sessions(drafting=1.0, alone=1.0, usually_drafts=drafts)
+    for i in range(300):
         sessions.stretch()
-    sessions.drafting = 0.03
-    assert sum(sessions.stretch() for _ in range(400)) > 200
+        for j in range(ROUNDS) if i % 2 and not sessions.trials.is_due else ():
+            sessions.trials.observe(j % 4, 10.0)
+    assert sessions.trials.alone == pytest.approx(1.0)
 
 
-def test_where_the_forecast_is_against_it_nothing_is_lost() -> None:
-    sessions = Sessions(drafting=1.0, alone=0.02)
-    assert not any(sessions.stretch(forecast=False) for _ in range(100))
-    assert sessions.trials.drafts  # as soon as the forecast is
+def test_who_falls_out_of_step_counts_as_much_as_who_runs_on() -> None:
+    """Half of the sessions, without drafts, have two rounds while the others wait for theirs."""
+    trials = LoadTrials(lambda: 0.0)
+    trials.next_stretch(4)
+    trials.expect(Expected(True, {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0}, DRAFTING))
+    for i in range(40):
+        for session in (0, 1, 0, 1, 2, 3) if i > 4 else (0, 1, 2, 3):
+            trials.observe(session, 0.025 if session < 2 else 0.050)
+    # They have 2 / 0.025 + 6 / 0.050 = 200 tokens a second, and should have 8 / 0.030.
+    assert trials._stretch.surprise == pytest.approx(8 / 0.030 / 200)
 
 
-def test_what_pays_for_few_is_not_taken_for_many() -> None:
-    sessions = Sessions(drafting=0.08, alone=0.02)
-    for _ in range(20):
-        sessions.stretch(2)
-    assert not sessions.trials.drafts
-    sessions.drafting = 0.03
-    assert sessions.stretch(8)
-
-
-def test_some_slow_rounds_say_nothing() -> None:
-    """In every other stretch with a draft, one round in four waits for a piece of somebody's prompt."""
-    sessions = Sessions(drafting=0.05, alone=0.02)
-    for i in range(200):
-        drafted = sessions.trials.drafts
-        for j in range(ROUNDS * 4):
-            slow = 0.2 if drafted and i % 2 and j % 4 == 0 else 0.0
-            sessions.trials.observe(4, 3 if drafted else 1, (0.05 if drafted else 0.02) + slow, drafted=drafted)
-        sessions.now += ROUNDS * (0.05 if drafted else 0.02)
-        sessions.trials.next_stretch(4)
-    assert sessions.part_of(True, 200) > 0.9
+def test_sessions_that_come_in_the_middle_and_change_what_all_do_begin_it_anew() -> None:
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    sessions.stretches(20)
+    sessions.trials.next_stretch(4)
+    sessions.trials.expect(Expected(False, dict.fromkeys(range(4), 1.0), ALONE))
+    for _ in range(100):
+        sessions.trials.observe(0, 100.0)
+    sessions.trials.expect(Expected(True, dict.fromkeys(range(5), 3.0), DRAFTING))
+    sessions.stretches(200)
+    assert sessions.trials.alone == pytest.approx(1.0)

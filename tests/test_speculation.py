@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -130,14 +131,7 @@ class Simulation:
         self.verify_seconds = [worker.seconds(1, worker.cheapest_width(1, k + 1)) for k in range(33)]
         self.target = Link(costs_of(world.calibrated, world.miscalibrated))
         self.draft = Link(costs_of(world.draft, world.miscalibrated))
-        self.num_sessions = 1
-        self.speculation = Speculation(
-            self.target,
-            self.draft,
-            draft_ahead=draft_ahead,
-            num_sessions=lambda: self.num_sessions,
-            clock=lambda: self.now,
-        )
+        self.speculation = Speculation(self.target, self.draft, draft_ahead=draft_ahead, clock=lambda: self.now)
         self.ready: list[float] | None = None  # the confidences of the next proposal, if it is there already
         self.ran = Ran()
 
@@ -149,6 +143,7 @@ class Simulation:
             self.ready = None
             while session.finish_reason is None:
                 self.decode_round(session, speculation)
+            speculation.close()
         return self.ran
 
     def decode_round(self, session: Session, speculation: SessionSpeculation) -> None:
@@ -453,10 +448,11 @@ def test_what_the_target_alone_takes_is_known_whatever_k_is(name: str, k: int | 
 
 def test_a_session_knows_from_the_first_round_what_others_like_it_have_learnt() -> None:
     simulation = Simulation(World(hopeless))
-    fresh = simulation.speculation.begin(Sampling(temperature=1.0), None)
     simulation.run(2000)
-    assert simulation.speculation.begin(GREEDY, None).plan().num_draft_tokens == 0
-    assert fresh.plan().num_draft_tokens > 0
+    with closing(simulation.speculation.begin(GREEDY, None)) as alike:
+        assert alike.plan().num_draft_tokens == 0
+    with closing(simulation.speculation.begin(Sampling(temperature=1.0), None)) as other:
+        assert other.plan().num_draft_tokens > 0
 
 
 # Going ahead.
@@ -498,7 +494,7 @@ def test_it_goes_ahead_now_and_then_only_where_that_slows_down_more_than_it_save
 
 def test_it_does_not_go_ahead_for_one_of_several_sessions() -> None:
     simulation = Simulation(World(), draft_ahead="auto")
-    simulation.num_sessions = 2
+    other = simulation.speculation.begin(GREEDY, None)
     assert not any(plan.num_ahead_tokens for plan, _ in simulation.run(1000).rounds)
-    simulation.num_sessions = 1
+    other.close()
     assert any(plan.num_ahead_tokens for plan, _ in simulation.run(2000).rounds)

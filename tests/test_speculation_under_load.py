@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache
 
@@ -21,7 +22,21 @@ def hopeless_for_some(rng: random.Random, place: int) -> tuple[float, float]:
     return hopeless(rng, place) if rng.hopeless else good(rng, place)  # type: ignore[attr-defined]
 
 
-GUESSES = {"good": good, "middling": middling, "hopeless": hopeless, "hopeless for some": hopeless_for_some}
+def each_its_own(rng: random.Random, place: int) -> tuple[float, float]:
+    """Each session gets another part of its tokens from the draft."""
+    if place == 0:
+        rng.level = rng.choice((0.3, 0.5, 0.7, 0.8, 0.9, 0.95))  # type: ignore[attr-defined]
+    level: float = rng.level  # type: ignore[attr-defined]
+    return min(max(rng.gauss(level, 0.2), 0.05), 0.99), min(max(rng.gauss(level, 0.15), 0.0), 1.0)
+
+
+GUESSES = {
+    "good": good,
+    "middling": middling,
+    "hopeless": hopeless,
+    "hopeless for some": hopeless_for_some,
+    "each its own": each_its_own,
+}
 
 
 @cache
@@ -36,6 +51,32 @@ def run(num_sessions: int, k: int | None, name: str) -> tuple[float, SimulatedLo
 def test_it_is_hardly_slower_than_the_best_fixed_k(name: str, num_sessions: int) -> None:
     rate, _ = run(num_sessions, None, name)
     assert rate > 0.95 * max(run(num_sessions, k, name)[0] for k in FIXED_KS)
+
+
+@pytest.mark.parametrize("num_sessions", [2, 4])
+def test_drafting_for_those_that_gain_by_it_is_faster_than_the_best_k_for_all(num_sessions: int) -> None:
+    name = "hopeless for some"
+    rate, _ = run(num_sessions, None, name)
+    assert rate > 1.04 * max(run(num_sessions, k, name)[0] for k in FIXED_KS)
+
+
+def test_sessions_in_vain_at_the_same_time_do_not_keep_drafts_from_those_that_follow() -> None:
+    """The last four of 24 get nothing from the draft."""
+    numbers = itertools.count()
+
+    def in_vain_for_four(rng: random.Random, place: int) -> tuple[float, float]:
+        if place == 0:
+            rng.hopeless = next(numbers) % 24 >= 20  # type: ignore[attr-defined]
+        return hopeless(rng, place) if rng.hopeless else good(rng, place)  # type: ignore[attr-defined]
+
+    def rate(k: int | None) -> float:
+        nonlocal numbers
+        numbers = itertools.count()
+        load = SimulatedLoad(4, k, in_vain_for_four)
+        load.tokens_per_second(2.0)
+        return load.tokens_per_second(SECONDS)
+
+    assert rate(None) > 1.05 * max(map(rate, FIXED_KS))
 
 
 @pytest.mark.parametrize(("num_sessions", "k"), [*((n, k) for n in (2, 4, 8, 16) for k in (0, None)), (2, 3), (4, 3)])

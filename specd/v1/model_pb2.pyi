@@ -80,11 +80,13 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class WorkerTime(_message.Message):
-    __slots__ = ("queue_seconds", "compute_seconds", "num_sessions")
+    __slots__ = ("queue_seconds", "compute_seconds", "num_sessions", "step_tokens")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     compute_seconds: float
     num_sessions: int
-    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., num_sessions: _Optional[int] = ...) -> None: ...
+    step_tokens: int
+    def __init__(self, queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., num_sessions: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...

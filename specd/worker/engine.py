@@ -31,13 +31,14 @@ class Done(Generic[Result]):
     """The result of a job and where its time went.
 
     `compute_seconds` is that of the steps which it was part of; `num_sessions` shared the last of them with it, its own
-    session included.
+    session included, which took in `step_tokens` of all of them.
     """
 
     result: Result
     queue_seconds: float
     compute_seconds: float
     num_sessions: int
+    step_tokens: int
 
 
 @dataclass(eq=False)
@@ -50,6 +51,7 @@ class _Job(Generic[Result]):
     wants: Feed | Evaluate | None = None
     compute_seconds: float = 0.0
     num_sessions: int = 1
+    step_tokens: int = 0
 
     def settle(self, outcome: Done[Result] | Exception) -> None:
         """Hand the outcome over to the event loop."""
@@ -197,8 +199,9 @@ class Engine:
             return
         feeds = [job.feed for job in jobs]
         was_evaluated = self._is_evaluated
+        num_tokens = sum(feed.num_tokens for feed in feeds)
         for job in jobs:
-            job.num_sessions = len(jobs)
+            job.num_sessions, job.step_tokens = len(jobs), num_tokens
         # Where there are other sessions, the other cores are for what the draft computes for them meanwhile.
         STREAMS.are_free = self.num_sessions() <= len(jobs)
         try:
@@ -211,7 +214,7 @@ class Engine:
         ended_at = time.perf_counter()
         step = StepTime(
             num_sessions=len(feeds),
-            num_tokens=sum(feed.num_tokens for feed in feeds),
+            num_tokens=num_tokens,
             is_prefill=not feeds[0].wants_logits,
             seconds=ended_at - started_at,
             had_all_cores=STREAMS.are_free,
@@ -250,7 +253,7 @@ class Engine:
             now = time.perf_counter()
             compute_seconds = job.compute_seconds + now - started_at
             queue_seconds = now - job.submitted_at - compute_seconds
-            job.settle(Done(stop.value, queue_seconds, compute_seconds, job.num_sessions))
+            job.settle(Done(stop.value, queue_seconds, compute_seconds, job.num_sessions, job.step_tokens))
             if job.session is not None:
                 self._schedule.window.answered(job.session, now)
         except Exception as error:

@@ -174,7 +174,10 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
 def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
     """Say where the time of a request went."""
     return model_pb2.WorkerTime(
-        queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds, num_sessions=done.num_sessions
+        queue_seconds=done.queue_seconds,
+        compute_seconds=done.compute_seconds,
+        num_sessions=done.num_sessions,
+        step_tokens=done.step_tokens,
     )
 
 
