@@ -74,7 +74,7 @@ class AcceptanceEstimate:
         self._reached.observe(most, num_proposed)
         self._accepted.observe(most, num_accepted)
         self._shared.observe(most, num_proposed, num_accepted, self._level.expected)
-        self._level.observe(num_accepted, is_cut=num_accepted < most)
+        self._level.observe(num_accepted, is_cut=num_accepted < num_proposed)
 
     def fade(self) -> None:
         """Count a round that could not have a proposal."""

@@ -31,19 +31,24 @@ class AcceptanceLevels:
 
     def __init__(self) -> None:
         self._counts = list(_FIRST)
+        self._num_sessions = 0
 
     def prior(self) -> list[float]:
         """Return how likely each level is for a session of which nothing is known."""
         return _normalised([count + always for count, always in zip(self._counts, _ALWAYS, strict=True)])
 
-    def begin(self) -> None:
-        """Let those that were counted weigh less, because there is another."""
+    def begin(self) -> int:
+        """Let those that were counted weigh less, because there is another; returns its number."""
         self._counts = [count * (1 - _DECAY) for count in self._counts]
+        self._num_sessions += 1
+        return self._num_sessions
 
-    def count(self, now: Sequence[float], before: Sequence[float]) -> None:
-        """Count a session as what it now seems to be, in place of what it seemed before."""
+    def count(self, number: int, now: Sequence[float], before: Sequence[float]) -> None:
+        """Count the session of this number as what it now seems to be, in place of what it seemed before."""
+        weight = (1 - _DECAY) ** (self._num_sessions - number)
         self._counts = [
-            max(count + more - less, 0.0) for count, more, less in zip(self._counts, now, before, strict=True)
+            max(count + weight * (more - less), 0.0)
+            for count, more, less in zip(self._counts, now, before, strict=True)
         ]
 
 
@@ -57,7 +62,8 @@ class LevelBelief:
         """`levels` are those of the sessions like it."""
         self._levels = levels
         self._belief: list[float] | None = None
-        self._counted_as: Sequence[float] | None = None
+        self._number: int | None = None
+        self._counted_as = [0.0] * len(LEVELS)
 
     @property
     def expected(self) -> float:
@@ -79,16 +85,15 @@ class LevelBelief:
 
     def observe(self, num_accepted: int, *, is_cut: bool) -> None:
         """Learn that so many tokens of a proposal were accepted, and whether the next was not."""
-        if self._counted_as is None:
-            self._levels.begin()
-            self._counted_as = [0.0] * len(LEVELS)
+        if self._number is None:
+            self._number = self._levels.begin()
         seen = _normalised(
             [
                 probability * level**num_accepted * (1 - level) ** is_cut
                 for probability, level in zip(self._current, LEVELS, strict=True)
             ]
         )
-        self._levels.count(seen, self._counted_as)
+        self._levels.count(self._number, seen, self._counted_as)
         self._counted_as = seen
         self._belief = seen
         self.fade()

@@ -15,6 +15,7 @@ _TRIAL_WEIGHT = 0.5  # of the latest trial, or the first
 # part of its stretch at least, if only because sessions get out of step.
 _TRIAL_SHARE = 0.005
 _LEAST_LOSS = 0.1
+_LARGEST_SURPRISE = 2.0  # for a single trial
 # At first in a stretch the sessions still are where the one before has left them: out of step, the draft behind.
 _SKIPPED_ROUNDS = 3
 
@@ -49,7 +50,7 @@ class LoadTrials:
         """`clock` returns seconds."""
         self._clock = clock
         self._known: dict[int, _Comparison] = {}
-        self._stretch = _Stretch(0, clock())
+        self._stretch = _Stretch(0)
 
     @property
     def alone(self) -> float:
@@ -62,18 +63,19 @@ class LoadTrials:
         return self._comparison.usual is not None and self._clock() >= self._comparison.trial_at
 
     def next_stretch(self, num_sessions: int) -> None:
-        """Judge the stretch that ends, if there were about as many sessions all the while, and begin the next."""
-        now, stretch = self._clock(), self._stretch
+        """Judge the stretch that ends, if there are about as many sessions as when it began, and begin the next."""
+        stretch, comparison = self._stretch, self._comparison
         size = round(math.log2(max(num_sessions, 1)))
+        says_something = size == stretch.size and bool(stretch.took)
+        if stretch.expected is not None and stretch.instead_of is not None:
+            # It has cost something also where it says nothing.
+            loss = comparison.tried(stretch.expected, stretch.instead_of, stretch.surprise) if says_something else 0.0
+            comparison.trial_at = self._clock() + stretch.seconds * max(loss, _LEAST_LOSS) / _TRIAL_SHARE
+        elif stretch.expected is not None and says_something:
+            comparison.usually(stretch.expected.drafts, stretch.surprise)
+        self._stretch = _Stretch(size)
         if size != stretch.size:
-            self._known.setdefault(size, _Comparison()).usual = None  # machines get busy meanwhile
-        elif stretch.expected is not None and stretch.took:
-            if stretch.instead_of is None:
-                self._comparison.usually(stretch.expected.drafts, stretch.surprise)
-            else:
-                loss = self._comparison.tried(stretch.expected, stretch.instead_of, stretch.surprise)
-                self._comparison.trial_at = now + (now - stretch.begun_at) * max(loss, _LEAST_LOSS) / _TRIAL_SHARE
-        self._stretch = _Stretch(size, now)
+            self._comparison.usual = None  # machines get busy meanwhile
 
     def expect(self, expected: Expected, *, instead_of: Expected | None = None) -> None:
         """Say what the stretch that has begun should come to; if it is a trial, instead of what."""
@@ -81,6 +83,7 @@ class LoadTrials:
         if stretch.expected is not None and stretch.expected.drafts is not expected.drafts:
             stretch.num_rounds = 0
             stretch.took.clear()
+        stretch.took = {session: took for session, took in stretch.took.items() if session in expected.tokens}
         stretch.expected, stretch.instead_of = expected, instead_of
 
     def observe(self, session: Hashable, seconds: float) -> None:
@@ -88,6 +91,7 @@ class LoadTrials:
         stretch = self._stretch
         if stretch.expected is not None and session in stretch.expected.tokens:
             stretch.num_rounds += 1
+            stretch.seconds += seconds / len(stretch.expected.tokens)
             if stretch.num_rounds > _SKIPPED_ROUNDS * len(stretch.expected.tokens):
                 stretch.took.setdefault(session, []).append(seconds / stretch.expected.seconds)
 
@@ -100,11 +104,11 @@ class LoadTrials:
 class _Stretch:
     """Some rounds of about 2**size sessions, and how many times as long as expected those of each session took.
 
-    Those that are skipped are not among them.
+    Those that are skipped are not among them, but in the seconds that the stretch has taken.
     """
 
     size: int
-    begun_at: float
+    seconds: float = 0.0
     expected: Expected | None = None
     instead_of: Expected | None = None
     num_rounds: int = 0
@@ -118,7 +122,7 @@ class _Stretch:
         with the others take as much longer as these take less.
         """
         assert self.expected is not None
-        tokens = {session: self.expected.tokens.get(session, 0.0) for session in self.took}
+        tokens = {session: self.expected.tokens[session] for session in self.took}
         return sum(tokens.values()) / sum(tokens[session] / median(took) for session, took in self.took.items())
 
 
@@ -149,6 +153,6 @@ class _Comparison:
         """Take in a trial; returns what part of the tokens it has lost."""
         if self.usual is None or expected.drafts is self._drafts:
             return 0.0
-        gap = surprise / self.usual.value
+        gap = min(max(surprise / self.usual.value, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._log_alone.add(math.log(1 / gap if expected.drafts else gap))
         return 1 - expected.rate / instead_of.rate / gap

@@ -67,11 +67,6 @@ class JointPlan:
         """Whether any of them has any."""
         return any(self.num_draft_tokens)
 
-    @property
-    def rate(self) -> float:
-        """Tokens per second of all of them."""
-        return sum(self.tokens) / self.seconds
-
 
 @dataclass(frozen=True)
 class Acceptance:

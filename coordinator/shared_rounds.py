@@ -25,7 +25,7 @@ class SharedRounds:
         self._num_draft_tokens: dict[Hashable, int] = {}
         self._tokens: Mapping[Hashable, float] = {}  # that each should get of a round
         self._is_outdated = False
-        self._is_trial = False
+        self._is_due = self._is_trial = False
 
     @property
     def alone(self) -> float:
@@ -47,7 +47,7 @@ class SharedRounds:
         """Return k for a session.
 
         `sessions` returns how often each of their first draft tokens, up to a place, are all accepted; it is asked when
-        there are new costs or a new session.
+        there are new costs or a new session, or one is to be reconsidered.
         """
         if costs is not self._costs or session not in self._num_draft_tokens or self._is_outdated:
             self._plan(sessions(), costs)
@@ -68,15 +68,15 @@ class SharedRounds:
         accepted = list(sessions.values())
         plan = choose_together(accepted, costs)
         if costs is not self._costs:
-            self._is_trial = self._trials.is_due
-        trial = self._other_way(plan, accepted, costs) if self._is_trial else plan
-        expected = _expected(trial, sessions, costs)
-        if trial.drafts is plan.drafts:
-            self._trials.expect(expected)
-        else:
-            self._trials.expect(expected, instead_of=_expected(plan, sessions, costs))
+            self._is_due = self._trials.is_due
+        usual = expected = _expected(plan, sessions, costs)
+        other = self._other_way(plan, accepted, costs) if self._is_due else plan
+        self._is_trial = other.drafts is not plan.drafts
+        if self._is_trial:
+            plan, expected = other, _expected(other, sessions, costs)
+        self._trials.expect(expected, instead_of=usual if self._is_trial else None)
         self._costs, self._is_outdated = costs, False
-        self._num_draft_tokens = dict(zip(sessions, trial.num_draft_tokens, strict=True))
+        self._num_draft_tokens = dict(zip(sessions, plan.num_draft_tokens, strict=True))
         self._tokens = expected.tokens
 
     def _other_way(self, plan: JointPlan, accepted: Sequence[Sequence[float]], costs: RoundCosts) -> JointPlan:

@@ -88,6 +88,7 @@ class SessionTrace:
             "specd.queue_seconds": exchange.queue_seconds,
             "specd.compute_seconds": exchange.compute_seconds,
             "specd.num_sessions": exchange.num_sessions,
+            "specd.step_tokens": exchange.step_tokens,
         }
         span = self._start(name, parent, exchange.sent_at, attributes)
         span.end(self._ns(exchange.sent_at + exchange.seconds))

@@ -139,21 +139,21 @@ class Link:
 class Client:
     """Somebody who always has a session under way, and what its text will be."""
 
+    k: int | None = None
     text: random.Random = field(default_factory=random.Random)
     session: Session = field(default_factory=lambda: Session("s", [0], MAX_TOKENS, frozenset()))
     guesses: list[tuple[float, bool]] = field(default_factory=list)
 
 
 class SimulatedLoad:
-    """Lets so many clients decode, with k draft tokens each round if it is given."""
+    """Lets so many clients decode, with k draft tokens each round if it is given; `guess` may be changed."""
 
     def __init__(self, num_sessions: int, k: int | None, guess: Guess, *, seed: int = 0) -> None:
         self.now = 1000.0
         self.num_tokens = 0
         self.chosen = Counter[int]()
         self.target, self.draft = Worker(target_seconds, TARGET_SLOWED), Worker(draft_seconds, DRAFT_SLOWED)
-        self._k = k
-        self._guess = guess
+        self.guess = guess
         self._noise = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -164,12 +164,12 @@ class SimulatedLoad:
             clock=lambda: self.now,
         )
         self._seed = 1000 * seed
-        self.add_clients(num_sessions)
+        self.add_clients(num_sessions, k)
 
-    def add_clients(self, count: int) -> None:
+    def add_clients(self, count: int, k: int | None = None) -> None:
         """Let more clients come, one after another."""
         for i in range(count):
-            self._after(0.01 * i, lambda: self._begin(Client()))
+            self._after(0.01 * i, lambda: self._begin(Client(k)))
 
     def tokens_per_second(self, seconds: float) -> float:
         """Go on for so long."""
@@ -205,7 +205,7 @@ class SimulatedLoad:
         client.text = random.Random(self._seed)  # the same, however much of the one before was looked at
         client.session = Session("s", [0], MAX_TOKENS, frozenset())
         client.guesses = []
-        speculation = self._speculation.begin(Sampling(), self._k)
+        speculation = self._speculation.begin(Sampling(), client.k)
 
         def begin_round() -> None:
             session, started_at, is_first = client.session, self.now, client.session.num_generated == 0
@@ -261,6 +261,6 @@ class SimulatedLoad:
         """Return the draft's confidence in the token that is so far ahead, and whether the target says the same."""
         place = client.session.num_generated + ahead
         while len(client.guesses) <= place:
-            confidence, probability = self._guess(client.text, len(client.guesses))
+            confidence, probability = self.guess(client.text, len(client.guesses))
             client.guesses.append((confidence, client.text.random() < probability))
         return client.guesses[place]

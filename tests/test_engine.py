@@ -86,6 +86,16 @@ async def test_jobs_that_wait_are_fed_together_and_leave_when_they_are_done(engi
     assert model.passes == [["long", "short"], ["long"], ["long"]]
 
 
+async def test_a_job_knows_how_much_its_last_step_took_in(engine: Engine) -> None:
+    start = threading.Event()
+    holding = engine.submit(hold_until(start))
+    short, long = engine.submit(steps("short", 1, num_tokens=2)), engine.submit(steps("long", 2, num_tokens=3))
+    start.set()
+    await holding
+    done = await asyncio.gather(short, long)
+    assert [(each.num_sessions, each.step_tokens) for each in done] == [(2, 5), (1, 3)]
+
+
 async def test_a_job_joins_at_the_next_step(engine: Engine, model: FakeModel) -> None:
     joined: list[asyncio.Future[Any]] = []
     loop = asyncio.get_running_loop()

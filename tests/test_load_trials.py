@@ -20,6 +20,7 @@ class Sessions:
         self.trials = LoadTrials(lambda: self.now)
         self.drafting, self.alone, self.noise = drafting, alone, noise
         self.usually_drafts = usually_drafts
+        self.was_trial = False
         self.random = random.Random(0)
 
     def rate(self, drafts: bool) -> float:
@@ -29,7 +30,7 @@ class Sessions:
     def stretch(self, num_sessions: int = 4) -> float:
         """Let a stretch go by; returns what part of the tokens is lost by what is tried in it."""
         self.trials.next_stretch(num_sessions)
-        is_trial = self.trials.is_due
+        is_trial = self.was_trial = self.trials.is_due
         drafts = self.usually_drafts is not is_trial
         drafting = Expected(True, dict.fromkeys(range(num_sessions), 3.0), DRAFTING)
         alone = Expected(False, dict.fromkeys(range(num_sessions), 1.0), ALONE)
@@ -116,12 +117,80 @@ def test_who_falls_out_of_step_counts_as_much_as_who_runs_on() -> None:
 
 
 def test_sessions_that_come_in_the_middle_and_change_what_all_do_begin_it_anew() -> None:
+    trials = LoadTrials(lambda: 0.0)
+    trials.next_stretch(4)
+    trials.expect(Expected(False, dict.fromkeys(range(4), 1.0), ALONE))
+    for _ in range(40):
+        trials.observe(0, 100.0)
+    trials.expect(Expected(True, dict.fromkeys(range(5), 3.0), DRAFTING))
+    for _ in range(40):
+        trials.observe(0, DRAFTING)
+    assert trials._stretch.surprise == pytest.approx(1.0)
+
+
+def test_a_trial_that_is_cut_off_because_sessions_come_and_go_has_its_price_too() -> None:
+    """Five sessions count as four, six as eight."""
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    for num_sessions in (5, 6):
+        sessions.stretches(50, num_sessions)
+    begun_at, trials = sessions.now, 0.0
+    for i in range(400):
+        before = sessions.now
+        sessions.stretch((5, 5, 6, 6)[i % 4])
+        trials += (sessions.now - before) * sessions.was_trial
+    assert trials < 0.1 * (sessions.now - begun_at)
+
+
+def test_what_becomes_busy_between_two_sizes_is_not_held_against_a_trial() -> None:
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    sessions.stretches(100, 4)
+    sessions.stretches(100, 2)
+    sessions.drafting = sessions.alone = 3.0
+    sessions.stretches(100, 4)
+    assert sessions.trials.alone == pytest.approx(1.0)
+
+
+def test_the_first_rounds_of_a_stretch_say_nothing() -> None:
+    trials = LoadTrials(lambda: 0.0)
+    trials.next_stretch(2)
+    trials.expect(Expected(True, {0: 3.0, 1: 3.0}, DRAFTING))
+    for took in (1.0, 1.0, 1.0, DRAFTING, DRAFTING):
+        for session in (0, 1):
+            trials.observe(session, took)
+    assert trials._stretch.surprise == pytest.approx(1.0)
+
+
+def test_sessions_that_have_ended_are_not_judged() -> None:
+    """Those that are planned for then have not had a round."""
+    trials = LoadTrials(lambda: 0.0)
+    trials.next_stretch(3)
+    trials.expect(Expected(True, {"ended": 3.0}, DRAFTING))
+    for _ in range(10):
+        trials.observe("ended", 5 * DRAFTING)
+    trials.expect(Expected(True, {"new": 3.0}, DRAFTING))
+    trials.next_stretch(3)
+    assert not trials.is_due  # nothing is known of what is usual
+
+
+def test_a_single_trial_does_not_say_much() -> None:
     sessions = Sessions(drafting=1.0, alone=1.0)
     sessions.stretches(20)
+    sessions.alone = 100.0
+    while not sessions.was_trial:
+        sessions.stretch()
     sessions.trials.next_stretch(4)
-    sessions.trials.expect(Expected(False, dict.fromkeys(range(4), 1.0), ALONE))
-    for _ in range(100):
-        sessions.trials.observe(0, 100.0)
-    sessions.trials.expect(Expected(True, dict.fromkeys(range(5), 3.0), DRAFTING))
-    sessions.stretches(200)
-    assert sessions.trials.alone == pytest.approx(1.0)
+    assert sessions.trials.alone < 1.5
+
+
+def test_what_a_trial_costs_is_what_its_rounds_take() -> None:
+    """Not an hour in which a client did not read, or the draft was away."""
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    sessions.stretches(20)
+    while not sessions.was_trial:
+        sessions.stretch()
+    sessions.now += 3600
+    before = sessions.now
+    sessions.stretch()
+    while not sessions.was_trial:
+        sessions.stretch()
+    assert sessions.now - before < 100

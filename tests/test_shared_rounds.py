@@ -10,7 +10,7 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 ROUNDS = 8  # of each session in a stretch
 ALIKE = [0.8**i for i in range(1, MAX_NUM_DRAFT_TOKENS + 1)]
-IN_VAIN = [0.02] * MAX_NUM_DRAFT_TOKENS
+IN_VAIN = [0.1**i for i in range(1, MAX_NUM_DRAFT_TOKENS + 1)]
 STEP, VERIFY, PER_TOKEN = 0.001, 0.010, 0.002
 
 
@@ -62,9 +62,18 @@ def test_the_faster_gets_nearly_all_the_time(num_sessions: int, drafting: float,
     assert (part if drafts else 1 - part) > 0.95
 
 
-def test_a_hopeless_draft_is_not_even_tried() -> None:
+def test_a_hopeless_draft_is_hardly_tried_and_nothing_is_learnt_of_what_rounds_take() -> None:
     sessions = Sessions(drafting=1.0, alone=1.0)
-    assert sessions.part_that_drafts(500, 4, IN_VAIN) == 0
+    num_trials = 0
+    for _ in range(500):
+        is_drafted = any(sessions.stretch(*[IN_VAIN] * 4))
+        assert sessions.rounds.is_trial is is_drafted  # else single rounds may be tried
+        num_trials += is_drafted
+    assert num_trials < 25
+    assert sessions.rounds.alone == pytest.approx(1.0)
+    usual = sessions.rounds._trials._known[2].usual
+    assert usual is not None
+    assert usual.value == pytest.approx(1.0)
 
 
 def test_what_texts_give_says_nothing_of_what_rounds_take() -> None:
@@ -72,7 +81,7 @@ def test_what_texts_give_says_nothing_of_what_rounds_take() -> None:
     sessions = Sessions(drafting=1.1, alone=1.0)
     for _ in range(10):
         assert any(any(sessions.stretch(*[ALIKE] * 4)) for _ in range(2))  # once it may be a trial
-        assert not any(any(sessions.stretch(*[IN_VAIN] * 4)) for _ in range(100))
+        assert sum(any(sessions.stretch(*[IN_VAIN] * 4)) for _ in range(100)) < 10
 
 
 def test_each_goes_as_far_as_pays() -> None:
@@ -90,3 +99,16 @@ def test_in_a_stretch_that_has_begun_new_sessions_are_planned_for_with_the_other
     assert sessions.rounds.num_draft_tokens("a", lambda: {"a": ALIKE}, costs) > 0
     assert sessions.rounds.num_draft_tokens("b", lambda: {"a": ALIKE, "b": IN_VAIN}, costs) == 0
     assert sessions.rounds.num_draft_tokens("a", dict, costs) > 0
+
+
+def test_a_session_that_turns_out_to_gain_nothing_is_planned_for_anew() -> None:
+    sessions = Sessions(drafting=1.0, alone=1.0)
+    sessions.rounds.next_stretch(2)
+    costs, accepted = sessions.costs, {"a": ALIKE, "b": ALIKE}
+    assert sessions.rounds.num_draft_tokens("a", lambda: accepted, costs) > 0
+    sessions.rounds.reconsider("b", [0.95 * own for own in ALIKE])
+    accepted = {"a": ALIKE, "b": IN_VAIN}
+    assert sessions.rounds.num_draft_tokens("b", lambda: accepted, costs) > 0
+    sessions.rounds.reconsider("b", IN_VAIN)
+    assert sessions.rounds.num_draft_tokens("b", lambda: accepted, costs) == 0
+    assert sessions.rounds.num_draft_tokens("a", lambda: accepted, costs) > 0

@@ -79,6 +79,31 @@ def test_sessions_in_vain_at_the_same_time_do_not_keep_drafts_from_those_that_fo
     assert rate(None) > 1.05 * max(map(rate, FIXED_KS))
 
 
+@pytest.mark.parametrize("num_sessions", [2, 4, 8])
+def test_texts_that_the_draft_comes_to_know_have_drafts_again(num_sessions: int) -> None:
+    load = SimulatedLoad(num_sessions, None, hopeless)
+    load.tokens_per_second(40.0)
+    load.guess = good
+    load.tokens_per_second(30.0)
+    assert load.tokens_per_second(SECONDS) > 0.95 * max(run(num_sessions, k, "good")[0] for k in FIXED_KS)
+
+
+@pytest.mark.parametrize("given", [0, 3])
+@pytest.mark.parametrize("name", ["good", "hopeless for some"])
+@pytest.mark.parametrize(("num_given", "num_others"), [(1, 1), (3, 1), (2, 4)])
+def test_sessions_whose_k_is_given_do_not_disturb_the_others(
+    num_given: int, num_others: int, name: str, given: int
+) -> None:
+    def rate(k: int | None) -> float:
+        load = SimulatedLoad(num_given, given, GUESSES[name])
+        load.add_clients(num_others, k)
+        load.tokens_per_second(2.0)
+        return load.tokens_per_second(SECONDS)
+
+    # They are planned for as if they were alone with each other, which they are not.
+    assert rate(None) > 0.88 * max(map(rate, (0, 1, 3)))
+
+
 @pytest.mark.parametrize(("num_sessions", "k"), [*((n, k) for n in (2, 4, 8, 16) for k in (0, None)), (2, 3), (4, 3)])
 def test_sessions_share_steps(num_sessions: int, k: int | None) -> None:
     """Also those that always take equally long: as two groups that take turns, they would go on so for ever.

@@ -149,6 +149,21 @@ def test_a_single_step_changes_no_estimate_by_much(
         assert 0.8 < after[place] / estimate < 1.25
 
 
+@given(table=tables, sessions=st.integers(1, 64), width=st.integers(1, 40), took=seconds, parts=st.integers(1, 16))
+def test_a_step_of_several_sessions_counts_once(
+    table: dict[int, dict[int, float]], sessions: int, width: int, took: float, parts: int
+) -> None:
+    once, by_parts = StepCosts(table), StepCosts(table)
+    once.observe(sessions, width, took)
+    for _ in range(parts):
+        by_parts.observe(sessions, width, took, part=1 / parts)
+    # Each part finds a little less to be surprised at.
+    before = StepCosts(table).seconds(sessions, width)
+    for costs in (once, by_parts):
+        assert 0 <= (costs.seconds(sessions, width) / before - 1) * (1 if took >= before else -1) < 0.2
+    assert by_parts.seconds(sessions, width) == pytest.approx(once.seconds(sessions, width), rel=0.02)
+
+
 def test_a_level_is_learnt_for_all_widths_and_a_shape_for_its_own() -> None:
     costs = StepCosts({1: VERIFY})
     for _ in range(100):  # everything takes twice as long

@@ -91,6 +91,8 @@ async def test_a_session_is_a_span_of_rounds_in_the_trace_of_its_caller(collecto
             [span.start_time_unix_nano, *times, span.end_time_unix_nano]
         )
         assert attributes_of(asked[-1])["specd.compute_seconds"] == response.round.verify_seconds
+        assert attributes_of(asked[-1])["specd.num_sessions"] == 1
+        assert attributes_of(asked[-1])["specd.step_tokens"] >= response.round.proposed + 1  # it may be padded
 
     (untraced,) = children[b""]  # whose caller has no trace: it begins one
     assert attributes_of(untraced)["specd.session_id"] == alone[0].session_id
