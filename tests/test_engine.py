@@ -316,7 +316,7 @@ async def test_a_mistake_in_the_engine_is_not_silent(model: FakeModel, monkeypat
     monkeypatch.setattr(schedule.Schedule, "next_step", break_down)
     with pytest.raises(asyncio.CancelledError):
         await engine.submit(steps("a", 1))
-    assert failed.is_set()
+    assert failed.wait(10)
     engine.stop()
 
 
