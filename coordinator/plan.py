@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 # A token that is less likely to count than this is worth nothing anywhere.
 _LEAST_ACCEPTANCE = 0.03
+# Where so few proposals get that end early by themselves, it hardly matters whether they may go on. But tokens that a
+# proposal may have are not left for going ahead.
+_LEAST_REACHED = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,15 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
     A round with up to k draft tokens emits 1 + sum(accepted[:k]) tokens (Leviathan et al., arXiv 2211.17192,
     equation 1, without its assumption that all places are alike). Proposals that reach place k end there, the others
     earlier, and each takes the time of its own length. With k = 0 the target decodes alone, whose rate must be beaten
-    `least_gain` times.
+    `least_gain` times. A k that hardly any proposal reaches is not looked at.
     """
     alone = 1 / costs.target_only
     best = (0, alone)
     tokens, ended_before = 1.0, 0.0
     previous = 1.0
     for k, (reached, accepted) in enumerate(zip(acceptance.reached, acceptance.accepted, strict=True), start=1):
+        if reached < _LEAST_REACHED:
+            break
         ended_before += (previous - reached) * (costs.draft[k - 1] + costs.verify[k - 1])
         tokens += accepted
         seconds = ended_before + reached * (costs.draft[k] + costs.verify[k])

