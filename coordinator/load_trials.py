@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
+from coordinator.plan import JointPlan
 from specd.moving_average import MovingAverage
 
 _WEIGHT = 0.3  # of the latest stretch
@@ -18,23 +19,6 @@ _LEAST_LOSS = 0.1
 _LARGEST_SURPRISE = 2.0  # for a single trial
 # At first in a stretch the sessions still are where the one before has left them: out of step, the draft behind.
 _SKIPPED_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What rounds of some sessions should come to, with drafts or without.
-
-    `tokens` says what each of the sessions should get of a round, and `seconds` what a round should take.
-    """
-
-    drafts: bool
-    tokens: Mapping[Hashable, float]
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of all of them."""
-        return sum(self.tokens.values()) / self.seconds
 
 
 class LoadTrials:
@@ -50,7 +34,7 @@ class LoadTrials:
         """`clock` returns seconds."""
         self._clock = clock
         self._known: dict[int, _Comparison] = {}
-        self._stretch = _Stretch(0)
+        self._stretch = _Stretch(0, is_due=False)
 
     @property
     def alone(self) -> float:
@@ -60,7 +44,12 @@ class LoadTrials:
     @property
     def is_due(self) -> bool:
         """Whether in this stretch the sessions are to do what they usually do not."""
-        return self._comparison.usual is not None and self._clock() >= self._comparison.trial_at
+        return self._stretch.is_due
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether they do that."""
+        return self._stretch.instead_of is not None
 
     def next_stretch(self, num_sessions: int) -> None:
         """Judge the stretch that ends, if there are about as many sessions as when it began, and begin the next."""
@@ -73,11 +62,12 @@ class LoadTrials:
             comparison.trial_at = self._clock() + stretch.seconds * max(loss, _LEAST_LOSS) / _TRIAL_SHARE
         elif stretch.expected is not None and says_something:
             comparison.usually(stretch.expected.drafts, stretch.surprise)
-        self._stretch = _Stretch(size)
+        comparison = self._known.setdefault(size, _Comparison())
         if size != stretch.size:
-            self._comparison.usual = None  # machines get busy meanwhile
+            comparison.usual = None  # machines get busy meanwhile
+        self._stretch = _Stretch(size, is_due=comparison.usual is not None and self._clock() >= comparison.trial_at)
 
-    def expect(self, expected: Expected, *, instead_of: Expected | None = None) -> None:
+    def expect(self, expected: JointPlan, *, instead_of: JointPlan | None = None) -> None:
         """Say what the stretch that has begun should come to; if it is a trial, instead of what."""
         stretch = self._stretch
         if stretch.expected is not None and stretch.expected.drafts is not expected.drafts:
@@ -108,9 +98,10 @@ class _Stretch:
     """
 
     size: int
+    is_due: bool
     seconds: float = 0.0
-    expected: Expected | None = None
-    instead_of: Expected | None = None
+    expected: JointPlan | None = None
+    instead_of: JointPlan | None = None
     num_rounds: int = 0
     took: dict[Hashable, list[float]] = field(default_factory=dict)
 
@@ -149,7 +140,7 @@ class _Comparison:
         self._drafts = drafts
         self.usual.add(surprise)
 
-    def tried(self, expected: Expected, instead_of: Expected, surprise: float) -> float:
+    def tried(self, expected: JointPlan, instead_of: JointPlan, surprise: float) -> float:
         """Take in a trial; returns what part of the tokens it has lost."""
         if self.usual is None or expected.drafts is self._drafts:
             return 0.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 # A token that is less likely to count than this is worth nothing anywhere.
@@ -58,17 +59,22 @@ class RoundCosts:
 class JointPlan:
     """How many draft tokens each of several sessions is to have in the rounds that they share.
 
-    `tokens` says how many each should get of a round, and `seconds` what that should take.
+    `tokens` says how many each should get of a round, and `seconds` what that should take by its parts.
     """
 
-    num_draft_tokens: Sequence[int]
-    tokens: Sequence[float]
+    num_draft_tokens: Mapping[Hashable, int]
+    tokens: Mapping[Hashable, float]
     seconds: float
 
     @property
     def drafts(self) -> bool:
         """Whether any of them has any."""
-        return any(self.num_draft_tokens)
+        return any(self.num_draft_tokens.values())
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all of them."""
+        return sum(self.tokens.values()) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -108,24 +114,25 @@ def choose_num_draft_tokens(acceptance: Acceptance, costs: RoundCosts, least_gai
     return best
 
 
-def plan_alone(num_sessions: int, costs: RoundCosts) -> JointPlan:
+def plan_alone(sessions: Iterable[Hashable], costs: RoundCosts) -> JointPlan:
     """Return the plan of several sessions that none drafts for."""
-    return JointPlan([0] * num_sessions, [1.0] * num_sessions, costs.target_only)
+    sessions = list(sessions)
+    return JointPlan(dict.fromkeys(sessions, 0), dict.fromkeys(sessions, 1.0), costs.always + costs.verify[0])
 
 
-def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> JointPlan:
+def choose_together(accepted: Mapping[Hashable, Sequence[float]], costs: RoundCosts) -> JointPlan:
     """Plan rounds that several sessions share, for the most expected tokens per second.
 
-    `accepted[i][j]` is how often the first j + 1 draft tokens of session i are all accepted; it must not rise with j.
-    The costs are those of a round that all share: the draft takes as long as for the longest proposal, the target as
+    `accepted[session][j]` is how often the session's first j + 1 draft tokens are all accepted; it must not rise with
+    j. The costs are those of a round that all share: the draft takes as long as for the longest proposal, the target as
     long as for as many tokens in equal parts. So up to each length the likeliest tokens come first, whosever they are,
     as many of them as pay.
     """
     num_sessions = len(accepted)
     likeliest = sorted(
         (
-            (probability, i, j)
-            for i, own in enumerate(accepted)
+            (probability, session, j)
+            for session, own in accepted.items()
             for j, probability in enumerate(own)
             if probability >= _LEAST_ACCEPTANCE
         ),
@@ -143,11 +150,13 @@ def choose_together(accepted: Sequence[Sequence[float]], costs: RoundCosts) -> J
                 if rate > best_rate:
                     best_rate, best_longest, best_count = rate, longest, count
     if best_count == 0:
-        return plan_alone(num_sessions, costs)
-    chosen = [i for _, i, j in likeliest if j < best_longest][:best_count]
-    ks = [chosen.count(i) for i in range(num_sessions)]
-    each = [1 + sum(own[:k]) for own, k in zip(accepted, ks, strict=True)]
-    return JointPlan(ks, each, costs.always + costs.asking + costs.draft[best_longest] + verify[best_count])
+        return plan_alone(accepted, costs)
+    chosen = Counter([session for _, session, j in likeliest if j < best_longest][:best_count])
+    return JointPlan(
+        {session: chosen[session] for session in accepted},
+        {session: 1 + sum(own[: chosen[session]]) for session, own in accepted.items()},
+        costs.always + costs.asking + costs.draft[best_longest] + verify[best_count],
+    )
 
 
 def _between(values: Sequence[float], place: float) -> float:

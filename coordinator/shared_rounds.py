@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.load_trials import Expected, LoadTrials
+from coordinator.load_trials import LoadTrials
 from coordinator.plan import JointPlan, RoundCosts, choose_together, plan_alone
 
 # Drafting that does not pay is tried all the same where it would if rounds without drafts took so many times as long:
@@ -21,11 +21,8 @@ class SharedRounds:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self._trials = LoadTrials(clock)
-        self._costs: RoundCosts | None = None
-        self._num_draft_tokens: dict[Hashable, int] = {}
-        self._tokens: Mapping[Hashable, float] = {}  # that each should get of a round
-        self._is_outdated = False
-        self._is_due = self._is_trial = False
+        self._plan: JointPlan | None = None
+        self._costs: RoundCosts | None = None  # that it was made with; None where it is to be made anew
 
     @property
     def alone(self) -> float:
@@ -35,7 +32,7 @@ class SharedRounds:
     @property
     def is_trial(self) -> bool:
         """Whether the sessions do what they usually do not, in this stretch."""
-        return self._is_trial
+        return self._trials.is_trial
 
     def next_stretch(self, num_sessions: int) -> None:
         """Begin a stretch of rounds of so many sessions."""
@@ -49,9 +46,9 @@ class SharedRounds:
         `sessions` returns how often each of their first draft tokens, up to a place, are all accepted; it is asked when
         there are new costs or a new session, or one is to be reconsidered.
         """
-        if costs is not self._costs or session not in self._num_draft_tokens or self._is_outdated:
-            self._plan(sessions(), costs)
-        return self._num_draft_tokens[session]
+        if self._plan is None or costs is not self._costs or session not in self._plan.num_draft_tokens:
+            self._plan, self._costs = self._new_plan(sessions(), costs), costs
+        return self._plan.num_draft_tokens[session]
 
     def observe(self, session: Hashable, seconds: float) -> None:
         """Learn what a round of a session took."""
@@ -59,33 +56,23 @@ class SharedRounds:
 
     def reconsider(self, session: Hashable, accepted: Sequence[float]) -> None:
         """Plan anew if a session's tokens turn out to be accepted far less than was expected."""
-        k = self._num_draft_tokens.get(session, 0)
-        if k and 1 + sum(accepted[:k]) < _DISAPPOINTING * self._tokens[session]:
-            self._is_outdated = True
+        if self._plan is not None and session in self._plan.tokens:
+            k = self._plan.num_draft_tokens[session]
+            if k and 1 + sum(accepted[:k]) < _DISAPPOINTING * self._plan.tokens[session]:
+                self._costs = None
 
-    def _plan(self, sessions: Mapping[Hashable, Sequence[float]], costs: RoundCosts) -> None:
-        """Plan for these sessions, in a stretch that begins, or has begun when another session comes."""
-        accepted = list(sessions.values())
-        plan = choose_together(accepted, costs)
-        if costs is not self._costs:
-            self._is_due = self._trials.is_due
-        usual = expected = _expected(plan, sessions, costs)
-        other = self._other_way(plan, accepted, costs) if self._is_due else plan
-        self._is_trial = other.drafts is not plan.drafts
-        if self._is_trial:
-            plan, expected = other, _expected(other, sessions, costs)
-        self._trials.expect(expected, instead_of=usual if self._is_trial else None)
-        self._costs, self._is_outdated = costs, False
-        self._num_draft_tokens = dict(zip(sessions, plan.num_draft_tokens, strict=True))
-        self._tokens = expected.tokens
+    def _new_plan(self, accepted: Mapping[Hashable, Sequence[float]], costs: RoundCosts) -> JointPlan:
+        """Plan for these sessions, in a stretch that begins, or in the middle of one."""
+        usual = choose_together(accepted, costs)
+        if self._trials.is_due:
+            other = self._other_way(usual, accepted, costs)
+            if other.drafts is not usual.drafts:
+                self._trials.expect(other, instead_of=usual)
+                return other
+        self._trials.expect(usual)
+        return usual
 
-    def _other_way(self, plan: JointPlan, accepted: Sequence[Sequence[float]], costs: RoundCosts) -> JointPlan:
+    def _other_way(self, plan: JointPlan, accepted: Mapping[Hashable, Sequence[float]], costs: RoundCosts) -> JointPlan:
         if plan.drafts:
-            return plan_alone(len(accepted), costs)
+            return plan_alone(accepted, costs)
         return choose_together(accepted, replace(costs, alone=_OPTIMISM * costs.alone))
-
-
-def _expected(plan: JointPlan, sessions: Iterable[Hashable], costs: RoundCosts) -> Expected:
-    """Return what a plan should come to by the parts of a round, without what was learnt of rounds without drafts."""
-    seconds = plan.seconds if plan.drafts else plan.seconds / costs.alone
-    return Expected(plan.drafts, dict(zip(sessions, plan.tokens, strict=True)), seconds)

@@ -8,11 +8,12 @@ from itertools import accumulate
 from math import prod
 from typing import Protocol
 
-from coordinator.acceptance_estimate import AcceptanceEstimate, SharedAcceptance
+from coordinator.acceptance_estimate import AcceptanceEstimate
 from coordinator.confidence_scale import ConfidenceScale
 from coordinator.plan import Acceptance, Plan, RoundCosts, choose_num_draft_tokens, stopping_thresholds
 from coordinator.proposal_times import ProposalTimes
 from coordinator.round import Exchange, Round
+from coordinator.shared_acceptance import SharedAcceptance
 from coordinator.shared_rounds import SharedRounds
 from specd.moving_average import MovingAverage
 from specd.sampling import Sampling
@@ -124,23 +125,23 @@ class Speculation:
             self._costs = self._new_costs(target, draft)
             self._costs_are_shared = self.is_shared
             each = _RENEWED_ROUNDS_OF_SEVERAL if self.is_shared else _RENEWED_ROUNDS
-            self._costs_until = self._num_rounds + each * max(len(self._sessions), 1)
+            self._costs_until = self._num_rounds + each * len(self._sessions)
         return self._costs
 
     def reconsider(self, session: SessionSpeculation) -> None:
         """Take note that another of a session's proposals was judged."""
         if self.is_shared:
-            self._shared_rounds.reconsider(session, session.acceptance.accepted)
+            self._shared_rounds.reconsider(session, session.accepted())
 
     def choose_together(self, session: SessionSpeculation, costs: RoundCosts) -> int:
         """Return how far a session should go in rounds that it shares with the others that there are now."""
         return self._shared_rounds.num_draft_tokens(
-            session, lambda: {each: each.acceptance.accepted for each in self._sessions if each.is_adaptive}, costs
+            session, lambda: {each: each.accepted() for each in self._sessions if each.is_adaptive}, costs
         )
 
     def _new_costs(self, target: StepCosts, draft: StepCosts) -> RoundCosts:
         # All that run, not those that lately shared a step: where they take turns, each waits for the others' steps.
-        sessions = max(len(self._sessions), 1)
+        sessions = len(self._sessions)
         verify = [target.seconds(sessions, width) for width in range(1, MAX_NUM_DRAFT_TOKENS + 2)]
         if sessions == 1:  # then the target pads a width up to a cheaper one
             verify = list(accumulate(reversed(verify), min))[::-1]
@@ -211,7 +212,7 @@ class Speculation:
     def is_probe_due(self) -> bool:
         """Whether drafting that did not pay should be tried again."""
         # What several sessions try, they try together.
-        return self._clock() >= self._probe_at and not (self.is_shared and self._shared_rounds.is_trial)
+        return self._clock() >= self._probe_at and not self._shared_rounds.is_trial
 
     def probed(self, cost_seconds: float) -> None:
         """Count a trial."""
@@ -291,10 +292,9 @@ class SessionSpeculation:
         """Whether how far to go is decided here."""
         return self._given is None
 
-    @property
-    def acceptance(self) -> Acceptance:
-        """What is known of the fate of the session's proposals."""
-        return self._acceptance.acceptance()
+    def accepted(self) -> list[float]:
+        """Return how often the session's first draft tokens, up to each place, are all accepted."""
+        return self._acceptance.accepted()
 
     @property
     def will_draft(self) -> bool:
@@ -360,7 +360,7 @@ class SessionSpeculation:
         if costs is not None and self._shared.is_shared:
             self._k, self._min_confidences = self._shared.choose_together(self, costs), []
         elif costs is not None and costs is not before:
-            acceptance = self.acceptance
+            acceptance = Acceptance(self._acceptance.reached(), self._acceptance.accepted())
             gain = _GAIN_TO_GO_ON if self._k else _GAIN_TO_BEGIN
             self._k, rate = choose_num_draft_tokens(acceptance, costs, gain)
             least = stopping_thresholds(costs, rate, acceptance.accepted[0], self._k)

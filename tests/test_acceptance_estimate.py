@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.acceptance_estimate import AcceptanceEstimate, SharedAcceptance
-from coordinator.acceptance_levels import LEVELS, AcceptanceLevels, LevelBelief
+from coordinator.acceptance_estimate import AcceptanceEstimate
+from coordinator.acceptance_levels import LEVELS, AcceptanceLevels
+from coordinator.level_belief import LevelBelief
+from coordinator.shared_acceptance import SharedAcceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 K = 3
@@ -30,7 +32,7 @@ def let_pass(shared: SharedAcceptance, levels: Sequence[float], num_rounds: int,
 
 
 def first_accepted(estimate: AcceptanceEstimate) -> float:
-    return estimate.acceptance().accepted[0]
+    return estimate.accepted()[0]
 
 
 @pytest.mark.parametrize("level", [0.05, 0.3, 0.5, 0.8, 0.95])
@@ -40,7 +42,7 @@ def test_a_session_is_known_by_its_rounds(level: float) -> None:
     estimate = AcceptanceEstimate(shared)
     for _ in range(200):
         estimate.observe(K, K, num_accepted(rng, level))
-    accepted = estimate.acceptance().accepted
+    accepted = estimate.accepted()
     assert accepted[:K] == pytest.approx([level, level**2, level**3], abs=0.12)
 
 
@@ -119,8 +121,7 @@ def test_whatever_becomes_of_proposals_it_stays_a_probability_that_falls_with_th
             else:
                 accepted, proposed, most = outcome
                 estimate.observe(most, proposed, accepted)
-            acceptance = estimate.acceptance()
-            for values in (acceptance.reached, acceptance.accepted):
+            for values in (estimate.reached(), estimate.accepted()):
                 assert len(values) == MAX_NUM_DRAFT_TOKENS
                 assert all(0 <= after <= before <= 1 for before, after in zip([1.0, *values], values, strict=False))
         assert sum(shared.levels.prior()) == pytest.approx(1.0)

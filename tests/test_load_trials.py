@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable, Mapping
 
 import pytest
 
-from coordinator.load_trials import Expected, LoadTrials
+from coordinator.load_trials import LoadTrials
+from coordinator.plan import JointPlan
 
 ROUNDS = 8  # of each session in a stretch
 DRAFTING, ALONE = 0.030, 0.010  # seconds that rounds should take
+
+
+def planned(drafts: bool, tokens: Mapping[Hashable, float], seconds: float) -> JointPlan:
+    return JointPlan(dict.fromkeys(tokens, 3 if drafts else 0), tokens, seconds)
 
 
 class Sessions:
@@ -32,8 +38,8 @@ class Sessions:
         self.trials.next_stretch(num_sessions)
         is_trial = self.was_trial = self.trials.is_due
         drafts = self.usually_drafts is not is_trial
-        drafting = Expected(True, dict.fromkeys(range(num_sessions), 3.0), DRAFTING)
-        alone = Expected(False, dict.fromkeys(range(num_sessions), 1.0), ALONE)
+        drafting = planned(True, dict.fromkeys(range(num_sessions), 3.0), DRAFTING)
+        alone = planned(False, dict.fromkeys(range(num_sessions), 1.0), ALONE)
         expected, other = (drafting, alone) if drafts else (alone, drafting)
         self.trials.expect(expected, instead_of=other if is_trial else None)
         for _ in range(ROUNDS):
@@ -108,7 +114,7 @@ def test_who_falls_out_of_step_counts_as_much_as_who_runs_on() -> None:
     """Half of the sessions, without drafts, have two rounds while the others wait for theirs."""
     trials = LoadTrials(lambda: 0.0)
     trials.next_stretch(4)
-    trials.expect(Expected(True, {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0}, DRAFTING))
+    trials.expect(planned(True, {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0}, DRAFTING))
     for i in range(40):
         for session in (0, 1, 0, 1, 2, 3) if i > 4 else (0, 1, 2, 3):
             trials.observe(session, 0.025 if session < 2 else 0.050)
@@ -119,10 +125,10 @@ def test_who_falls_out_of_step_counts_as_much_as_who_runs_on() -> None:
 def test_sessions_that_come_in_the_middle_and_change_what_all_do_begin_it_anew() -> None:
     trials = LoadTrials(lambda: 0.0)
     trials.next_stretch(4)
-    trials.expect(Expected(False, dict.fromkeys(range(4), 1.0), ALONE))
+    trials.expect(planned(False, dict.fromkeys(range(4), 1.0), ALONE))
     for _ in range(40):
         trials.observe(0, 100.0)
-    trials.expect(Expected(True, dict.fromkeys(range(5), 3.0), DRAFTING))
+    trials.expect(planned(True, dict.fromkeys(range(5), 3.0), DRAFTING))
     for _ in range(40):
         trials.observe(0, DRAFTING)
     assert trials._stretch.surprise == pytest.approx(1.0)
@@ -153,7 +159,7 @@ def test_what_becomes_busy_between_two_sizes_is_not_held_against_a_trial() -> No
 def test_the_first_rounds_of_a_stretch_say_nothing() -> None:
     trials = LoadTrials(lambda: 0.0)
     trials.next_stretch(2)
-    trials.expect(Expected(True, {0: 3.0, 1: 3.0}, DRAFTING))
+    trials.expect(planned(True, {0: 3.0, 1: 3.0}, DRAFTING))
     for took in (1.0, 1.0, 1.0, DRAFTING, DRAFTING):
         for session in (0, 1):
             trials.observe(session, took)
@@ -164,10 +170,10 @@ def test_sessions_that_have_ended_are_not_judged() -> None:
     """Those that are planned for then have not had a round."""
     trials = LoadTrials(lambda: 0.0)
     trials.next_stretch(3)
-    trials.expect(Expected(True, {"ended": 3.0}, DRAFTING))
+    trials.expect(planned(True, {"ended": 3.0}, DRAFTING))
     for _ in range(10):
         trials.observe("ended", 5 * DRAFTING)
-    trials.expect(Expected(True, {"new": 3.0}, DRAFTING))
+    trials.expect(planned(True, {"new": 3.0}, DRAFTING))
     trials.next_stretch(3)
     assert not trials.is_due  # nothing is known of what is usual
 

@@ -39,11 +39,16 @@ GUESSES = {
 }
 
 
+def settled_rate(load: SimulatedLoad) -> float:
+    """Return the tokens per second once all have begun, which they do one after another."""
+    load.tokens_per_second(2.0)
+    return load.tokens_per_second(SECONDS)
+
+
 @cache
 def run(num_sessions: int, k: int | None, name: str) -> tuple[float, SimulatedLoad]:
     load = SimulatedLoad(num_sessions, k, GUESSES[name])
-    load.tokens_per_second(2.0)  # they begin one after another
-    return load.tokens_per_second(SECONDS), load
+    return settled_rate(load), load
 
 
 @pytest.mark.parametrize("num_sessions", [2, 4, 8, 16])
@@ -72,9 +77,7 @@ def test_sessions_in_vain_at_the_same_time_do_not_keep_drafts_from_those_that_fo
     def rate(k: int | None) -> float:
         nonlocal numbers
         numbers = itertools.count()
-        load = SimulatedLoad(4, k, in_vain_for_four)
-        load.tokens_per_second(2.0)
-        return load.tokens_per_second(SECONDS)
+        return settled_rate(SimulatedLoad(4, k, in_vain_for_four))
 
     assert rate(None) > 1.05 * max(map(rate, FIXED_KS))
 
@@ -97,8 +100,7 @@ def test_sessions_whose_k_is_given_do_not_disturb_the_others(
     def rate(k: int | None) -> float:
         load = SimulatedLoad(num_given, given, GUESSES[name])
         load.add_clients(num_others, k)
-        load.tokens_per_second(2.0)
-        return load.tokens_per_second(SECONDS)
+        return settled_rate(load)
 
     # They are planned for as if they were alone with each other, which they are not.
     assert rate(None) > 0.88 * max(map(rate, (0, 1, 3)))
