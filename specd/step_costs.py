@@ -67,6 +67,8 @@ class StepCosts:
         curve = self._curves[nearest]
         if len(self._curves) == 1:
             width *= max(sessions / nearest, 1.0)
+        elif sessions > nearest == max(self._curves):
+            return  # the line that goes on there would carry a change of its end too far
         if width in curve:
             curve[int(width)] *= surprise ** (_SHAPE_WEIGHT * part)
 

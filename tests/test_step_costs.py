@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specd.step_costs import StepCosts
@@ -102,6 +102,7 @@ def test_a_width_is_not_padded_for_what_may_be_noise() -> None:
 
 
 @given(table=tables, sessions=st.integers(1, 64), width=st.integers(1, 40), took=seconds)
+@example(table={1: {1: 1.0}, 2: {1: 1.0}}, sessions=64, width=1, took=1.1)  # far beyond the sessions measured
 def test_an_observation_moves_the_estimate_towards_it_and_not_past_it(
     table: dict[int, dict[int, float]], sessions: int, width: int, took: float
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_single_step_changes_no_estimate_by_much(
 
 
 @given(table=tables, sessions=st.integers(1, 64), width=st.integers(1, 40), took=seconds, parts=st.integers(1, 16))
+@example(table={1: {1: 1.0}, 2: {1: 1.0}}, sessions=3, width=1, took=4.0, parts=1)
 def test_a_step_of_several_sessions_counts_once(
     table: dict[int, dict[int, float]], sessions: int, width: int, took: float, parts: int
 ) -> None:
