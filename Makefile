@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test explore test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -15,6 +15,9 @@ demo: $(READY) ## Start the three processes, stream a completion, print its numb
 
 test: $(READY) ## Run the test suite
 	@$(BIN)/python -m pytest -m "not containers" $(PYTEST_ARGS)
+
+explore: $(READY) ## Try the property tests on ten times as many examples, new ones each time
+	@$(BIN)/python -m pytest -m "hypothesis and not processes" --hypothesis-profile=explore $(PYTEST_ARGS)
 
 test-containers: $(READY) ## Build the images and test them; needs a Docker engine
 	@$(BIN)/python -m pytest -m containers tests/test_deployment.py $(PYTEST_ARGS)

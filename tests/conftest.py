@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from specd.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 # Before any test imports MLX.
 load_blas(num_threads=2)
+
+# The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("suite")
 
 PROMPTS = sorted((Path(__file__).parents[1] / "benchmarks" / "prompts").glob("*.py"))
 # All the short prompts, and every other of the long ones, whose prefill takes most of the time.

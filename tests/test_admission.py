@@ -278,7 +278,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 async def test_requests_run_in_the_order_in_which_they_ask() -> None:

@@ -64,7 +64,7 @@ def small_last_pass() -> Any:
         yield
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_each_session_gets_what_it_gets_alone(data: st.DataObject) -> None:
     """Any sessions, any of which come, go on, are dropped and rewind in any order, any of them in the same pass."""
@@ -121,7 +121,7 @@ class Player:
 
 
 @given(st.lists(st.tuples(token_lists, st.lists(token_ids, min_size=1, max_size=6)), min_size=2, max_size=6))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_sessions_that_are_shared_out_get_the_same_bits(sessions: list[tuple[list[int], list[int]]]) -> None:
     def logits(*, is_shared: bool) -> list[np.ndarray[Any, Any]]:
         with pytest.MonkeyPatch.context() as patch:
@@ -166,7 +166,6 @@ def test_parts_are_all_there_in_order_and_even(weights: list[int], num_streams: 
 
 
 @given(st.lists(st.lists(token_ids, min_size=1, max_size=6), min_size=1, max_size=6), st.lists(token_lists, min_size=6))
-@settings(deadline=None)
 def test_logits_are_those_of_each_session_alone(tokens_of: list[list[int]], contexts: list[list[int]]) -> None:
     caches = [SessionCache(MODEL) for _ in tokens_of]
     for cache, context in zip(caches, contexts, strict=False):

@@ -96,7 +96,6 @@ def simulate(
 
 
 @given(fixed=st.floats(1e-4, 10.0), slope=st.floats(0.0, 0.1), noise=st.floats(0.0, 0.02), seed=st.integers(0, 2**32))
-@settings(deadline=None)
 def test_the_fixed_cost_of_steps_is_learnt(fixed: float, slope: float, noise: float, seed: int) -> None:
     rng, window = random.Random(seed), BatchWindow()
     for _ in range(100):
@@ -261,7 +260,7 @@ def test_waiting_never_costs_noticeable_throughput(num_sessions: int, jitter: fl
 
 
 @given(away_seconds=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=6), per_token=st.floats(0.0, 0.2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sessions_of_different_pace_wait_for_each_other_within_the_limit(
     away_seconds: list[float], per_token: float
 ) -> None:

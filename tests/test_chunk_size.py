@@ -44,7 +44,7 @@ def test_a_chunk_is_a_multiple_of_16_within_bounds_whatever_chunks_take(took: li
 
 @pytest.mark.parametrize("fixed_part", [0.0, 0.3, 0.6, 0.8])
 @given(fitting=st.integers(MULTIPLE, MOST))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_chunks_come_to_take_the_wanted_time(fixed_part: float, fitting: int) -> None:
     """Whatever a pass costs besides its tokens."""
     fixed = fixed_part * SECONDS

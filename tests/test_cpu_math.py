@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx import nn
 from mlx.nn.layers.base import Module
@@ -39,7 +39,6 @@ finite = st.floats(-1e4, 1e4, width=32)
     sharpness=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_attention(
     groups: int,
     heads_of_group: int,
@@ -68,7 +67,6 @@ def test_attention(
 
 
 @given(st.lists(st.tuples(finite, finite), min_size=1, max_size=20))
-@settings(deadline=None)
 def test_swiglu(pairs: list[tuple[float, float]]) -> None:
     gate, x = (mx.array(values) for values in zip(*pairs, strict=True))
     expected = nn.silu(gate) * x

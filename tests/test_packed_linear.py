@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx import nn
 from mlx_lm.models import llama
@@ -39,7 +39,6 @@ def linear(num_outputs: int, num_inputs: int, *, bias: bool = False, seed: int =
     bias=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(deadline=None)
 def test_a_packed_layer_is_the_layer(
     leading: list[int], num_inputs: int, num_outputs: int, bias: bool, seed: int
 ) -> None:

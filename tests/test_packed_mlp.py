@@ -47,7 +47,7 @@ def packed(network: Any) -> Any:
     are_free=st.booleans(),
     family=st.sampled_from(["llama", "gemma", "qwen3"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_packed_mlp_is_the_mlp(
     leading: list[int], size: int, panels: int, num_streams: int, are_free: bool, family: str
 ) -> None:

@@ -13,7 +13,7 @@ import grpc
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 from prometheus_client import CollectorRegistry
@@ -134,7 +134,6 @@ def token_lists(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 2), min_size=min_size, max_size=max_size)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_sessions_that_take_over_what_others_left_equal_fresh_ones(data: st.DataObject) -> None:
     budget_bytes = data.draw(st.integers(0, 14)) * BLOCK_BYTES
@@ -197,7 +196,6 @@ def layer_of(token_ids: Sequence[int]) -> KVCache:
     return layer
 
 
-@settings(deadline=None)
 @given(st.lists(token_lists(1, 10), max_size=12), st.lists(token_lists(0, 10), max_size=6))
 def test_the_longest_prefix_is_found_among_all(entries: list[list[int]], queries: list[list[int]]) -> None:
     prefixes = PrefixCache(PLENTY)

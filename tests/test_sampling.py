@@ -152,7 +152,7 @@ samplings = st.builds(
 
 
 # Derandomized, because of a near-tie now and then: passes of different width round differently.
-@settings(deadline=None, max_examples=80, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(st.data(), samplings, st.lists(tokens, min_size=1, max_size=8))
 def test_coupled_tokens_depend_on_the_seed_only(data: st.DataObject, sampling: Sampling, prompt: list[int]) -> None:
     num_tokens = 12
@@ -249,7 +249,7 @@ def test_extremes_give_a_distribution(sampling: Sampling) -> None:
 # Noise.
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seeds, st.integers(0, 2**40), st.integers(1, 20), st.data())
 def test_the_noise_of_a_position_does_not_depend_on_the_block_it_is_drawn_in(
     seed: int, position: int, count: int, data: st.DataObject
@@ -264,7 +264,7 @@ def test_the_noise_of_a_position_does_not_depend_on_the_block_it_is_drawn_in(
         assert uniforms[skipped] == np.array(Noise(seed, 13).uniform(purpose, position + skipped, 1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from(Purpose), st.integers(0, 12), st.integers(1, 8), st.booleans()),

@@ -123,7 +123,6 @@ events = st.lists(
 
 
 @given(events=events)
-@settings(deadline=None)
 def test_every_job_comes_out_once_and_in_its_order_whatever_happens(events: list[tuple[str, float]]) -> None:
     now, expected, taken = 100.0, Expected(), Counter[int]()
     schedule = waiting_schedule(now)
@@ -355,7 +354,7 @@ loads = {
 
 
 @given(**loads, away_seconds=st.sampled_from([0.0, 0.5, 3.0, 30.0]), pause_seconds=st.sampled_from([0.0, 3.0, 30.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_round_waits_for_longer_than_a_chunk_a_step_and_the_window(
     num_sessions: int, num_prefills: int, chunk_seconds: float, away_seconds: float, pause_seconds: float
 ) -> None:
@@ -374,7 +373,7 @@ def test_no_round_waits_for_longer_than_a_chunk_a_step_and_the_window(
 
 
 @given(**loads)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rounds_and_prefills_that_never_pause_share_the_time(
     num_sessions: int, num_prefills: int, chunk_seconds: float
 ) -> None:

@@ -10,7 +10,7 @@ from operator import mul
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.path import Path
@@ -64,7 +64,6 @@ def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_cache, "MAX_PENDING", 2)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None:
     worker = new_session()
@@ -210,7 +209,6 @@ SAMPLINGS = [
 ]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_padding_changes_no_verdict_of_any_request(data: st.DataObject) -> None:
     """Whatever comes after the proposal: the verdict, what is committed, and the rounds that follow."""

@@ -173,7 +173,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestAnyOrderOfCalls = Store.TestCase
-TestAnyOrderOfCalls.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyOrderOfCalls.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 @pytest.fixture
