@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from specd.settings import EMBEDDED_DRAFT
 from specd.worker import cpu_math, packed_linear
 from specd.worker.batch import BareCache, Feed, enable_batches, forward
-from specd.worker.cpu_math import RotaryEmbedding, attention, speed_up, swiglu
+from specd.worker.cpu_math import Constant, Norm, RotaryEmbedding, attention, speed_up, swiglu
 from specd.worker.eager_layer import start_layers_early
 from specd.worker.model import load
 from specd.worker.network import modules_of
@@ -79,6 +79,32 @@ def test_what_is_not_finite_stays_so() -> None:
     q = mx.array([[[[np.nan]], [[1.0]]]])
     k = v = mx.array([[[[1.0]], [[1.0]]]])
     assert np.isnan(np.array(attention(q, k, v, 1.0, is_causal=False))[0, 0]).all()
+
+
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    size=st.integers(1, 80),
+    eps=st.sampled_from([1e-6, 1e-5, 0.1]),
+    magnitude=st.sampled_from([1e-4, 1.0, 1e4]),
+    seed=st.integers(0, 2**32),
+)
+def test_norm(shape: list[int], size: int, eps: float, magnitude: float, seed: int) -> None:
+    keys = mx.random.split(mx.random.key(seed), 2)
+    plain = nn.RMSNorm(size, eps)
+    plain.weight = mx.random.normal((size,), key=keys[0])
+    x = magnitude * mx.random.normal((*shape, size), key=keys[1])
+    norm = Norm(plain)
+    for _ in range(2):  # the second time with what the first has left
+        np.testing.assert_allclose(np.array(norm(x)), np.array(plain(x)), rtol=2e-6)
+    assert list(norm.parameters()) == ["weight"]
+
+
+def test_a_constant_of_many_shapes_is_itself_and_does_not_grow() -> None:
+    constant = Constant(mx.array([1.0, 2.0]))
+    for n in range(1, 3 * cpu_math._MOST_SHAPES):
+        np.testing.assert_array_equal(np.array(constant.of((n, 2))), np.tile([1.0, 2.0], (n, 1)))
+        assert constant.of((n, 2)) is constant.of((n, 2))
+        assert len(constant._of_shape) <= cpu_math._MOST_SHAPES
 
 
 @pytest.mark.parametrize("offset", [0, 7, 131_000, mx.array([3, 0, 4000])])

@@ -133,6 +133,7 @@ class _BatchLayer:
         self.caches = caches
         self.spans = spans
         self.offset = offset
+        self._begins = [span.start for span in spans[1:]]
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """Return no mask: attention gets its own, session by session."""
@@ -140,10 +141,15 @@ class _BatchLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
         """Append to each session's cache, and return what each has."""
         pairs = [
-            cache.update_and_fetch(_as_sequence(keys[span]), _as_sequence(values[span]))
-            for cache, span in zip(self.caches, self.spans, strict=True)
+            cache.update_and_fetch(k, v)
+            for cache, k, v in zip(self.caches, self.by_session(keys), self.by_session(values), strict=True)
         ]
         return _Sessions([k for k, _ in pairs]), _Sessions([v for _, v in pairs])
+
+    def by_session(self, rows: mx.array) -> list[mx.array]:
+        """Part rows [tokens, heads, 1, size] into the sessions' sequences [1, heads, n, size]."""
+        sequences: list[mx.array] = mx.split(rows.swapaxes(0, 2), self._begins, axis=2)  # type: ignore[assignment]
+        return sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,16 +167,18 @@ def _batched(single: Any) -> Any:
             result: mx.array = single(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
             return result
 
+        own_queries = cache.by_session(queries)
+
         def attend(some: slice) -> list[mx.array]:
             outputs = []
-            for span, k, v in zip(cache.spans[some], keys.arrays[some], values.arrays[some], strict=True):
-                q = _as_sequence(queries[span])
+            for q, k, v in zip(own_queries[some], keys.arrays[some], values.arrays[some], strict=True):
                 own_mask = "causal" if q.shape[2] > 1 else None
-                outputs.append(_as_rows(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options)))
+                outputs.append(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options))
             return outputs
 
         parts = _parts(queries, keys.arrays, cache.spans)
-        return mx.concatenate([*chain.from_iterable(share_out([partial(attend, part) for part in parts]))])
+        outputs = chain.from_iterable(share_out([partial(attend, part) for part in parts]))
+        return mx.concatenate([*outputs], axis=2).swapaxes(0, 2)
 
     scaled_dot_product_attention.takes_batches = True  # type: ignore[attr-defined]
     return scaled_dot_product_attention
@@ -184,12 +192,3 @@ def _parts(queries: mx.array, keys: Sequence[mx.array], spans: Sequence[slice]) 
         if sum(num_weights) >= _WEIGHTS_FOR_ALL_STREAMS:
             return even_parts(num_weights)
     return [slice(0, len(spans))]
-
-
-def _as_sequence(rows: mx.array) -> mx.array:
-    """Turn rows [n, heads, 1, size] into a sequence [1, heads, n, size]."""
-    return rows if rows.shape[0] == 1 else rows.swapaxes(0, 2)
-
-
-def _as_rows(sequence: mx.array) -> mx.array:
-    return sequence if sequence.shape[2] == 1 else sequence.swapaxes(0, 2)

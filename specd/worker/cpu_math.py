@@ -2,7 +2,8 @@
 
 MLX's wheel for x86 goes value by value. Its exp(), which softmax and SiLU come down to, is a polynomial of six calls to
 libm and takes 13 ns, where power() is one call and takes 5 ns. Its RoPE is a dozen operations, which every layer
-repeats for the same places. `benchmarks/cpu_steps.py` measures a step with this, and with packed weights, beside
+repeats for the same places, and its RMSNorm is another dozen; describing one takes as long as computing it for some
+rows. `benchmarks/cpu_steps.py` measures a step with this, and with packed weights, beside
 mlx-lm's.
 
 The formulas are those of MLX, in float32 like everything on the CPU: only the last bits can differ.
@@ -19,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
@@ -26,9 +28,10 @@ from specd.worker.blas import keeps_to_one_thread
 from specd.worker.network import modules_of
 from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, can_share, spread
 
-_ONE_OVER_E = mx.array(1 / math.e)
 # Each is 16 KiB to make, for a head of 64.
 _MOST_MATRICES = 32
+# Rounds have fewer.
+_MOST_SHAPES = 128
 # From so many attention weights on, the rows of a session are shared out to the cores.
 _WEIGHTS_FOR_ALL_STREAMS = 30_000
 # exp(scale) is rounded, which is an error of the scale, the larger the smaller that is.
@@ -52,6 +55,8 @@ def speed_up(network: Module) -> bool:
         for name, child in part.children().items():
             if type(child) is RoPE and not child.traditional:
                 setattr(part, name, RotaryEmbedding(child))
+            elif type(child) is RMSNorm:
+                setattr(part, name, Norm(child))
     return True
 
 
@@ -60,9 +65,58 @@ def _is_exp_slow() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
+class Constant:
+    """A value that operations take with arrays of any shape.
+
+    What has another shape than its partner is repeated by an operation more, which takes about as long as the one that
+    it is for. Here that is done once for each shape.
+    """
+
+    def __init__(self, value: mx.array | float) -> None:
+        self._value = mx.array(value)
+        mx.eval(self._value)  # what is not evaluated belongs to a thread
+        self._of_shape: dict[tuple[int, ...], mx.array] = {}
+
+    def of(self, shape: tuple[int, ...]) -> mx.array:
+        """Return it in a shape."""
+        constant = self._of_shape.get(shape)
+        if constant is None:
+            constant = mx.broadcast_to(self._value, shape)
+            mx.async_eval(constant)
+            if len(self._of_shape) >= _MOST_SHAPES:
+                self._of_shape.clear()  # prefills have any number of rows
+            self._of_shape[shape] = constant
+        return constant
+
+
+_ONE = Constant(1.0)
+_ONE_OVER_E = Constant(1 / math.e)
+
+
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x."""
-    return gate * x / (1 + mx.power(_ONE_OVER_E, gate))
+    shape = gate.shape
+    return gate * x / (_ONE.of(shape) + mx.power(_ONE_OVER_E.of(shape), gate))
+
+
+class Norm(RMSNorm):
+    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467, equation 4) in seven operations, where MLX's has twelve.
+
+    The sum of squares stands for their mean, and the weight for what makes up for it.
+    """
+
+    def __init__(self, plain: RMSNorm) -> None:
+        """Do as another does."""
+        size = len(plain.weight)
+        super().__init__(size, plain.eps)
+        self.weight = plain.weight
+        self._scaled_weight = Constant(math.sqrt(size) * plain.weight)
+        self._least_sum = Constant(size * plain.eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Scale x [..., size] to a mean square of 1, times the weight."""
+        sums = mx.sum(mx.square(x), axis=-1, keepdims=True)
+        return x * mx.rsqrt(sums + self._least_sum.of(sums.shape)) * self._scaled_weight.of(x.shape)
 
 
 def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
@@ -88,10 +142,11 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *
     batch, heads, n, _ = queries.shape
     groups, length = keys.shape[1:3]
     # The heads of a group share keys, so their queries are one matrix.
-    logits = queries.reshape(batch, groups, heads // groups * n, -1) @ keys.swapaxes(-1, -2)
+    rows = queries.reshape(batch, groups, heads // groups * n, -1)
     if is_causal and n > 1:
-        by_head = logits.reshape(batch, groups, heads // groups, n, length)
-        logits = (by_head + _causal_mask(n, length)).reshape(logits.shape)
+        logits = mx.addmm(_causal_mask(batch, groups, heads // groups, n, length), rows, keys.swapaxes(-1, -2))
+    else:
+        logits = rows @ keys.swapaxes(-1, -2)
     weights = mx.power(_exp(scale), logits - mx.max(logits, axis=-1, keepdims=True))
     return ((weights @ values) / mx.sum(weights, axis=-1, keepdims=True)).reshape(batch, heads, n, -1)
 
@@ -116,15 +171,17 @@ def _exp(scale: float) -> mx.array:
     return mx.array(math.exp(scale))
 
 
-def _causal_mask(n: int, length: int) -> mx.array:
-    """Return what is added to the logits [n, length] of the last n places; all layers ask for the same."""
-    return (_mask_of_few if n < ROWS_FOR_ALL_STREAMS else _mask_of_many)(n, length)
+def _causal_mask(batch: int, groups: int, heads_of_group: int, n: int, length: int) -> mx.array:
+    """Return what is added to the logits of the last n places; all layers ask for the same."""
+    if n < ROWS_FOR_ALL_STREAMS:
+        return _mask_of_few(batch, groups, heads_of_group, n, length)
+    return _mask_of_many(1, 1, heads_of_group, n, length)  # repeating it takes less time than memory
 
 
-def _new_mask(n: int, length: int) -> mx.array:
-    mask = np.zeros((n, length), np.float32)
-    mask[:, length - n :] = np.triu(np.full((n, n), -np.inf, np.float32), k=1)
-    return mx.array(mask)
+def _new_mask(batch: int, groups: int, heads_of_group: int, n: int, length: int) -> mx.array:
+    mask = np.zeros((batch, groups, heads_of_group, n, length), np.float32)
+    mask[..., length - n :] = np.triu(np.full((n, n), -np.inf, np.float32), k=1)
+    return mx.array(mask.reshape(batch, groups, heads_of_group * n, length))
 
 
 _mask_of_few = lru_cache(maxsize=64)(_new_mask)  # for each session of a step

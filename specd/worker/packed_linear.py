@@ -79,30 +79,43 @@ class PackedLinear(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
-        rows = x.reshape(1, num_rows, x.shape[-1])
         shape = (*x.shape[:-1], self.num_outputs)
         if num_rows < ROWS_FOR_ALL_STREAMS:
             multiply = self._shared if can_share(num_rows) else self._whole
-            output = from_panels(multiply(as_groups(rows)), shape)
+            output = from_panels(multiply(as_groups(x)), shape)
         else:
             output = spread_rows(
-                rows, lambda share: from_panels(self._whole(as_groups(share)), (share.shape[1], self.num_outputs))
+                x, lambda share: from_panels(self._whole(as_groups(share)), (len(share), self.num_outputs))
             )
             output = output.reshape(shape)
         return output + self.bias if "bias" in self else output
 
 
 class Panels:
-    """The products of rows with panels of a weight [panels, inputs, width]."""
+    """The products of rows with panels of a weight [..., panels, inputs, width].
+
+    Every operation takes as long to describe as a small product takes, and a product describes another if its operands
+    have to be repeated. So the weight is there already as it is for so many groups, which takes no memory.
+    """
 
     def __init__(self, weight: mx.array) -> None:
         self.weight = weight
-        self._weight_of_groups = weight[:, None]
-        mx.eval(self.weight, self._weight_of_groups)
+        *panels, num_inputs, width = weight.shape
+        self._of_groups = [
+            mx.broadcast_to(weight[..., None, :, :], (*panels, groups, num_inputs, width))
+            for groups in range(1, -(-ROWS_FOR_ALL_STREAMS // _ROWS) + 1)
+        ]
+        mx.eval(self.weight, self._of_groups)
 
     def __call__(self, groups: mx.array) -> mx.array:
-        """Multiply rows in groups; returns the products in panels, [panels, ..., width]."""
-        return groups @ (self._weight_of_groups if groups.ndim > 3 else self.weight)
+        """Multiply rows in groups [..., 1 or panels, n, inputs], or with a dimension more for the groups.
+
+        Returns the products in panels, [..., panels, n, width], or with that dimension.
+        """
+        if groups.ndim == self.weight.ndim:
+            return groups @ self.weight
+        num_groups = groups.shape[-3]
+        return groups @ self._of_groups[num_groups - 1 if num_groups <= len(self._of_groups) else 0]
 
 
 class SharedPanels:
@@ -117,13 +130,17 @@ class SharedPanels:
         return mx.concatenate(share_out([partial(part, groups) for part in self._parts]))
 
 
-def as_groups(rows: mx.array) -> mx.array:
-    """Group rows [1, n, inputs] as products with panels want them; returns [1, n, inputs] or [1, groups, 4, inputs]."""
-    _, n, num_inputs = rows.shape
+def as_groups(x: mx.array) -> mx.array:
+    """Group the n rows of x [..., inputs] as products with panels want them.
+
+    Returns [1, n, inputs] or [1, groups, 4, inputs].
+    """
+    num_inputs = x.shape[-1]
+    n = x.size // num_inputs
     if n <= _ROWS:
-        return rows
+        return x.reshape(1, n, num_inputs)
     # All rows with one panel, which the core's cache then has, before the next.
-    padded = mx.pad(rows, [(0, 0), (0, -n % _ROWS), (0, 0)]) if n % _ROWS else rows
+    padded = mx.pad(x.reshape(n, num_inputs), [(0, -n % _ROWS), (0, 0)]) if n % _ROWS else x
     return padded.reshape(1, -1, _ROWS, num_inputs)
 
 
@@ -139,9 +156,10 @@ def from_panels(panels: mx.array, shape: Sequence[int]) -> mx.array:
     return rows.reshape(shape)
 
 
-def spread_rows(rows: mx.array, compute: Callable[[mx.array], mx.array]) -> mx.array:
-    """Return what is computed, [n, outputs], of rows [1, n, inputs] in shares, each on a stream of its own."""
-    return spread(rows.shape[1], lambda share: compute(rows[:, share]), axis=0, multiple=_ROWS)
+def spread_rows(x: mx.array, compute: Callable[[mx.array], mx.array]) -> mx.array:
+    """Return what is computed, [n, outputs], of the n rows of x [..., inputs], in shares on a stream each."""
+    rows = x.reshape(-1, x.shape[-1])
+    return spread(len(rows), lambda share: compute(rows[share]), axis=0, multiple=_ROWS)
 
 
 class PackedEmbedding(Module):

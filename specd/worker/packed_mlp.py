@@ -52,42 +52,40 @@ class PackedMLP(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., inputs] to [..., outputs]."""
         num_rows = x.size // x.shape[-1]
-        rows = x.reshape(1, num_rows, x.shape[-1])
         shape = (*x.shape[:-1], self.num_outputs)
         if num_rows >= ROWS_FOR_ALL_STREAMS and len(self.parts) < len(STREAMS.all):
             # Units that cannot be parted evenly; rows can.
-            output = spread_rows(
-                rows, lambda share: from_panels(self.whole(as_groups(share)), (share.shape[1], self.num_outputs))
-            )
+            output = spread_rows(x, lambda share: from_panels(self.whole(as_groups(share)), (len(share), shape[-1])))
             return output.reshape(shape)
         compute = self.in_parts if can_share(num_rows) else self.whole
-        return from_panels(compute(as_groups(rows)), shape)
+        return from_panels(compute(as_groups(x)), shape)
 
     def in_parts(self, groups: mx.array) -> mx.array:
         """Map groups to panels, as `whole` does, every part on a stream of its own."""
-        products: list[mx.array] = share_out([partial(part, groups) for part in self.parts])
+        # Once, and not for each product that repeats them.
+        repeated = mx.broadcast_to(groups, (len(self.parts[0].gate_proj.weight), *groups.shape[1:]))
+        products: list[mx.array] = share_out([partial(part, repeated) for part in self.parts])
         return sum(products[1:], start=products[0])
 
 
-class _FromPanels(Module):
+class _FromPanels:
     """The product of what is in panels with other panels, part by part, and the sum."""
 
     def __init__(self, weight: mx.array, num_parts: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         panels, num_inputs, width = weight.shape
-        self.weight = weight.reshape(panels, num_parts, num_inputs // num_parts, width).swapaxes(0, 1)
-        self._weight_of_groups = self.weight[:, :, None]
-        mx.eval(self.weight, self._weight_of_groups)
+        self._num_parts = num_parts
+        if num_parts > 1:
+            weight = weight.reshape(panels, num_parts, num_inputs // num_parts, width).swapaxes(0, 1)
+        self._panels = Panels(weight)
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        num_parts, _, num_inputs, _ = self.weight.shape
-        parts = hidden.reshape(num_parts, -1, *hidden.shape[1:])
-        if parts.ndim > 4:
-            groups = parts.transpose(0, 2, 3, 1, 4).reshape(num_parts, 1, *hidden.shape[1:3], num_inputs)
-            output = groups @ self._weight_of_groups
-        else:
-            output = parts.swapaxes(1, 2).reshape(num_parts, 1, hidden.shape[1], num_inputs) @ self.weight
-        return output.sum(axis=0) if num_parts > 1 else output.squeeze(0)
+        *rows, width = hidden.shape[1:]
+        num_inputs = len(hidden) * width
+        if self._num_parts == 1:
+            return self._panels(from_panels(hidden, (1, *rows, num_inputs)))
+        parts = hidden.reshape(self._num_parts, -1, *rows, width)
+        groups = parts.transpose(0, 2, 3, 1, 4) if len(rows) > 1 else parts.swapaxes(1, 2)
+        return self._panels(groups.reshape(self._num_parts, 1, *rows, num_inputs // self._num_parts)).sum(axis=0)
 
 
 def _with(mlp: Module, gate: mx.array, up: mx.array, down: mx.array, num_parts: int) -> Module:
