@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,6 +32,9 @@ from specd.client import Client
 from specd.errors import StartupError
 from specd.sampling import Acceptance
 from specd.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from specd.worker.model import LoadedModel
 
 ROOT = Path(__file__).parents[1]
 RANDOM = np.random.default_rng(0)
@@ -624,6 +627,37 @@ async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they
     assert [result.to_mlx_lm for result in results][::2] == [pytest.approx(2), 1]
     rows = written(throughput.table(results, "3 requests")).splitlines()
     assert [row.split()[-7] for row in rows[-3:-1]] == ["0.0", f"{fixed.drafted_per_round:.1f}"]
+
+
+@pytest.mark.processes
+async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decoded(
+    client: Client, target: LoadedModel
+) -> None:
+    """Of three texts of twelve tokens, two at once, the third is alone for most of its time."""
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    contenders = [throughput.Specd(client, Setup(SPECD, 0)), throughput.MlxLmBatch(target)]
+    ours, theirs = [await contender.decode(prompts, 2, 12) for contender in contenders]
+    assert ours.token_ids == theirs.token_ids
+    for run in (ours, theirs):
+        assert sum(map(len, run.token_ids)) == 36
+        assert 24 <= run.num_tokens <= 26
+        assert run.tokens_per_second == run.num_tokens / run.seconds > 0
+    assert (await contenders[0].decode(prompts, 1, 12)).num_tokens == 36
+
+
+def test_a_load_is_full_until_a_text_ends_that_none_follows() -> None:
+    load = throughput._FullLoad(num_prompts=5, concurrency=3)
+    for text in range(5):
+        assert (load.seconds > 0) == (text >= 3)
+        load.came(10)
+        load.ended()
+    assert load.num_tokens == 30
+    few = throughput._FullLoad(num_prompts=2, concurrency=3)
+    few.came(1)
+    few.ended()
+    few.came(1)
+    few.ended()
+    assert few.num_tokens == 1
 
 
 def written(table: Any) -> str:

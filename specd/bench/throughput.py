@@ -35,11 +35,13 @@ class Load:
 class Run:
     """What a number of requests came to, so many of them at once. Times in seconds.
 
+    `num_tokens` came in the first `seconds`, after which there were fewer requests left than can be decoded at once.
     `drafted_per_round` is how many tokens the draft proposed on average: what an adaptive k came to.
     """
 
     load: Load
     seconds: float
+    num_tokens: int
     token_ids: tuple[tuple[int, ...], ...]
     seconds_to_first_token: float = 0.0
     seconds_per_output_token: float = 0.0
@@ -47,8 +49,29 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """All tokens that were generated, over the time from the first request to the end of the last."""
-        return sum(map(len, self.token_ids)) / self.seconds
+        """What all got together while as many as there should be were decoded at once."""
+        return self.num_tokens / self.seconds
+
+
+class _FullLoad:
+    """Counts the tokens of so many prompts, as long as enough of them are left to decode so many at once."""
+
+    def __init__(self, num_prompts: int, concurrency: int) -> None:
+        self._ends_left = max(num_prompts - concurrency, 0) + 1
+        self._started_at = time.perf_counter()
+        self.num_tokens = 0
+        self.seconds = 0.0
+
+    def came(self, num_tokens: int) -> None:
+        """Count tokens."""
+        if self._ends_left > 0:
+            self.num_tokens += num_tokens
+
+    def ended(self) -> None:
+        """Count the end of a text."""
+        self._ends_left -= 1
+        if self._ends_left == 0:
+            self.seconds = time.perf_counter() - self._started_at
 
 
 class Contender(Protocol):
@@ -83,6 +106,7 @@ class Specd:
         firsts: list[float] = []
         rates: list[float] = []
         drafted: list[int] = []
+        load = _FullLoad(len(prompts), concurrency)
 
         async def keep_asking() -> None:
             while waiting:
@@ -98,16 +122,17 @@ class Specd:
                     else:  # the first round, which has no proposal
                         first_at = last_at
                     token_ids.extend(token.id for token in response.tokens)
+                    load.came(len(response.tokens))
+                load.ended()
                 texts[number] = tuple(token_ids)
                 firsts.append(first_at - asked_at)
                 rates.append((last_at - first_at) / max(len(token_ids) - 1, 1))
 
-        started_at = time.perf_counter()
         await asyncio.gather(*(keep_asking() for _ in range(concurrency)))
-        seconds = time.perf_counter() - started_at
         return Run(
             Load(self.setup, concurrency),
-            seconds,
+            load.seconds,
+            load.num_tokens,
             tuple(texts[number] for number in sorted(texts)),
             median(firsts),
             median(rates),
@@ -136,7 +161,7 @@ class MlxLmBatch:
     async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
         """Decode all prompts."""
         network, stop_tokens = self._target.network, [[token_id] for token_id in self._target.info.eos_token_ids]
-        started_at = time.perf_counter()
+        load = _FullLoad(len(prompts), concurrency)
         generator = BatchGenerator(
             network, stop_tokens=stop_tokens, completion_batch_size=concurrency, prefill_batch_size=concurrency
         )
@@ -149,11 +174,14 @@ class MlxLmBatch:
             ids = generator.insert([list(prompt) for prompt in prompts], [max_tokens] * len(prompts))
         texts: dict[int, list[int]] = {number: [] for number in ids}
         while responses := generator.next_generated():
+            load.came(len(responses))
             for response in responses:
                 texts[response.uid].append(response.token)
+                if response.finish_reason is not None:
+                    load.ended()
         generator.close()
-        seconds = time.perf_counter() - started_at
-        return Run(Load(self.setup, concurrency), seconds, tuple(tuple(texts[number]) for number in ids))
+        tokens = tuple(tuple(texts[number]) for number in ids)
+        return Run(Load(self.setup, concurrency), load.seconds, load.num_tokens, tokens)
 
 
 async def measure(
