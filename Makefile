@@ -16,7 +16,7 @@ demo: $(READY) ## Start the three processes, stream a completion, print its numb
 test: $(READY) ## Run the test suite
 	@$(BIN)/python -m pytest -m "not containers" $(PYTEST_ARGS)
 
-explore: $(READY) ## Try the property tests on ten times as many examples, new ones each time
+explore: $(READY) ## Try the property tests on other examples than the suite's, and on more of them
 	@$(BIN)/python -m pytest -m "hypothesis and not processes" --hypothesis-profile=explore $(PYTEST_ARGS)
 
 test-containers: $(READY) ## Build the images and test them; needs a Docker engine

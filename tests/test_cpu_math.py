@@ -15,9 +15,10 @@ from mlx_lm.models import activations, llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from specd.settings import EMBEDDED_DRAFT
-from specd.worker import cpu_math, packed_linear
+from specd.worker import constant, cpu_math, packed_linear
 from specd.worker.batch import BareCache, Feed, enable_batches, forward
-from specd.worker.cpu_math import Constant, Norm, RotaryEmbedding, attention, speed_up, swiglu
+from specd.worker.constant import Constant
+from specd.worker.cpu_math import Norm, RotaryEmbedding, attention, speed_up, swiglu
 from specd.worker.eager_layer import start_layers_early
 from specd.worker.model import load
 from specd.worker.network import modules_of
@@ -100,11 +101,11 @@ def test_norm(shape: list[int], size: int, eps: float, magnitude: float, seed: i
 
 
 def test_a_constant_of_many_shapes_is_itself_and_does_not_grow() -> None:
-    constant = Constant(mx.array([1.0, 2.0]))
-    for n in range(1, 3 * cpu_math._MOST_SHAPES):
-        np.testing.assert_array_equal(np.array(constant.of((n, 2))), np.tile([1.0, 2.0], (n, 1)))
-        assert constant.of((n, 2)) is constant.of((n, 2))
-        assert len(constant._of_shape) <= cpu_math._MOST_SHAPES
+    pair = Constant(mx.array([1.0, 2.0]))
+    for n in range(1, 3 * constant._MOST_SHAPES):
+        np.testing.assert_array_equal(np.array(pair.of((n, 2))), np.tile([1.0, 2.0], (n, 1)))
+        assert pair.of((n, 2)) is pair.of((n, 2))
+        assert len(pair._of_shape) <= constant._MOST_SHAPES
 
 
 @pytest.mark.parametrize("offset", [0, 7, 131_000, mx.array([3, 0, 4000])])

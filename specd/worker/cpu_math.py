@@ -2,7 +2,7 @@
 
 MLX's wheel for x86 goes value by value. Its exp(), which softmax and SiLU come down to, is a polynomial of six calls to
 libm and takes 13 ns, where power() is one call and takes 5 ns. Its RoPE is a dozen operations, which every layer
-repeats for the same places, and its RMSNorm is another dozen; describing one takes as long as computing it for some
+repeats for the same places, and its RMSNorm is eleven; describing one takes as long as computing it for some
 rows. `benchmarks/cpu_steps.py` measures a step with this, and with packed weights, beside
 mlx-lm's.
 
@@ -25,13 +25,14 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import activations
 
 from specd.worker.blas import keeps_to_one_thread
+from specd.worker.constant import Constant
 from specd.worker.network import modules_of
 from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, can_share, spread
 
+_ONE = Constant(1.0)
+_ONE_OVER_E = Constant(1 / math.e)
 # Each is 16 KiB to make, for a head of 64.
 _MOST_MATRICES = 32
-# Rounds have fewer.
-_MOST_SHAPES = 128
 # From so many attention weights on, the rows of a session are shared out to the cores.
 _WEIGHTS_FOR_ALL_STREAMS = 30_000
 # exp(scale) is rounded, which is an error of the scale, the larger the smaller that is.
@@ -65,34 +66,6 @@ def _is_exp_slow() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
-class Constant:
-    """A value that operations take with arrays of any shape.
-
-    What has another shape than its partner is repeated by an operation more, which takes about as long as the one that
-    it is for. Here that is done once for each shape.
-    """
-
-    def __init__(self, value: mx.array | float) -> None:
-        self._value = mx.array(value)
-        mx.eval(self._value)  # what is not evaluated belongs to a thread
-        self._of_shape: dict[tuple[int, ...], mx.array] = {}
-
-    def of(self, shape: tuple[int, ...]) -> mx.array:
-        """Return it in a shape."""
-        constant = self._of_shape.get(shape)
-        if constant is None:
-            constant = mx.broadcast_to(self._value, shape)
-            mx.async_eval(constant)
-            if len(self._of_shape) >= _MOST_SHAPES:
-                self._of_shape.clear()  # prefills have any number of rows
-            self._of_shape[shape] = constant
-        return constant
-
-
-_ONE = Constant(1.0)
-_ONE_OVER_E = Constant(1 / math.e)
-
-
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x."""
     shape = gate.shape
@@ -100,7 +73,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 class Norm(RMSNorm):
-    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467, equation 4) in seven operations, where MLX's has twelve.
+    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467, equation 4) in seven operations, where MLX's has eleven.
 
     The sum of squares stands for their mean, and the weight for what makes up for it.
     """

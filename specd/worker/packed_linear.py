@@ -23,6 +23,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
 from specd.worker.blas import has_small_products, keep_to_one_thread
+from specd.worker.constant import Constant
 from specd.worker.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
 
 # OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
@@ -92,20 +93,12 @@ class PackedLinear(Module):
 
 
 class Panels:
-    """The products of rows with panels of a weight [..., panels, inputs, width].
-
-    Every operation takes as long to describe as a small product takes, and a product describes another if its operands
-    have to be repeated. So the weight is there already as it is for so many groups, which takes no memory.
-    """
+    """The products of rows with panels of a weight [..., panels, inputs, width]."""
 
     def __init__(self, weight: mx.array) -> None:
         self.weight = weight
-        *panels, num_inputs, width = weight.shape
-        self._of_groups = [
-            mx.broadcast_to(weight[..., None, :, :], (*panels, groups, num_inputs, width))
-            for groups in range(1, -(-ROWS_FOR_ALL_STREAMS // _ROWS) + 1)
-        ]
-        mx.eval(self.weight, self._of_groups)
+        self._weight_of_groups = Constant(weight[..., None, :, :])
+        mx.eval(self.weight)
 
     def __call__(self, groups: mx.array) -> mx.array:
         """Multiply rows in groups [..., 1 or panels, n, inputs], or with a dimension more for the groups.
@@ -114,8 +107,8 @@ class Panels:
         """
         if groups.ndim == self.weight.ndim:
             return groups @ self.weight
-        num_groups = groups.shape[-3]
-        return groups @ self._of_groups[num_groups - 1 if num_groups <= len(self._of_groups) else 0]
+        *panels, num_inputs, width = self.weight.shape
+        return groups @ self._weight_of_groups.of((*panels, groups.shape[-3], num_inputs, width))
 
 
 class SharedPanels:
