@@ -1,11 +1,12 @@
 # Everything runs in .venv, which the first target makes with nothing but Python >= 3.11 and a package index.
 
+SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test explore test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test explore fuzz test-newest test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -13,14 +14,50 @@ help: ## Show this list
 demo: $(READY) ## Start the three processes, stream a completion, print its numbers, stop
 	@$(BIN)/specd demo
 
-test: $(READY) ## Run the test suite
-	@$(BIN)/python -m pytest -m "not containers" $(PYTEST_ARGS)
+# Each floor by itself: the unit tests then show that they do without MLX.
+PYTEST := $(BIN)/python -m pytest
 
-explore: $(READY) ## Try the property tests on other examples than the suite's, and on more of them
-	@$(BIN)/python -m pytest -m "hypothesis and not processes" --hypothesis-profile=explore $(PYTEST_ARGS)
+test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of the slow cases every tenth
+	@$(PYTEST) tests/unit --fast $(PYTEST_ARGS)
+	@$(PYTEST) tests/worker --fast $(PYTEST_ARGS)
+
+test: $(READY) ## Run all tests but those of containers
+	@$(PYTEST) tests/unit $(PYTEST_ARGS)
+	@$(PYTEST) tests/worker $(PYTEST_ARGS)
+	@$(PYTEST) tests/e2e $(PYTEST_ARGS)
+
+EXPLORE_SECONDS ?= 300
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+EXPLORE := $(PYTEST) tests/unit tests/worker -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$(SEED)
+
+explore: $(READY) ## Try new examples in the property tests, for EXPLORE_SECONDS; SEED=... repeats a run
+	@echo "explore: SEED=$(SEED)"
+	@$(EXPLORE) --seconds=$(EXPLORE_SECONDS) $(PYTEST_ARGS) || { \
+	  echo "explore: FAILED with SEED=$(SEED); what failed runs once more, and counts only if it fails again"; \
+	  $(EXPLORE) --last-failed --last-failed-no-failures=none $(PYTEST_ARGS); }
+
+NEWEST := .venv-newest
+
+test-newest: $(READY) ## Run the core of the suite on the newest mlx and mlx-lm of the index
+	@mkdir -p $(NEWEST)
+	@printf 'mlx[cpu]; sys_platform == "linux"\nmlx\nmlx-lm\n' | \
+	  $(BIN)/uv pip compile --quiet --no-annotate --no-header --no-emit-index-url - | grep -E '^mlx' > $(NEWEST)/newest.txt
+	@if grep -qvFf <(sed -n 's/^\(mlx[a-z-]*==[^ ;]*\).*/\1/p' requirements.lock) $(NEWEST)/newest.txt; then \
+	  $(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(NEWEST)/venv && \
+	  $(BIN)/uv pip install --quiet --python $(NEWEST)/venv --require-hashes -r requirements.lock && \
+	  $(BIN)/uv pip install --quiet --python $(NEWEST)/venv -r $(NEWEST)/newest.txt && \
+	  $(BIN)/uv pip install --quiet --python $(NEWEST)/venv --no-deps --editable . && \
+	  echo "test-newest: $$(tr '\n' ' ' < $(NEWEST)/newest.txt)" && \
+	  $(NEWEST)/venv/bin/python -m pytest tests/worker tests/e2e/test_exactness.py --fast $(PYTEST_ARGS); \
+	else echo "test-newest: the newest mlx and mlx-lm of the index are those of requirements.lock"; fi
+
+fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processes
+	@$(BIN)/python -m tests.e2e.fuzzing $(FUZZ_ARGS)
 
 test-containers: $(READY) ## Build the images and test them; needs a Docker engine
-	@$(BIN)/python -m pytest -m containers tests/test_deployment.py $(PYTEST_ARGS)
+	@$(PYTEST) tests/containers $(PYTEST_ARGS)
 
 bench: $(READY) ## Measure specd against the target alone and against mlx-lm
 	@$(BIN)/specd bench
@@ -63,7 +100,7 @@ lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same
 	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu pyproject.toml - -o $(LOCKS)/worker-cuda.lock
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specd.worker.blas import load_blas
+from specd.worker.cpu.openblas import load_blas
 
 Floats = NDArray[np.floating]
 
@@ -174,9 +174,9 @@ def sample_texts(
 
     from specd.bench.prompts import load_prompts
     from specd.sampling import Sampling
-    from specd.worker.model import load
-    from specd.worker.noise import Purpose
-    from specd.worker.sampler import Sampler
+    from specd.worker.model.loader import load
+    from specd.worker.sampling.noise import Purpose
+    from specd.worker.sampling.sampler import Sampler
 
     target, draft = load(target_name, blas=blas), load(draft_name, blas=blas)
     tokenizer = Tokenizer.from_str(target.tokenizer_json.decode())

@@ -18,11 +18,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from statistics import median
 
-from rich.table import Table
-
-from specd.bench.environment import console
+from specd.bench.environment import console, new_table
 from specd.settings import EMBEDDED_TARGET
-from specd.worker.blas import load_blas
+from specd.worker.cpu.openblas import load_blas
 
 REPEATS = 5
 
@@ -34,11 +32,11 @@ def serve(pipe: Connection, model: str, threads: int, cached: int, *, optimize: 
     from mlx import nn
     from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
-    from specd.worker.model import load
-    from specd.worker.streams import STREAMS
+    from specd.worker.cpu.streams import using_cores
+    from specd.worker.model.loader import load
 
-    mx.set_default_device(mx.cpu)  # type: ignore[arg-type]
-    network = load(model, blas=blas, optimize=optimize).network
+    mx.set_default_device(mx.cpu)
+    network = load(model, blas=blas, is_optimized=optimize).network
     cache = make_prompt_cache(network)
     mx.eval(network(mx.zeros((1, cached), mx.uint32), cache=cache))
     weights = [part.weight for part in network.modules() if isinstance(part, (nn.Linear, nn.Embedding))]
@@ -51,9 +49,8 @@ def serve(pipe: Connection, model: str, threads: int, cached: int, *, optimize: 
         mx.eval([mx.ones((1, width, weight.shape[1])) @ weight.T for weight in weights])
 
     def step_beside_others(width: int) -> None:
-        STREAMS.are_free = False
-        step(width)
-        STREAMS.are_free = True
+        with using_cores(owns_all=False):
+            step(width)
 
     other = step_beside_others if optimize else products
     while (width := pipe.recv()) is not None:
@@ -98,9 +95,8 @@ def main() -> None:
             measured.append((products, plain, alone, beside_others))
     for pipe in pipes:
         pipe.send(None)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("tokens", "products", "mlx-lm", "specd", "beside others", "specd / mlx-lm", "/ beside others"):
-        table.add_column(header, justify="right")
+    headers = ("products", "mlx-lm", "specd", "beside others", "specd / mlx-lm", "/ beside others")
+    table = new_table("tokens", headers)
     for width, measured in times.items():
         products, plain, alone, beside_others = (median(column) for column in zip(*measured, strict=True))
         cells = (f"{ms:.1f}" for ms in (products, plain, alone, beside_others))

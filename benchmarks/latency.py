@@ -1,13 +1,9 @@
-"""The draft worker at the end of a longer wire: fixed k, and adaptive k with and without draft-ahead.
+"""The draft worker at the end of a longer wire: fixed k, and adaptive k.
 
     python benchmarks/latency.py [--delay-ms 5] [-k 3 5 7 11 15] [--num-prompts 8] [-n 128] [--json FILE]
 
-Everything between the coordinator and the draft worker is held back for --delay-ms each way. There are three
-coordinators on the same two workers, used one at a time: one for what is fixed, and one each for adaptive k with
-draft-ahead and without, so that neither learns from what the others do.
-
-Stages are means over the rounds of a session, which add up, and then medians over sessions. `draft` is what a round
-waits for the draft worker's model: for a proposal that was ahead, nothing.
+Messages between the coordinator and the draft worker are delayed by --delay-ms each way. Stages are means over the
+rounds of a session, which add up, and then medians over sessions.
 """
 
 from __future__ import annotations
@@ -26,25 +22,26 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import paired
 from rich.table import Table
 from wire_delay import DelayingProxy
 
 from specd.bench.contenders import Contender, Specd
-from specd.bench.environment import console, environment
-from specd.bench.sample import Sample
+from specd.bench.environment import console, environment, new_table
+from specd.bench.prompts import encode, load_prompts, short, spread
+from specd.bench.sample import Sample, have_same_tokens, median_ratio
 from specd.bench.setup import SPECD, Setup
 from specd.bench.turns import take_turns
-from specd.client import Client
+from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
+from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import NO_PREFIX_CACHE, Child, Stack
 
-TARGET_ONLY, AHEAD_OFF, AHEAD_ON = "target alone", "adaptive, ahead off", "adaptive, ahead on"
+TOKENIZER = Path(EMBEDDED_TARGET) / "tokenizer.json"
+TARGET_ONLY, ADAPTIVE = "target alone", "adaptive"
 STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 
 
 @dataclass(frozen=True)
-class Result:
+class LatencyResult:
     """How a contender does; `speedup` is over the target alone."""
 
     tokens_per_second: float
@@ -52,7 +49,6 @@ class Result:
     tokens_per_round: float
     proposed_per_round: float
     accepted_per_proposed: float | None
-    ahead: float  # part of the rounds whose proposal was there before it was asked for
     round_milliseconds: dict[str, float]
 
 
@@ -71,20 +67,13 @@ async def measure(prompts: Mapping[str, list[int]], options: argparse.Namespace)
         detour = str(directory / "draft")
         await running.enter_async_context(DelayingProxy(detour, path, options.delay_ms / 1000))
         stack.coordinator.command[draft] = f"unix:{detour}"
-        command = list(stack.coordinator.command)
         await running.enter_async_context(stack)
 
-        addresses = {"": stack.address}
-        for name, setting in ((AHEAD_OFF, "never"), (AHEAD_ON, "auto")):
-            child = Child(f"coordinator ({name})", list(command), {"SPECD_COORDINATOR_DRAFT_AHEAD": setting})
-            running.push_async_callback(child.stop)
-            await child.start()
-            addresses[name] = child.facts["address"]
-        clients = {name: await running.enter_async_context(Client(address)) for name, address in addresses.items()}
+        client = await running.enter_async_context(Client(stack.address))
         contenders: dict[str, Contender] = {
-            TARGET_ONLY: Specd(clients[""], Setup(SPECD, 0)),
-            **{f"k = {k}": Specd(clients[""], Setup(SPECD, k)) for k in options.num_draft_tokens},
-            **{name: Specd(clients[name], Setup(SPECD, None)) for name in (AHEAD_OFF, AHEAD_ON)},
+            TARGET_ONLY: Specd(client, Setup(SPECD, 0)),
+            **{f"k = {k}": Specd(client, Setup(SPECD, k)) for k in options.num_draft_tokens},
+            ADAPTIVE: Specd(client, Setup(SPECD, None)),
         }
         for contender in contenders.values():
             for number, token_ids in enumerate(list(prompts.values())[: options.warm_up]):
@@ -94,7 +83,7 @@ async def measure(prompts: Mapping[str, list[int]], options: argparse.Namespace)
         )
 
 
-def summarise(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
+def summarise(samples: Sequence[Sample], baseline: Sequence[Sample]) -> LatencyResult:
     """Take medians over the samples, and counts over all rounds."""
     rounds = [round_ for sample in samples for round_ in sample.rounds]
     proposed = sum(sample.proposed_tokens for sample in samples)
@@ -107,38 +96,30 @@ def summarise(samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
         for stage in STAGES
     }
     total = median(1000 * sample.decode_seconds / len(sample.rounds) for sample in samples if sample.rounds)
-    return Result(
+    return LatencyResult(
         tokens_per_second=median(sample.tokens_per_second for sample in samples),
-        speedup=paired.median_ratio(samples, baseline),
+        speedup=median_ratio(samples, baseline),
         tokens_per_round=sum(len(sample.token_ids) - 1 for sample in samples) / len(rounds),
         proposed_per_round=proposed / len(rounds),
         accepted_per_proposed=sum(sample.accepted_tokens for sample in samples) / proposed if proposed else None,
-        ahead=mean(round_.was_ahead for round_ in rounds),
         round_milliseconds={**stages, "total": total},
     )
 
 
-def compare(samples: Mapping[str, Sequence[Sample]], results: Mapping[str, Result]) -> dict[str, float]:
-    """Put draft-ahead beside none, and adaptive k beside the best fixed one; ratios of tokens per second."""
-    fixed = [name for name in samples if name not in {TARGET_ONLY, AHEAD_OFF, AHEAD_ON}]
-    ratios = {f"{AHEAD_ON} / off": paired.median_ratio(samples[AHEAD_ON], samples[AHEAD_OFF])}
-    if fixed:
+def compare(samples: Mapping[str, Sequence[Sample]], results: Mapping[str, LatencyResult]) -> dict[str, float]:
+    """Return the ratios of adaptive k to the best fixed k and to the target alone, of tokens per second."""
+    ratios = {f"{ADAPTIVE} / {TARGET_ONLY}": results[ADAPTIVE].speedup}
+    if fixed := [name for name in samples if name not in {TARGET_ONLY, ADAPTIVE}]:
         best = max(fixed, key=lambda name: results[name].speedup)
-        for name in (AHEAD_OFF, AHEAD_ON):
-            ratios[f"{name} / best fixed k ({best})"] = paired.median_ratio(samples[name], samples[best])
-    for name in (AHEAD_OFF, AHEAD_ON):
-        ratios[f"{name} / {TARGET_ONLY}"] = results[name].speedup
+        ratios[f"{ADAPTIVE} / best fixed k ({best})"] = median_ratio(samples[ADAPTIVE], samples[best])
     return ratios
 
 
-def table(results: Mapping[str, Result], title: str) -> Table:
+def table(results: Mapping[str, LatencyResult], title: str) -> Table:
     """Lay the results out."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title)
-    measures = ("tokens\n/s", "speed\n-up", "tokens\n/round", "proposed\n/round", "accepted", "ahead")
+    measures = ("tokens\n/s", "speed\n-up", "tokens\n/round", "proposed\n/round", "accepted")
     stages = [("coord." if stage == "coordinator" else stage) + "\nms" for stage in STAGES]
-    for header in (*measures, *stages, "round\nms"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = new_table(title, (*measures, *stages, "round\nms"))
     for name, result in results.items():
         accepted = result.accepted_per_proposed
         table.add_row(
@@ -148,7 +129,6 @@ def table(results: Mapping[str, Result], title: str) -> Table:
             f"{result.tokens_per_round:.2f}",
             f"{result.proposed_per_round:.2f}",
             f"{accepted:.1%}" if accepted is not None else "",
-            f"{result.ahead:.0%}",
             *(f"{milliseconds:.1f}" for milliseconds in result.round_milliseconds.values()),
         )
     return table
@@ -167,13 +147,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
 
-    prompts = paired.encode_prompts(options.num_prompts)
+    prompts = spread(short(encode(load_prompts(), TOKENIZER.read_bytes())), options.num_prompts)
     # select() waits for microseconds, where epoll rounds up to milliseconds, and the delay with them.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         samples = runner.run(measure(prompts, options))
     results = {name: summarise(own, samples[TARGET_ONLY]) for name, own in samples.items()}
     ratios = compare(samples, results)
-    same = paired.have_same_tokens(samples)
+    same = have_same_tokens(samples.values())
 
     output = console()
     output.print(table(results, f"{options.delay_ms:g} ms each way"))
@@ -190,7 +170,7 @@ def main() -> None:
             "results": {name: asdict(result) for name, result in results.items()},
             "comparison": ratios,
             "same_tokens": same,
-            "samples": paired.records(samples),
+            "samples": {name: [sample.as_record() for sample in own] for name, own in samples.items()},
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(not same)

@@ -26,9 +26,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from specd.bench.prompts import load_prompts
-from specd.client import Client
+from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
+from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import StopConditions
 
 PROMPT_TOKENS = (100, 300)

@@ -28,18 +28,19 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import paired
 from rich.table import Table
 
 from specd.bench.contenders import Contender, Specd
-from specd.bench.environment import console, environment
-from specd.bench.sample import Sample
+from specd.bench.environment import console, environment, new_table
+from specd.bench.prompts import encode, load_prompts, short, spread
+from specd.bench.sample import Sample, have_same_tokens, median_ratio
 from specd.bench.setup import SPECD, Setup
 from specd.bench.turns import take_turns
-from specd.client import Client
+from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
+from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import NO_PREFIX_CACHE, Stack
 
+TOKENIZER = Path(EMBEDDED_TARGET) / "tokenizer.json"
 ADAPTIVE, TARGET_ONLY = "adaptive", "target alone"
 MOST_LOST = 0.03
 SLOW_MILLISECONDS = 20
@@ -55,7 +56,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Result:
+class PairResult:
     """How a pair does with adaptive k, beside its target alone: ratios of tokens per second, after the first session.
 
     `ratios` are those of all sessions, the first one's first; 0 for one that ended with its first token.
@@ -130,16 +131,16 @@ async def measure(
             )
 
 
-def summarise(samples: Mapping[str, Sequence[Sample]]) -> Result:
+def summarise(samples: Mapping[str, Sequence[Sample]]) -> PairResult:
     """Take medians and ratios."""
     target_only, adaptive = samples[TARGET_ONLY], samples[ADAPTIVE]
     later = slice(1, None)
-    return Result(
+    return PairResult(
         target_only_tokens_per_second=_speed(target_only[later]),
         adaptive_tokens_per_second=_speed(adaptive[later]),
-        ratio=paired.median_ratio(adaptive[later], target_only[later]),
-        ratio_of_totals=paired.ratio_of_totals(adaptive[later], target_only[later]),
-        first_session_ratio=paired.median_ratio(adaptive[:1], target_only[:1]),
+        ratio=median_ratio(adaptive[later], target_only[later]),
+        ratio_of_totals=_ratio_of_totals(adaptive[later], target_only[later]),
+        first_session_ratio=median_ratio(adaptive[:1], target_only[:1]),
         first_token_ratio=median(
             own.time_to_first_token_seconds / other.time_to_first_token_seconds
             for own, other in zip(adaptive[later], target_only[later], strict=True)
@@ -147,9 +148,15 @@ def summarise(samples: Mapping[str, Sequence[Sample]]) -> Result:
         proposed_per_round=_per_round([sample.proposed_tokens for sample in adaptive[later]], adaptive[later]),
         first_session_proposed_per_round=_per_round([adaptive[0].proposed_tokens], adaptive[:1]),
         accepted_per_round=_per_round([sample.accepted_tokens for sample in adaptive[later]], adaptive[later]),
-        same_tokens=paired.have_same_tokens(samples),
-        ratios=[paired.median_ratio([a], [b]) for a, b in zip(adaptive, target_only, strict=True)],
+        same_tokens=have_same_tokens(samples.values()),
+        ratios=[median_ratio([a], [b]) for a, b in zip(adaptive, target_only, strict=True)],
     )
+
+
+def _ratio_of_totals(samples: Sequence[Sample], baseline: Sequence[Sample]) -> float:
+    """Return the ratio of the tokens per second of all samples together; 0 if no two have a speed."""
+    pairs = [(a, b) for a, b in zip(samples, baseline, strict=True) if a.tokens_per_second and b.tokens_per_second]
+    return sum(b.decode_seconds for _, b in pairs) / sum(a.decode_seconds for a, _ in pairs) if pairs else 0.0
 
 
 def _speed(samples: Sequence[Sample]) -> float:
@@ -160,10 +167,8 @@ def _per_round(counts: Sequence[int], samples: Sequence[Sample]) -> float:
     return sum(counts) / max(sum(len(sample.rounds) for sample in samples), 1)
 
 
-def table(results: Mapping[str, Result]) -> Table:
+def table(results: Mapping[str, PairResult]) -> Table:
     """Lay the results out."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("pair")
     headers = (
         "target alone\ntokens/s",
         "adaptive\ntokens/s",
@@ -176,8 +181,7 @@ def table(results: Mapping[str, Result]) -> Table:
         "accepted\n/round",
         "tokens",
     )
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = new_table("pair", headers)
     for name, result in results.items():
         table.add_row(
             name,
@@ -209,7 +213,7 @@ def main() -> None:
         parser.error("the first session is left out of the ratios: there must be at least 2")
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
 
-    prompts = paired.encode_prompts(options.num_prompts)
+    prompts = spread(short(encode(load_prompts(), TOKENIZER.read_bytes())), options.num_prompts)
     measured: dict[str, dict[str, list[Sample]]] = {}
     with tempfile.TemporaryDirectory(prefix="specd-bench-") as directory:
         save_random_draft(Path(directory) / "random-draft")
@@ -227,7 +231,11 @@ def main() -> None:
         report: dict[str, Any] = {
             "environment": environment(prompts=list(prompts), repeats=options.repeats, max_tokens=options.max_tokens),
             "pairs": {
-                name: {**asdict(result), "samples": paired.records(measured[name])} for name, result in results.items()
+                name: {
+                    **asdict(result),
+                    "samples": {who: [sample.as_record() for sample in own] for who, own in measured[name].items()},
+                }
+                for name, result in results.items()
             },
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -2,7 +2,7 @@
 
     python benchmarks/ragged_cache.py [--sessions 8] [--widths 1 4 8] [--lengths 256 2048 16384] [--json FILE]
 
-- by session: specd's (specd/worker/batch.py). Each session has its own cache; a rewind moves a number.
+- by session: specd's (specd/worker/engine/forward.py). Each session has its own cache; a rewind moves a number.
 - one buffer: all sessions in one buffer, each from its left end; a mask by length, and a rewind that moves a number.
 - BatchKVCache: mlx-lm's, all sessions to the right end of one buffer, a rewind by `prepare` and `finalize`.
 
@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.worker.blas import load_blas
+from specd.worker.cpu.openblas import load_blas
 
 BLAS = load_blas(os.cpu_count() or 1)
 
@@ -30,21 +30,12 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx_lm.models.cache import BatchKVCache, KVCache  # noqa: E402
 
-from specd.worker.batch import Feed, forward  # noqa: E402
-from specd.worker.model import LoadedModel, load  # noqa: E402
+from specd.worker.cache.layers.session_layers import SessionLayers  # noqa: E402
+from specd.worker.engine.forward import BareCache, Feed, forward  # noqa: E402
+from specd.worker.model.loader import LoadedModel, load  # noqa: E402
 
 SMALL_MODEL_FROM = 16_384
 BLOCK = 256
-
-
-class OwnCache:
-    """A session's caches, as specd has them."""
-
-    batches = True
-
-    def __init__(self, model: LoadedModel, layers: list[KVCache]) -> None:
-        self.network = model.network
-        self.layers = layers
 
 
 class OneBuffer:
@@ -95,14 +86,17 @@ def fill(model: LoadedModel, lengths: Sequence[int]) -> list[list[KVCache]]:
 
 
 def by_session(model: LoadedModel, sessions: list[list[KVCache]]) -> Callable[[mx.array, list[int]], mx.array]:
-    caches = [OwnCache(model, layers) for layers in sessions]
+    caches = [BareCache(model.network, SessionLayers(model.network), True) for _ in sessions]
+    for own, layers in zip(caches, sessions, strict=True):
+        for ours, layer in zip(own.layers.caches, layers, strict=True):
+            cast(Any, ours).update_and_fetch(*layer.keys_and_values())
+        own.layers.fed(layers[0].offset)
 
     def round_(tokens: mx.array, surplus: list[int]) -> mx.array:
         logits = mx.stack(forward([Feed(cache, row) for cache, row in zip(caches, tokens, strict=True)]))
         mx.eval(mx.argmax(logits, -1))
         for cache, count in zip(caches, surplus, strict=True):
-            for layer in cache.layers:
-                layer.trim(count)
+            cache.layers.rewind(cache.layers.num_fed - count)
         return logits
 
     return round_

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specd.cli import main
-from specd.worker import blas
+from specd.worker.cpu import openblas as blas
 
 
 def slow_down(seconds: float) -> None:
@@ -21,7 +21,7 @@ def slow_down(seconds: float) -> None:
     def load_blas_and_patch(num_threads: int) -> str:
         loaded = load_blas(num_threads)
         # MLX comes in here, after its BLAS, and before the engine and the calibration take `forward` from there.
-        from specd.worker import batch
+        from specd.worker.engine import forward as batch
 
         forward = batch.forward
 
@@ -29,7 +29,7 @@ def slow_down(seconds: float) -> None:
             time.sleep(seconds)
             return forward(feeds)
 
-        batch.forward = slow_forward
+        batch.forward = slow_forward  # type: ignore[assignment]
         return loaded
 
     blas.load_blas = load_blas_and_patch

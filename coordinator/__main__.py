@@ -1,7 +1,8 @@
 """`python -m coordinator` is `specd coordinator`."""
 
-import sys
+# Plain imports come first, and this one has to: it sets variables that gRPC reads when it is imported.
+import specd.launch
+from coordinator.main import run
+from specd.settings import CoordinatorSettings
 
-from specd.cli import main
-
-main(["coordinator", *sys.argv[1:]])
+specd.launch.launch("coordinator", CoordinatorSettings, run)

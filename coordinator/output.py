@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.round import Round
-from coordinator.session import FinishReason
-from coordinator.stop_strings import StopStrings
-from coordinator.tokenizer import TextStream, Tokenizer
+from coordinator.core import FinishReason, Round
 from specd.sampling import TokenLogProbabilities
+from specd.text.stop_strings import StopStrings
+from specd.text.tokenizer import TextStream, Tokenizer
 
 
 @dataclass(frozen=True)

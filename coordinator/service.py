@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeAlias
 
 import grpc
+import structlog
+from google.protobuf import timestamp_pb2
 
-from coordinator.chat import Chat, plain
-from coordinator.coordinator import Coordinator, Emission
-from coordinator.hand_back import HandBack
-from coordinator.metrics import CoordinatorMetrics
+from coordinator.core import FinishReason, Round
+from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
-from coordinator.prompt import Prompt
-from coordinator.request import GenerationRequest, StopConditions
-from coordinator.round import Round
-from coordinator.session import FinishReason
-from coordinator.statistics import SessionStatistics
-from specd.deferred import Deferred
-from specd.model_info import ModelInfo
-from specd.reporting import reporting_errors
+from coordinator.sessions.prompt import Prompt
+from coordinator.sessions.request import GenerationRequest, StopConditions
+from coordinator.sessions.session_store import KeptSession, SessionStore
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.statistics import SessionStatistics
+from specd.errors import InvalidRequestError, UnavailableError
+from specd.rpc.deferred import Deferred
+from specd.rpc.messages import sampling_from, to_log_probabilities, to_model
+from specd.rpc.reporting import reporting_errors
+from specd.rpc.server import Server
 from specd.sampling import Sampling
-from specd.sampling_messages import sampling_from, to_log_probabilities
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
+from specd.text.chat import Chat, plain
+from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2, session_pb2, session_pb2_grpc
 
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
@@ -33,6 +38,13 @@ _FINISH_REASONS = {
     FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
 }
 
+log = structlog.get_logger()
+
+_GO_ON = "the coordinator is stopping: to go on, send the tokens so far as the prompt when it is back, or to another"
+_STOPPING = partial(UnavailableError, "STOPPING", _GO_ON, retry_after_seconds=1.0)
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 # Short enough to be read aloud, and for languages whose numbers are all doubles.
 _SEED_BITS = 32
 
@@ -40,18 +52,14 @@ _SEED_BITS = 32
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Generates text for clients."""
 
-    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics, hand_back: HandBack) -> None:
+    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics, server: Server) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
-        self._hand_back = hand_back
+        self._server = server
 
-    async def Generate(
-        self,
-        request: generation_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse],
-    ) -> None:
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: _Context) -> None:
         """Stream a completion."""
-        async with reporting_errors(context, self._metrics.errors), self._hand_back.running():
+        async with reporting_errors(context, self._metrics.errors), self._server.until_stopped(_STOPPING):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             emissions = self._coordinator.get().generate(_request(request, str(traceparent)))
             async with aclosing(emissions):
@@ -59,17 +67,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     await context.write(_response(emission))
 
     async def GetModelInfo(
-        self,
-        request: generation_pb2.GetModelInfoRequest,
-        context: grpc.aio.ServicerContext[generation_pb2.GetModelInfoRequest, generation_pb2.GetModelInfoResponse],
+        self, request: generation_pb2.GetModelInfoRequest, context: _Context
     ) -> generation_pb2.GetModelInfoResponse:
         """Describe the models and the limits of a request."""
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
             draft = coordinator.draft
             return generation_pb2.GetModelInfoResponse(
-                target=_model(coordinator.model),
-                draft=_model(draft.model) if draft.model is not None else None,
+                target=to_model(coordinator.model),
+                draft=to_model(draft.model) if draft.model is not None else None,
                 draft_fault=draft.fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
@@ -105,14 +111,19 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
 
 
 def _chat(chat: generation_pb2.Chat) -> Chat:
-    return Chat(
-        messages=tuple(
-            {**plain(message.fields), "role": message.role, "content": message.content} for message in chat.messages
-        ),
-        tools=tuple(plain(tool) for tool in chat.tools),
-        template_arguments=plain(chat.template_arguments),
-        continue_final_message=chat.continue_final_message,
-    )
+    try:
+        return Chat(
+            messages=tuple(
+                {**plain(message.fields), "role": message.role, "content": message.content} for message in chat.messages
+            ),
+            tools=tuple(plain(tool) for tool in chat.tools),
+            template_arguments=plain(chat.template_arguments),
+            continue_final_message=chat.continue_final_message,
+        )
+    except ValueError as error:
+        raise InvalidRequestError(
+            "BROKEN_MESSAGE", "the conversation has a google.protobuf.Value of no kind"
+        ) from error
 
 
 def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
@@ -154,30 +165,82 @@ def _round(round_: Round) -> generation_pb2.Round:
     return generation_pb2.Round(
         proposed=round_.num_proposed,
         accepted=round_.commit.num_accepted,
-        draft_seconds=round_.draft_seconds,
-        verify_seconds=round_.verify_seconds,
-        queue_seconds=round_.queue_seconds,
-        wire_seconds=round_.wire_seconds,
-        coordinator_seconds=round_.coordinator_seconds,
         wire_bytes=round_.wire_bytes,
-        was_ahead=round_.proposal.was_ahead,
+        **{f"{stage}_seconds": seconds for stage, seconds in round_.stage_seconds.items()},
     )
-
-
-_AVERAGED = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes")
 
 
 def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatistics:
-    values = dataclasses.asdict(statistics)
-    sums = {name: values.pop(name) for name in _AVERAGED}
-    del values["round_seconds"], values["target_only_seconds"]
-    sums["tokens"] = values.pop("tokens_after_first_round")
-    rounds = max(statistics.rounds - 1, 1)
-    averages = generation_pb2.RoundAverages(**{name: value / rounds for name, value in sums.items()})
+    known = generation_pb2.SessionStatistics.DESCRIPTOR.fields_by_name
+    values = {name: value for name, value in dataclasses.asdict(statistics).items() if name in known}
     return generation_pb2.SessionStatistics(
-        **values, wasted_tokens=statistics.wasted_tokens, speedup=statistics.speedup, round_averages=averages
+        **values,
+        wasted_tokens=statistics.wasted_tokens,
+        speedup=statistics.speedup,
+        round_averages=generation_pb2.RoundAverages(**statistics.round_averages),
     )
 
 
-def _model(model: ModelInfo) -> model_pb2.Model:
-    return model_pb2.Model(**dataclasses.asdict(model))
+class SessionService(session_pb2_grpc.SessionServiceServicer):
+    """Lists, shows and deletes the sessions that a Generate can continue."""
+
+    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics) -> None:
+        self._coordinator = coordinator
+        self._metrics = metrics
+
+    async def ListSessions(
+        self, request: session_pb2.ListSessionsRequest, context: _Context
+    ) -> session_pb2.ListSessionsResponse:
+        """List the sessions, the most recently used first."""
+        async with reporting_errors(context, self._metrics.errors):
+            store = self._coordinator.get().sessions
+            return session_pb2.ListSessionsResponse(sessions=[_session(store, session) for session in store.list()])
+
+    async def GetSession(
+        self, request: session_pb2.GetSessionRequest, context: _Context
+    ) -> session_pb2.GetSessionResponse:
+        """Return a session with its tokens and text."""
+        async with reporting_errors(context, self._metrics.errors):
+            coordinator = self._coordinator.get()
+            session = coordinator.sessions.get(_checked(request.session_id))
+            # All of it before the wait, after which the session can be another turn's.
+            token_ids = session.token_ids
+            response = session_pb2.GetSessionResponse(
+                session=_session(coordinator.sessions, session), token_ids=token_ids
+            )
+            response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # can be many
+            return response
+
+    async def DeleteSession(
+        self, request: session_pb2.DeleteSessionRequest, context: _Context
+    ) -> session_pb2.DeleteSessionResponse:
+        """Forget a session."""
+        async with reporting_errors(context, self._metrics.errors):
+            self._coordinator.get().sessions.delete(_checked(request.session_id))
+            log.info("session deleted", session_id=request.session_id)
+            return session_pb2.DeleteSessionResponse()
+
+
+def _checked(session_id: str) -> str:
+    if not session_id:
+        raise InvalidRequestError("EMPTY_SESSION_ID", "session_id is empty: set it to one that ListSessions returns")
+    return session_id
+
+
+def _session(store: SessionStore, session: KeptSession) -> session_pb2.Session:
+    expires_at = store.expires_at(session)
+    return session_pb2.Session(
+        session_id=session.session_id,
+        num_tokens=len(session.token_ids),
+        num_turns=session.num_turns,
+        busy=session.busy,
+        created_at=_timestamp(session.created_at),
+        last_used_at=_timestamp(session.last_used_at),
+        expires_at=_timestamp(expires_at) if expires_at is not None else None,
+    )
+
+
+def _timestamp(unix_seconds: float) -> timestamp_pb2.Timestamp:
+    timestamp = timestamp_pb2.Timestamp()
+    timestamp.FromMicroseconds(round(unix_seconds * 1e6))
+    return timestamp

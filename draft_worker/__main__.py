@@ -1,7 +1,8 @@
 """`python -m draft_worker` is `specd draft-worker`."""
 
-import sys
+# Plain imports come first, and this one has to: it sets variables that gRPC reads when it is imported.
+import specd.launch
+from draft_worker.main import run
+from specd.settings import DraftWorkerSettings
 
-from specd.cli import main
-
-main(["draft-worker", *sys.argv[1:]])
+specd.launch.launch("draft-worker", DraftWorkerSettings, run)

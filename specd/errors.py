@@ -1,4 +1,4 @@
-"""The errors that a caller can meet, each with its gRPC status code and a reason that a program can switch on."""
+"""Errors reported to callers, each with a gRPC status code and a reason for programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from grpc_status import rpc_status
 
 DOMAIN = "specd"
 
+# A message can quote a request of any length, and gRPC fails on a status longer than a few KiB.
+_MOST_CHARACTERS = 1000
+
 
 class SpecdError(Exception):
-    """An error that is reported to the caller as it is, in words for people.
+    """An error whose message is reported to the caller as it is.
 
     `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo.
     """
@@ -24,7 +27,7 @@ class SpecdError(Exception):
     def __init__(
         self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_seconds: float = 0.0
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]} …")
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.retry_after_seconds = retry_after_seconds
@@ -50,31 +53,31 @@ class CacheTooShortError(SpecdError):
 
 
 class NotFoundError(SpecdError):
-    """What the request names is not there, or not any more."""
+    """The request names something that does not exist, or no longer."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class ConflictError(SpecdError):
-    """Another request is in the way; the same one can succeed when that has ended."""
+    """The request conflicts with another one, and can succeed after that has ended."""
 
     code = grpc.StatusCode.ABORTED
 
 
 class ResourceExhaustedError(SpecdError):
-    """There is no room for the request now; trying again later can help."""
+    """There is no room for the request now; a later retry can succeed."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class UnavailableError(SpecdError):
-    """Something that the request needs is away; trying again later can help."""
+    """Something the request needs is away; a later retry can succeed."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class InternalError(SpecdError):
-    """Something inside specd broke; the session ends, and nothing that the caller changes would help."""
+    """specd failed; the session ends, and no other request would help."""
 
 
 class StartupError(Exception):
@@ -82,7 +85,7 @@ class StartupError(Exception):
 
 
 def to_status(error: SpecdError) -> grpc.Status:
-    """Turn an error into what `context.abort_with_status` takes."""
+    """Return the status of an error, for `context.abort_with_status`."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     details = [_packed(info)]
     if error.retry_after_seconds > 0:
@@ -94,7 +97,7 @@ def to_status(error: SpecdError) -> grpc.Status:
 
 
 def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
-    """Return the ErrorInfo that came with a status, or an empty one."""
+    """Return the ErrorInfo of a status, or an empty one."""
     info = error_details_pb2.ErrorInfo()
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     for detail in status.details if status is not None else ():

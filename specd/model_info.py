@@ -1,4 +1,4 @@
-"""What is known of a model without loading it."""
+"""Description of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a worker says about its model; the fields are those of the message `Model` in model.proto."""
+    """Description of a worker's model; the fields are those of the message `Model` in model.proto."""
 
     name: str
     architecture: str
@@ -20,7 +20,7 @@ class ModelInfo:
     device: str
 
     def decodes_like(self, other: ModelInfo) -> bool:
-        """Whether the sessions of one can go on with the other: same weights, same tokenizer, same end tokens."""
+        """Whether a session can continue on the other model: same weights, tokenizer and end tokens."""
         return (self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids) == (
             other.fingerprint,
             other.vocabulary_fingerprint,

@@ -1,4 +1,4 @@
-"""How tokens are chosen: the plain values that a request says it with, and their limits."""
+"""Sampling parameters of a request as plain values, and their limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_VOCABULARY_SIZE = 2**22
 
 
 class Acceptance(enum.Enum):
-    """How proposed tokens are accepted; sampling.proto explains both."""
+    """Acceptance rules for draft tokens; sampling.proto explains both."""
 
     COUPLED = "coupled"
     REJECTION = "rejection"
@@ -31,7 +31,7 @@ class Acceptance(enum.Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of a session are chosen; sampling.proto explains the fields.
+    """Sampling parameters of a session; sampling.proto explains the fields.
 
     The defaults choose greedily. `top_log_probabilities` is None for none at all, `vocabulary_size` 0 for the worker's.
     """
@@ -52,6 +52,15 @@ class Sampling:
     suppressed_before: int = 0
     top_log_probabilities: int | None = None
     vocabulary_size: int = 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are biased, penalised or masked: what is accepted then says nothing of other sessions."""
+        neutral = Sampling()
+        return bool(self.logit_bias or self.suppressed_token_ids) or any(
+            getattr(self, name) != getattr(neutral, name)
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        )
 
     def check(self, *, vocabulary_size: int, model_name: str) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
@@ -111,7 +120,7 @@ def _out_of_range(name: str, value: float, allowed: str) -> InvalidRequestError:
 
 @dataclass(frozen=True)
 class TokenDistribution:
-    """The distribution that a token was sampled from, as it travels; sampling.proto explains the bytes."""
+    """The distribution that a token was sampled from, serialised; sampling.proto explains the bytes."""
 
     token_ids: bytes
     probabilities: bytes

@@ -1,21 +1,29 @@
-"""The settings of every process: flags first, then `SPECD_*` variables, then a TOML file, then the defaults here."""
+"""Settings of all processes: flags override `SPECD_*` variables, a TOML file, and the defaults here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from specd.errors import StartupError
 
-# The most draft tokens a round can have, on the wire and in a request.
+# Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
 
 
@@ -60,14 +68,57 @@ ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" el
 Seconds = Annotated[float, Field(gt=0)]
 DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
 _DRAFT_TOKENS = (
-    f"Draft tokens a round, where a request does not say: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen each round, "
-    "by what they cost and how many are accepted."
+    f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
+    "cost and acceptance."
 )
 
 
 def _part_of_memory(divisor: int) -> Any:
-    """Return a part of the machine's memory, in the words in which --help shows it."""
+    """Return a fraction of the machine's memory, as --help shows it."""
     return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // divisor // 2**20}MiB"
+
+
+def available_cpus(root: Path = Path("/")) -> int:
+    """Return how many CPUs this process may use: by affinity, and by the quota of its cgroup (v2 or v1)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _cgroups(root):
+        with contextlib.suppress(OSError, ValueError):
+            if (group / "cpu.max").is_file():
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            # Rounded up: 1.5 CPUs keep two threads busy most of the time. No quota is "max", or -1.
+            if quota != "max" and int(quota) > 0:
+                count = min(count, -(-int(quota) // int(period)))
+    return count
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Return the directories of this process's CPU groups and of all that they are in: the tightest quota counts."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers or "cpu" in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            group = Path(path.lstrip("/"))
+            yield from (mount / each for each in (group, *group.parents))
+
+
+def _given_blas_threads() -> int | None:
+    """Return OPENBLAS_NUM_THREADS, if it is set. Raises StartupError for what is no number of threads."""
+    given = os.environ.get("OPENBLAS_NUM_THREADS") or ""
+    if given and not (re.fullmatch("[0-9]{1,4}", given) and int(given) > 0):
+        raise StartupError(f"OPENBLAS_NUM_THREADS is {given!r}: it must be a number of threads, at least 1")
+    return int(given) if given else None
+
+
+def _blas_threads() -> int:
+    with contextlib.suppress(StartupError):  # which whoever loads settings with this default is to see
+        return _given_blas_threads() or available_cpus()
+    return available_cpus()
 
 
 def embedded_model(name: str) -> str:
@@ -95,7 +146,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the TOML file behind flags and environment."""
+        """Return the sources by priority: flags, environment, TOML file."""
         content = _read_config(os.environ.get("SPECD_CONFIG", ""))
         values = (
             content.get(cls.table, {}) if cls.table else {k: v for k, v in content.items() if k in cls.model_fields}
@@ -103,8 +154,24 @@ class Settings(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=values)
 
 
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
+    """Return the settings of a command. Raises StartupError, which names each wrong one with its value."""
+    try:
+        return cls(**flags)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{p['loc'][0]}: {p['msg'].removeprefix('Value error, ')} (got {p['input']!r})" for p in error.errors()
+        )
+        raise StartupError(f"wrong settings: {problems}") from error
+    except SettingsError as error:
+        raise StartupError(f"wrong settings: {error}") from error
+
+
 class LogSettings(Settings):
-    """How all commands log."""
+    """Logging of all commands."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe event to log.")
     log_format: Literal["auto", "pretty", "json"] = Field(
@@ -112,34 +179,40 @@ class LogSettings(Settings):
     )
 
 
-_BLAS_THREADS = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.cpu_count() or 1)
+_BLAS_THREADS = _blas_threads()
 
 
 class WorkerSettings(Settings):
-    """What the two workers have in common."""
+    """Settings that both workers have."""
 
     model: str
     listen: Address
     metrics_listen: MetricsAddress
     blas_threads: int = Field(_BLAS_THREADS, ge=1, description="Threads for matrix products, on a Linux CPU.")
     prefill_chunk_seconds: Seconds = Field(
-        0.05, description="How long a prompt is computed on before other sessions get their turn."
+        0.05, description="Time slice of a prefill before other sessions get their turn."
     )
     cache_bytes: ByteSize = Field(
         _part_of_memory(4),
         gt=0,
-        description="Memory for the caches of running sessions: a size such as 4GiB, by default a quarter of the "
-        "machine's. What a session may come to must fit, else it waits.",
+        description="Memory for the caches of running sessions, such as 4GiB; by default a quarter of the machine's. "
+        "A session waits until its maximum length fits.",
     )
     prefix_cache_bytes: ByteSize = Field(
         _part_of_memory(16),
-        description="Memory for the caches of ended sessions, which new ones with the same beginning take over: "
-        "a size such as 512MiB, by default a sixteenth of the machine's, 0 for none.",
+        description="Memory for the prefix cache, which new sessions with the same beginning reuse, such as 512MiB; "
+        "by default a sixteenth of the machine's, 0 for none.",
     )
     calibration_seconds: Seconds = Field(
-        2.0, description="How long the first start of a model measures what its steps cost; later ones know it."
+        4.0, description="Time to measure step costs at the first start of a model; they are kept on disk."
     )
-    shutdown_grace_seconds: Seconds = Field(5.0, description="How long a stop waits for open streams.")
+    shutdown_grace_seconds: Seconds = Field(5.0, description="Time that a stop waits for open streams.")
+
+    @model_validator(mode="after")
+    def _check_default_of_blas_threads(self) -> Self:
+        if "blas_threads" not in self.model_fields_set:
+            _given_blas_threads()
+        return self
 
 
 class DraftWorkerSettings(WorkerSettings):
@@ -192,42 +265,40 @@ class CoordinatorSettings(Settings):
         "'none' for none. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
-    draft_ahead: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description="Whether the draft goes on while the target verifies. 'auto': for a single session, where it pays.",
-    )
     draft_timeout_seconds: Seconds = Field(
-        2.0, description="How long a round waits for its proposal before it goes on with the target alone."
+        2.0, description="Time that a round waits for its proposal before it decodes with the target alone."
     )
     target_timeout_seconds: Seconds = Field(
-        120.0, description="How long a round waits for its verdict before the target counts as lost."
+        120.0, description="Time that a round waits for its verdict before the target counts as lost."
     )
     target_recovery_seconds: Seconds = Field(
-        30.0, description="How long a session waits for a lost target to come back before it fails."
+        30.0, description="Time that a session waits for a lost target before it fails."
     )
     draft_startup_seconds: Seconds = Field(
-        60.0, description="How long the start waits for the draft worker before it serves without."
+        60.0, description="Time that the start waits for the draft worker before it serves without one."
     )
-    max_sessions: int = Field(32, ge=1, description="Most sessions that run at the same time; others wait.")
+    max_sessions: int = Field(32, ge=1, description="Maximum of concurrent sessions; others wait.")
     max_queued: int = Field(
-        128, ge=0, description="Most requests beyond those that wait; others are turned away with RESOURCE_EXHAUSTED."
+        128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
     )
     session_idle_seconds: float = Field(
-        600.0, ge=0, description="How long a session is kept after its last use, to be continued; 0 keeps none."
+        600.0, ge=0, description="Time that a session is kept after its last use; 0 keeps none."
     )
     session_budget_tokens: int = Field(
-        1_000_000, ge=0, description="Most tokens of all kept sessions together; the least recently used ones go."
+        1_000_000,
+        ge=0,
+        description="Maximum of tokens in all kept sessions; the least recently used are dropped first.",
     )
-    shutdown_grace_seconds: Seconds = Field(10.0, description="How long a stop waits for running sessions.")
+    shutdown_grace_seconds: Seconds = Field(10.0, description="Time that a stop waits for running sessions.")
 
     @property
     def given_num_draft_tokens(self) -> int | None:
-        """Draft tokens a round where a request does not say, unless they are chosen each round."""
+        """Draft tokens per round unless a request sets them; None if they are chosen."""
         return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
 
 
 class UpSettings(Settings):
-    """Settings of `specd up`; the processes that it starts read their own as well."""
+    """Settings of `specd up`. The processes that it starts also read their own."""
 
     table = "up"
     model_config = SettingsConfigDict(env_prefix="SPECD_")

@@ -1,4 +1,4 @@
-"""What a step of a model costs: the measured curve that k is chosen by."""
+"""Measured costs: seconds by number of sessions and of tokens, refreshed in operation."""
 
 from __future__ import annotations
 
@@ -6,80 +6,95 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-# How much one real step changes the level of all costs, and that of its own width beyond them. Levels move soon, since
-# they follow contexts that grow and machines that get busy; the shape is the model's and the device's, and stays.
+# Weight of one observation in the level of all costs. Levels follow contexts that grow and machines that get busy.
 _LEVEL_WEIGHT = 0.1
-_SHAPE_WEIGHT = 0.02
+# Weight of one observation in the cost of its own width, for each observation since the last one of that width, up to
+# the bound: what is seen often moves slowly, and a control round, one in many, still corrects the target-only cost.
+_SHAPE_WEIGHT = 0.005
+_LARGEST_SHAPE_WEIGHT = 0.2
+# A single observation can be off by any factor: a page is swapped in, a laptop wakes up.
+_LARGEST_RATIO = 4.0
 
-# A single step can take any time: a page that is swapped in, a laptop that wakes up.
-_LARGEST_SURPRISE = 4.0
+
+class MovingAverage:
+    """An exponential moving average, in which each new value has this weight."""
+
+    def __init__(self, weight: float) -> None:
+        """Start from the first value; before, it is 0."""
+        self.value, self._weight, self._is_empty = 0.0, weight, True
+
+    def add(self, value: float) -> None:
+        """Take in a value."""
+        self.value += (value - self.value) * (1.0 if self._is_empty else self._weight)
+        self._is_empty = False
 
 
 class StepCosts:
-    """Seconds that a step takes, by the number of sessions that it is for and of tokens that each of them brings.
+    """Seconds of a step for `sessions` sessions with `width` tokens each; of a draft, seconds of a whole proposal.
 
-    Measured at some widths for some numbers of sessions, and interpolated in between, because the curve is neither
-    linear nor even monotonic (an eighth token can be cheaper than a fifth). If it is known for one number of sessions
-    only, more of them take as long as these do for as many tokens. `observe` refreshes it in operation.
+    Measured values are interpolated: the curve is neither linear nor monotonic (an eighth token can be cheaper than a
+    fifth). If one number of sessions was measured, more of them cost as much as one with all their tokens.
     """
 
     def __init__(self, measured: Mapping[int, Mapping[int, float]]) -> None:
-        """Use seconds by sessions and width, at least one for each number of sessions."""
+        """Take seconds by sessions and width, at least one width for each number of sessions."""
         self._curves = {sessions: dict(sorted(curve.items())) for sessions, curve in sorted(measured.items())}
         self._level = 1.0
+        self._num_observed = 0
+        self._observed_at: dict[tuple[int, float], int] = {}
         assert self._curves
         assert all(self._curves.values())
         assert all(0 < seconds < math.inf for curve in self._curves.values() for seconds in curve.values())
 
     @property
     def measured(self) -> dict[int, dict[int, float]]:
-        """The seconds at the widths and numbers of sessions that were measured, refreshed by what was observed."""
-        return {
-            sessions: {width: seconds * self._level for width, seconds in curve.items()}
-            for sessions, curve in self._curves.items()
-        }
+        """The costs at the measured sessions and widths, as refreshed."""
+        return {n: {width: s * self._level for width, s in curve.items()} for n, curve in self._curves.items()}
 
     def seconds(self, sessions: float, width: float) -> float:
-        """Estimate a step for so many sessions, with so many tokens each."""
+        """Return the cost of a step for so many sessions with so many tokens each."""
         if len(self._curves) == 1:
             ((known, curve),) = self._curves.items()
-            return self._level * _interpolate(curve, width * max(sessions / known, 1.0))
-        at = {known: _interpolate(curve, width) for known, curve in self._curves.items()}
-        return self._level * _interpolate(at, sessions)
+            return self._level * interpolate(curve, width * max(sessions / known, 1.0))
+        at = {known: interpolate(curve, width) for known, curve in self._curves.items()}
+        return self._level * interpolate(at, sessions)
 
     @property
     def fixed_seconds(self) -> float:
-        """What one step saves in place of two that take in a token each."""
+        """What one step saves in place of two with a token each."""
         return max(2 * self.seconds(1, 1) - self.seconds(2, 1), 0.0)
 
     def cheapest_width(self, sessions: int, width: int) -> int:
-        """Return the width, no smaller than this, whose step takes least: kernels prefer some numbers of rows."""
+        """Return the width, no smaller than this one, with the cheapest step: kernels prefer some numbers of rows."""
         wider = (known for known in self._curves[min(self._curves)] if known > width)
         best = min(wider, key=lambda known: self.seconds(sessions, known), default=width)
-        # Not for what may be noise.
-        return best if self.seconds(sessions, best) < 0.97 * self.seconds(sessions, width) else width
+        # Another kernel makes a large difference. A small one may be noise, and what is padded is not seen again.
+        return best if self.seconds(sessions, best) < 0.92 * self.seconds(sessions, width) else width
 
-    def observe(self, sessions: float, width: float, seconds: float, *, part: float = 1.0) -> None:
-        """Learn what a real step took, or `part` of it if others say the same."""
-        surprise = min(max(seconds / self.seconds(sessions, width), 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._level *= surprise ** (_LEVEL_WEIGHT * part)
+    def observe(self, sessions: float, width: float, seconds: float, *, weight: float = 1.0) -> None:
+        """Learn from a step that took `seconds`; `weight` is its part in one observation that several report."""
+        ratio = min(max(seconds / self.seconds(sessions, width), 1 / _LARGEST_RATIO), _LARGEST_RATIO)
+        self._level *= ratio ** (_LEVEL_WEIGHT * weight)
+        self._num_observed += 1
         nearest = min(self._curves, key=lambda known: abs(math.log(known / sessions)))
         curve = self._curves[nearest]
         if len(self._curves) == 1:
             width *= max(sessions / nearest, 1.0)
         elif sessions > nearest == max(self._curves):
-            return  # the line that goes on there would carry a change of its end too far
+            return  # extrapolation beyond the calibrated range would amplify the change
         if width in curve:
-            curve[int(width)] *= surprise ** (_SHAPE_WEIGHT * part)
+            age = self._num_observed - self._observed_at.get((nearest, width), 0)
+            curve[int(width)] *= ratio ** (min(_SHAPE_WEIGHT * age, _LARGEST_SHAPE_WEIGHT) * weight)
+            self._observed_at[nearest, width] = self._num_observed
 
 
-def _interpolate(values: Mapping[int, float], x: float) -> float:
-    """Draw lines between the values, and the outer ones on beyond them, but not below zero slope."""
-    places: Sequence[int] = list(values)
-    if len(places) == 1 or x <= places[0]:
-        return values[places[0]]
-    i = min(bisect_left(places, x), len(places) - 1)
-    left, right = places[i - 1], places[i]
+def interpolate(values: Mapping[int, float], x: float) -> float:
+    """Interpolate linearly, and extrapolate the last segment, but with no negative slope."""
+    xs: Sequence[int] = list(values)
+    if len(xs) == 1 or x <= xs[0]:
+        return values[xs[0]]
+    i = min(bisect_left(xs, x), len(xs) - 1)
+    left, right = xs[i - 1], xs[i]
     slope = (values[right] - values[left]) / (right - left)
     if x > right:
         return values[right] + max(slope, 0.0) * (x - right)

@@ -1,7 +1,8 @@
 """`python -m target_worker` is `specd target-worker`."""
 
-import sys
+# Plain imports come first, and this one has to: it sets variables that gRPC reads when it is imported.
+import specd.launch
+from specd.settings import TargetWorkerSettings
+from target_worker.main import run
 
-from specd.cli import main
-
-main(["target-worker", *sys.argv[1:]])
+specd.launch.launch("target-worker", TargetWorkerSettings, run)

@@ -1,16 +1,16 @@
 """The acceptance rules: which proposed tokens the target takes, and which token is its own.
 
-Both work on rows, one for each proposed token and one for the place after them. They say of each proposed token whether
-it is accepted, and of each place which token the target puts there if everything before is accepted, and the one
-proposed there, if any, is not. What counts is what comes before the first token that is not accepted.
+Both work on rows, one for each proposed token and one for the position after them. They return for each proposed token
+whether it is accepted, and for each position the target's own token: it stands there if all proposed tokens before it
+are accepted and the one at it is not. Only rows up to the first rejection count.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-from specd.worker.noise import Purpose
-from specd.worker.sampler import Sampler
+from specd.worker.sampling.noise import Purpose
+from specd.worker.sampling.sampler import Sampler
 
 
 def accept_coupled(sampler: Sampler, scores: mx.array, position: int, proposal: mx.array) -> tuple[mx.array, mx.array]:
@@ -18,7 +18,7 @@ def accept_coupled(sampler: Sampler, scores: mx.array, position: int, proposal: 
 
     Drafter-invariant: the target's choices depend on the seed and the position only (Daliri, Musco, Suresh,
     arXiv 2408.07978, algorithm 4, with Gumbel noise). With temperature 0 this is greedy speculative decoding.
-    Returns what is accepted [k], and the target's own tokens [k + 1].
+    Returns which tokens are accepted [k], and the target's own tokens [k + 1].
     """
     own = sampler.choose(scores, sampler.own_noise(position, scores.shape[0]))
     return own[:-1] == proposal, own
@@ -29,8 +29,8 @@ def accept_by_rejection(
 ) -> tuple[mx.array, mx.array]:
     """Accept each proposed token [k] with probability min(1, p / q + lenience); see `reject`.
 
-    `draft_probabilities` [k, vocabulary_size] are what the proposal was sampled from.
-    Returns what is accepted [k], and the target's own tokens [k + 1]: recovered ones, and the bonus token.
+    The proposal was sampled from `draft_probabilities` [k, vocabulary_size].
+    Returns which tokens are accepted [k], and the target's own tokens [k + 1]: recovered ones, and the bonus token.
     """
     num_draft_tokens = proposal.size
     probabilities = sampler.probabilities(scores)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specd.sampling import RankedToken, TokenLogProbabilities
-from specd.worker.sampler import Sampler
+from specd.worker.sampling.sampler import Sampler
 
 
 def log_probabilities(

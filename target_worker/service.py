@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import grpc
 
-from specd.deferred import Deferred
 from specd.errors import InvalidRequestError
-from specd.sampling_messages import distribution_from, to_log_probabilities
+from specd.rpc.deferred import Deferred
+from specd.rpc.messages import distribution_from, to_log_probabilities
 from specd.v1 import target_pb2, target_pb2_grpc
-from specd.worker.distribution import decode_distributions
-from specd.worker.engine import Done, Steps
-from specd.worker.requests import check_request
-from specd.worker.session import WorkerSession
-from specd.worker.session_stream import SessionStreams, worker_time
-from specd.worker.worker import Worker
-from target_worker.verification import Verdict, verify
+from specd.worker.engine.engine import Done, Steps
+from specd.worker.sampling.distribution import decode_distributions
+from specd.worker.session_stream import SessionStreams, Worker, WorkerSession, worker_time
+from specd.worker.validation import check_request
+from target_worker.verification import Verification, verify
 
 
 class TargetService(target_pb2_grpc.TargetServiceServicer):
     """Verifies proposals, one stream a session."""
 
     def __init__(self, worker: Deferred[Worker]) -> None:
-        self._streams = SessionStreams(worker, new_session=WorkerSession, begin=_begin, answer=_answer)
+        self._streams = SessionStreams(worker, begin=_begin, answer=_answer)
 
     async def Verify(
         self,
@@ -35,7 +33,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         await self._streams.serve(context)
 
 
-def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest) -> Steps[Verdict]:
+def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest) -> Steps[Verification]:
     token_ids, proposal = list(request.token_ids), list(request.proposal)
     model, sampling = worker.model.info, session.sampler.sampling
     check_request(model, request.position, token_ids, proposal=proposal)
@@ -52,29 +50,42 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
             f"there are {len(request.distributions)} distributions for {len(proposal)} proposed tokens: acceptance by "
             f"{sampling.acceptance.name} needs {num_distributions}",
         )
+    return _verify(worker, session, request, token_ids, proposal)
+
+
+def _verify(
+    worker: Worker,
+    session: WorkerSession,
+    request: target_pb2.VerifyRequest,
+    token_ids: Sequence[int],
+    proposal: Sequence[int],
+) -> Steps[Verification]:
+    # In the job, not on the event loop: 32 distributions over 150,000 tokens are 19 MB.
     distributions = [distribution_from(message) for message in request.distributions]
-    return verify(
-        session.cache,
-        session.sampler,
-        request.position,
-        token_ids,
-        proposal,
-        decode_distributions(distributions, model.vocabulary_size),
-        chunk=worker.chunk,
-        pad=partial(_pad, worker, request.position + len(token_ids)),
+    return (
+        yield from verify(
+            session.cache,
+            session.sampler,
+            request.position,
+            token_ids,
+            proposal,
+            decode_distributions(distributions, worker.model.info.vocabulary_size),
+            chunk=worker.chunk,
+            pad=partial(_pad, worker, request.position + len(token_ids)),
+        )
     )
 
 
 def _pad(worker: Worker, session_len: int, width: int) -> int:
-    """Return the width that verifies so many tokens soonest, for a session that has the worker to itself."""
-    if len(worker.caches) > 1:
+    """Return the width, this one or larger, that takes least time, for a session that has the worker to itself."""
+    if worker.engine.num_active_sessions > 1:
         return width
     padded = worker.costs.cheapest_width(1, width)
     return padded if session_len + padded <= worker.model.info.context_length else width
 
 
 def _answer(
-    session: WorkerSession, request: target_pb2.VerifyRequest, done: Done[Verdict]
+    session: WorkerSession, request: target_pb2.VerifyRequest, done: Done[Verification]
 ) -> target_pb2.VerifyResponse:
     return target_pb2.VerifyResponse(
         round=request.round,

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from specd.sampling import TokenLogProbabilities
-from specd.worker.batch import Evaluate
-from specd.worker.chunk_size import ChunkSize
-from specd.worker.distribution import Rows
-from specd.worker.engine import Steps
-from specd.worker.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
-from specd.worker.session_cache import SessionCache
+from specd.sampling import Sampling, TokenLogProbabilities
+from specd.worker.cache.session_cache import SessionCache
+from specd.worker.engine.engine import Steps
+from specd.worker.engine.forward import Evaluate
+from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.distribution import Rows
+from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import log_probabilities
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How much of a proposal the target accepts, its own next token, and how much its cache holds now.
+class Verification:
+    """The number of accepted tokens of a proposal, the target's own next token, and the length of its cache.
 
     `log_probabilities`, if asked for, are those of the accepted tokens and of the next one.
     """
@@ -39,16 +40,16 @@ def verify(
     proposal: Sequence[int],
     draft_probabilities: Rows | None = None,
     *,
-    chunk: ChunkSize,
+    chunk: PrefillChunk,
     pad: Callable[[int], int] = int,
-) -> Steps[Verdict]:
+) -> Steps[Verification]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and say how much of it the target accepts.
 
     One forward pass over the last of `token_ids` and the proposal gives the target's distribution at each of these
     len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs
-    `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` says how many
-    tokens to feed instead of so many, because a wider step can be cheaper; what comes after the proposal is no part of
-    the session, and the next request rewinds it.
+    `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` maps a
+    number of tokens to the number to feed, because a wider step can be cheaper. The padding is no part of the session,
+    and the next request rewinds it.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
@@ -78,7 +79,7 @@ def verify(
     sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)
     emitted = [*proposal[:num_accepted], next_token_id]
     top = sampler.sampling.top_log_probabilities
-    return Verdict(
+    return Verification(
         num_accepted,
         next_token_id,
         cache.cached_len,
@@ -91,3 +92,14 @@ def verify(
 def count_accepted(accepted: Sequence[bool]) -> int:
     """Count the tokens before the first that is not accepted."""
     return next((i for i, is_accepted in enumerate(accepted) if not is_accepted), len(accepted))
+
+
+def rehearse(model: LoadedModel) -> Steps[None]:
+    """Verify a proposal, greedily and with a temperature."""
+    proposal = [0] * min(7, model.info.context_length - 1)
+    prompt = [0] * min(64, model.info.context_length - len(proposal))
+    for temperature in (0.0, 1.0):
+        cache = SessionCache(model)
+        sampler = Sampler(Sampling(temperature=temperature), model.info.vocabulary_size)
+        yield from verify(cache, sampler, 0, prompt, proposal, chunk=PrefillChunk(1.0))
+        cache.free()

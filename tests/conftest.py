@@ -1,34 +1,70 @@
-"""What the tests share: prompts, models made on the spot, and running stacks."""
+"""The floors of the tests, and what they share: prompts, and the embedded target."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from specd.client import Client
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Stack
-from specd.worker.blas import load_blas
+from specd.settings import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
-    from coordinator.tokenizer import Tokenizer
-    from specd.worker.model import LoadedModel
+    from specd.text.tokenizer import Tokenizer
+    from specd.worker.model.loader import LoadedModel
 
-# Before any test imports MLX.
-load_blas(num_threads=2)
+# What fails in a helper module shows its values, as it would in the test itself.
+pytest.register_assert_rewrite("tests.unit", "tests.worker", "tests.e2e", "tests.containers")
 
-# The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others.
+# The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others, about which
+# the seed alone decides, so that it shows a failure again.
 settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.register_profile("explore", deadline=None, max_examples=300, database=None, print_blob=True)
+settings.register_profile("fast", settings.get_profile("suite"), max_examples=30)
 settings.load_profile("suite")
 
-PROMPTS = sorted((Path(__file__).parents[1] / "benchmarks" / "prompts").glob("*.py"))
+_BEGAN = time.monotonic()
+TESTS = Path(__file__).parent
+PROMPTS = sorted((TESTS.parent / "benchmarks" / "prompts").glob("*.py"))
 # All the short prompts, and every other of the long ones, whose prefill takes most of the time.
 TWENTY_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test-fast` and `make explore` ask for."""
+    parser.addoption("--fast", action="store_true", help="of the cases marked slow, run every tenth")
+    parser.addoption("--seconds", type=float, help="shuffle the tests, and skip those that are not begun in this time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set how many examples a property test has."""
+    if config.option.fast:
+        settings.load_profile("fast")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its floor, the directory that it is in; with --fast, leave nine of ten slow ones out."""
+    num_slow, left_out = 0, []
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
+        if config.option.fast and item.get_closest_marker("slow"):
+            if num_slow % 10:
+                left_out.append(item)
+            num_slow += 1
+    if config.option.seconds:
+        Random(config.option.hypothesis_seed).shuffle(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test for which no time is left."""
+    if item.config.option.seconds and time.monotonic() - _BEGAN > item.config.option.seconds:
+        pytest.skip("no time is left")
 
 
 @pytest.fixture(scope="session")
@@ -38,23 +74,9 @@ def prompts() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-async def stack() -> AsyncIterator[Stack]:
-    """The three processes on the embedded pair, for tests that leave them as they found them."""
-    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    """A client of `stack`."""
-    async with Client(stack.address) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="session")
 def target() -> LoadedModel:
     """The embedded target in this process, with the same weights in the same precision, and without a prefix cache."""
-    from specd.worker.model import load
+    from specd.worker.model.loader import load
 
     return load(EMBEDDED_TARGET, blas="")
 
@@ -62,28 +84,6 @@ def target() -> LoadedModel:
 @pytest.fixture(scope="session")
 def tokenizer(target: LoadedModel) -> Tokenizer:
     """The tokenizer of the embedded pair."""
-    from coordinator.tokenizer import Tokenizer
+    from specd.text.tokenizer import Tokenizer
 
     return Tokenizer(target.tokenizer_json)
-
-
-@pytest.fixture(scope="module")
-async def ahead_client() -> AsyncIterator[Client]:
-    """A client of a stack whose draft always goes ahead, whatever that costs."""
-    always = {"SPECD_COORDINATOR_DRAFT_AHEAD": "always"}
-    async with (
-        Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=always) as stack,
-        Client(stack.address) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module", params=["random", "always right", "always wrong"])
-async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
-    from tests.models import save_odd_draft
-
-    draft = save_odd_draft(request.param, tmp_path_factory.mktemp("drafts") / "draft")
-    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, Client(stack.address) as client:
-        client.draft_kind = request.param  # type: ignore[attr-defined]
-        yield client

@@ -1,1 +1,1 @@
-"""`specd bench`: specd against its own target alone, and against mlx-lm in process, in one run."""
+"""Benchmark of specd, its target alone, and mlx-lm in process, in one run."""

@@ -1,17 +1,17 @@
-"""What the results for one temperature say about each other."""
+"""Ratios between the results at one temperature."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from specd.bench.sample import Result
+from specd.bench.sample import SetupResult
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.sampling import Acceptance
 
 
-def compare(results: Sequence[Result]) -> dict[str, float]:
-    """Put the best of specd beside its target alone and beside the best of mlx-lm, and ways to accept beside others.
+def compare(results: Sequence[SetupResult]) -> dict[str, float]:
+    """Return ratios by name: the best specd to its target alone and to the best mlx-lm, and between acceptance rules.
 
     The best is the best of those that sample from the target's own distribution, adaptive ones included. An adaptive
     one is also put beside all these by itself, and beside the best of those whose k is fixed.
@@ -40,12 +40,12 @@ def compare(results: Sequence[Result]) -> dict[str, float]:
     return verdicts
 
 
-def _best(results: Iterable[Result]) -> Result:
+def _best(results: Iterable[SetupResult]) -> SetupResult:
     return max(results, key=lambda result: (result.setup.is_faithful, result.speedup))
 
 
-def _by_adaptive(own: Sequence[Result], best_mlx_lm: Result) -> Iterator[tuple[str, float]]:
-    """Put specd's best adaptive one, if there is any, beside what it is to be better than."""
+def _by_adaptive(own: Sequence[SetupResult], best_mlx_lm: SetupResult) -> Iterator[tuple[str, float]]:
+    """Yield the ratios of the best adaptive contender, if there is one."""
     adaptive = [result for result in own if result.setup.is_adaptive]
     fixed = [result for result in own if not result.setup.is_adaptive]
     if not adaptive:
@@ -61,8 +61,8 @@ def _by_adaptive(own: Sequence[Result], best_mlx_lm: Result) -> Iterator[tuple[s
         yield f"{name}, % of its limit", 100 * best.of_limit
 
 
-def _by_acceptance(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
-    """Put COUPLED beside REJECTION without lenience and beside mlx-lm; greedily they all accept the same."""
+def _by_acceptance(results: dict[Setup, SetupResult]) -> Iterator[tuple[str, float]]:
+    """Yield the ratios of COUPLED to REJECTION and to mlx-lm. Greedy decoding accepts the same with each."""
     for name, changes in (
         ("COUPLED / REJECTION", {"acceptance": Acceptance.REJECTION}),
         ("COUPLED / mlx-lm (independent sampling)", {"system": MLX_LM}),
@@ -74,7 +74,7 @@ def _by_acceptance(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
                     yield f"{name}, accepted per try, {setup.draft_label}", per_try
 
 
-def _by_lenience(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
+def _by_lenience(results: dict[Setup, SetupResult]) -> Iterator[tuple[str, float]]:
     for setup, own in results.items():
         plain = results.get(replace(setup, lenience=0.0))
         per_try = _quotient(own, plain)
@@ -84,8 +84,8 @@ def _by_lenience(results: dict[Setup, Result]) -> Iterator[tuple[str, float]]:
             yield f"{name}, speed-up, {setup.draft_label}", own.speedup / plain.speedup
 
 
-def _quotient(own: Result, other: Result | None) -> float | None:
-    """Divide what is accepted per try, where both have accepted anything."""
+def _quotient(own: SetupResult, other: SetupResult | None) -> float | None:
+    """Return the ratio of the acceptances per try, if both have any."""
     if other is None or not own.acceptance_per_try or not other.acceptance_per_try:
         return None
     return own.acceptance_per_try / other.acceptance_per_try

@@ -1,4 +1,4 @@
-"""The ways to decode that are compared. Each takes the same prompt tokens and gives a `Sample`."""
+"""The decoders that are compared. Each turns the same prompt tokens into a `Sample`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from specd.bench.sample import Round, Sample, count_rejections
+from specd.bench.sample import RoundTimes, Sample, count_rejections
 from specd.bench.setup import Setup
-from specd.client import Client
-from specd.sampling_messages import acceptance_message
+from specd.rpc.client import Client
+from specd.rpc.messages import acceptance_message
 from specd.v1 import generation_pb2, sampling_pb2
-from specd.worker.model import LoadedModel
+from specd.worker.model.loader import LoadedModel
 
 
 class Contender(Protocol):
-    """A way to decode."""
+    """A decoder to measure."""
 
     @property
     def setup(self) -> Setup:
-        """Which way."""
+        """Its setup."""
 
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
         """Decode one prompt and measure it."""
 
 
 class Specd:
-    """A running specd system, through gRPC. An adaptive one is asked without a number of draft tokens."""
+    """A running specd system, through gRPC. Adaptive requests leave out the number of draft tokens."""
 
     def __init__(self, client: Client, setup: Setup) -> None:
         self.setup = setup
@@ -41,7 +41,7 @@ class Specd:
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
         """Decode one prompt; times are the client's."""
         token_ids: list[int] = []
-        rounds: list[Round] = []
+        rounds: list[RoundTimes] = []
         statistics = generation_pb2.SessionStatistics()
         sampling = sampling_pb2.SamplingParameters(
             temperature=self.setup.temperature,
@@ -132,5 +132,5 @@ def seed_of(prompt: str, repeat: int) -> int:
     return zlib.crc32(f"{prompt} {repeat}".encode())
 
 
-def _round(round_: generation_pb2.Round) -> Round:
-    return Round(**{field.name: getattr(round_, field.name) for field in fields(Round)})
+def _round(round_: generation_pb2.Round) -> RoundTimes:
+    return RoundTimes(**{field.name: getattr(round_, field.name) for field in fields(RoundTimes)})

@@ -1,12 +1,14 @@
-"""Where something was measured, and where its table goes."""
+"""Environment of a measurement, and the table of its results."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 
 from rich.console import Console
+from rich.table import Table
 
 from specd import __version__
 
@@ -14,7 +16,7 @@ _WIDTH = 120
 
 
 def environment(**facts: object) -> dict[str, object]:
-    """Describe for a report where and with what it was measured, and whatever else the caller knows."""
+    """Return versions, machine and these facts, for a report."""
     return {
         "specd": __version__,
         "mlx": version("mlx"),
@@ -26,7 +28,16 @@ def environment(**facts: object) -> dict[str, object]:
     }
 
 
+def new_table(title: str, headers: Iterable[str]) -> Table:
+    """Return a table with a column of names under the title, and one of numbers under each header."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(title)  # a long name gives way: numbers would be cut off
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
 def console() -> Console:
-    """Return where tables go: without a terminal, wide enough for them."""
+    """Return the console for tables; without a terminal it is wide enough for them."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH)

@@ -1,4 +1,4 @@
-"""Draws what was measured over k, as PNG. Needs matplotlib, which the extra `plot` installs."""
+"""Plot of the results over k. Needs matplotlib, which the extra `plot` installs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specd.bench.sample import Result
+from specd.bench.sample import SetupResult
 from specd.errors import StartupError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _DOTS_PER_INCH = 150
 
 
 def require_matplotlib() -> None:
-    """Raise StartupError if matplotlib is missing. To be called before a measurement, which takes long."""
+    """Raise StartupError if matplotlib is missing. Call it before the long measurement."""
     try:
         import matplotlib.backends.backend_agg  # noqa: F401
     except ImportError as error:
@@ -27,13 +27,13 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def save_plot(results: Sequence[Result], title: str, path: Path) -> None:
-    """Write the drawing of `draw` to a file."""
-    # Not through pyplot, whose figures and choice of backend are global.
+def save_plot(results: Sequence[SetupResult], title: str, path: Path) -> None:
+    """Write the plot to a PNG file."""
+    # Not through pyplot, which has global figures and a global backend.
     draw(results, title).savefig(path, format="png", backend="agg")
 
 
-def draw(results: Sequence[Result], title: str) -> Figure:
+def draw(results: Sequence[SetupResult], title: str) -> Figure:
     """Draw a row for each temperature: speed-up against specd's target alone, and acceptance rate, both over k.
 
     An adaptive contender, which has no k, is a dashed line. mlx-lm does not tell how much its draft proposes, so there
@@ -62,8 +62,8 @@ def draw(results: Sequence[Result], title: str) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, results: Sequence[Result], measure: Callable[[Result], float | None]) -> None:
-    by_series: dict[str, list[Result]] = {}
+def _draw_panel(axes: Axes, results: Sequence[SetupResult], measure: Callable[[SetupResult], float | None]) -> None:
+    by_series: dict[str, list[SetupResult]] = {}
     for result in results:
         by_series.setdefault(f"{result.setup.system}{result.setup.method}", []).append(result)
     for number, (name, own) in enumerate(by_series.items()):
@@ -80,7 +80,7 @@ def _draw_panel(axes: Axes, results: Sequence[Result], measure: Callable[[Result
                 axes.axhline(value, linestyle="--", color=colour, label=result.setup.label)
     axes.set_xticks(sorted({k for result in results if (k := result.setup.num_draft_tokens) is not None}))
     axes.set_xlabel("k, draft tokens a round (0: the target alone)")
-    axes.tick_params(labelbottom=True)  # which sharing the axis leaves to the last row
+    axes.tick_params(labelbottom=True)  # a shared axis labels only the last row
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

@@ -1,11 +1,18 @@
-"""The code prompts that come with specd, and others."""
+"""Prompts of a benchmark: those that come with specd, or the user's."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from specd.errors import StartupError
+from specd.text.tokenizer import Tokenizer
+
+Value = TypeVar("Value")
+
+_SHORT_TOKENS = 512
 
 
 def load_prompts(source: Path | None = None) -> dict[str, str]:
@@ -24,10 +31,28 @@ def load_prompts(source: Path | None = None) -> dict[str, str]:
     return {path.name: path.read_text() for path in files}
 
 
+def spread(prompts: Mapping[str, Value], count: int) -> dict[str, Value]:
+    """Return `count` of the prompts, evenly spread."""
+    names = list(prompts)
+    count = min(count, len(names))
+    return {name: prompts[name] for name in (names[i * len(names) // count] for i in range(count))}
+
+
+def encode(prompts: Mapping[str, str], tokenizer_json: bytes) -> dict[str, list[int]]:
+    """Return the token ids of the prompts, as the coordinator encodes them."""
+    tokenizer = Tokenizer(tokenizer_json)
+    return {name: tokenizer.encode(prompt) for name, prompt in prompts.items()}
+
+
+def short(prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Return the prompts that take no longer to compute than their completions to decode."""
+    return {name: ids for name, ids in prompts.items() if len(ids) <= _SHORT_TOKENS}
+
+
 def _read_lines(path: Path) -> dict[str, str]:
-    """Return the prompts of a file in JSON Lines, named by their lines; blank ones are passed over."""
+    """Return the prompts of a JSON Lines file, named by line number, without blank lines."""
     prompts = {}
-    # Not splitlines(): a JSON string may hold the other characters that it takes for the end of a line.
+    # Not splitlines(), which splits at characters that a JSON string may contain.
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
             try:
@@ -40,7 +65,7 @@ def _read_lines(path: Path) -> dict[str, str]:
 
 
 def _read_prompt(line: bytes) -> str:
-    """Return the prompt on a line. Raises ValueError, which says what is wrong with it."""
+    """Return the prompt on a line. Raises ValueError with the reason if it is wrong."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:

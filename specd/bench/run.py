@@ -1,4 +1,4 @@
-"""Runs the contenders on the prompts, and reports."""
+"""Runs of the contenders on the prompts, and their reports."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rich.table import Table
 from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
-from specd.bench.environment import console, environment
+from specd.bench.environment import console, environment, new_table
 from specd.bench.plot import save_plot
-from specd.bench.sample import Result, Sample, summarise
+from specd.bench.prompts import encode, short
+from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import SPECD, Setup, setups
 from specd.bench.turns import take_turns
-from specd.client import Client
+from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
+from specd.rpc.client import Client
 from specd.sampling import Acceptance
-from specd.supervisor import NO_PREFIX_CACHE, Stack
-from specd.worker.model import LoadedModel, load
+from specd.worker.model.loader import LoadedModel, load
 
-_SHORT_PROMPT_TOKENS = 512
 _STAGES = {
     "draft": "draft\nms",
     "verify": "verify\nms",
@@ -37,7 +37,7 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; `lenience` is for REJECTION only, `adaptive` adds contenders for which the service chooses k."""
+    """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses."""
 
     target: str
     draft: str
@@ -55,15 +55,15 @@ class Options:
 
 
 def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
-    """Measure, print a table for each temperature, write JSON and PNG. Returns whether all gave the tokens they must.
+    """Measure, print a table for each temperature, write JSON and PNG. Returns whether the tokens are right.
 
-    The contenders take turns prompt by prompt. Nothing of specd computes while mlx-lm does, and the other way round.
+    The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse.
     """
     target, draft = load(options.target, blas=options.blas), load(options.draft, blas=options.blas)
-    prompt_ids = _encode(target.tokenizer_json, options.prompts)
+    prompt_ids = encode(options.prompts, target.tokenizer_json)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
     output = console()
-    all_results: list[Result] = []
+    all_results: list[SetupResult] = []
     report: dict[str, Any] = {
         "environment": environment(**_facts(options)),
         "results": [],
@@ -74,7 +74,7 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
     for temperature, samples in measured.items():
         baseline = next(iter(samples.values()))
         results = [summarise(setup, own, baseline) for setup, own in samples.items()]
-        same = all(_same_tokens(own, baseline) for setup, own in samples.items() if setup.repeats_target)
+        same = have_same_tokens(own for setup, own in samples.items() if setup.repeats_target)
         verdicts = compare(results)
 
         alone = list(measured) == [0]
@@ -103,7 +103,7 @@ async def _measure(
 ) -> dict[float, dict[Setup, list[Sample]]]:
     """Return the samples by temperature and contender, specd with the target alone first, all in the same order."""
     async with (
-        # Every contender has the same prompts, and mlx-lm computes them each time.
+        # All contenders share the prompts, and mlx-lm computes them each time.
         Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE) as stack,
         Client(stack.address) as client,
     ):
@@ -131,12 +131,11 @@ async def _measure(
 
 
 def run_throughput(options: Options, json_path: Path | None) -> bool:
-    """Measure many sessions at once, print a table, write JSON. Returns whether specd always gave the same tokens."""
+    """Measure concurrent sessions, print a table, write JSON. Returns whether specd always gave the same tokens."""
     target = load(options.target, blas=options.blas)
-    prompts = _encode(target.tokenizer_json, options.prompts)
-    # Long ones take longer to compute than their answers to decode, and would say little about the latter.
-    prompts = {name: ids for name, ids in prompts.items() if len(ids) <= _SHORT_PROMPT_TOKENS} or prompts
-    # As many requests at each concurrency, and enough for the largest to be busy for a while.
+    prompts = encode(options.prompts, target.tokenizer_json)
+    prompts = short(prompts) or prompts
+    # The same number at each concurrency, enough to keep the largest busy for a while.
     requests = list(islice(cycle(prompts.values()), max(len(prompts), 2 * max(options.concurrency))))
     runs = asyncio.run(_measure_throughput(target, requests, options))
     results = throughput.summarise(runs)
@@ -166,9 +165,9 @@ async def _measure_throughput(
         Stack(target=options.target, draft=options.draft, environment=variables | limits) as stack,
         Client(stack.address) as client,
     ):
-        contenders: list[throughput.Contender] = [
-            *(throughput.Specd(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
-            *([throughput.Specd(client, Setup(SPECD, None))] if options.adaptive else []),
+        contenders: list[throughput.LoadContender] = [
+            *(throughput.SpecdClients(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
+            *([throughput.SpecdClients(client, Setup(SPECD, None))] if options.adaptive else []),
             throughput.MlxLmBatch(target),
         ]
         return await throughput.measure(
@@ -179,10 +178,6 @@ async def _measure_throughput(
             repeats=options.repeats,
             cached_prompts=options.cached_prompts,
         )
-
-
-def _same_tokens(samples: Sequence[Sample], baseline: Sequence[Sample]) -> bool:
-    return [sample.token_ids for sample in samples] == [sample.token_ids for sample in baseline]
 
 
 def _say_who_gave_the_same_tokens(contenders: Sequence[Setup], same: bool) -> str:
@@ -198,13 +193,9 @@ def _say_who_gave_the_same_tokens(contenders: Sequence[Setup], same: bool) -> st
     return f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens{but}"
 
 
-def _table(results: Sequence[Result], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    # A long label gives way: numbers would be cut off.
-    table.add_column(title)
+def _table(results: Sequence[SetupResult], title: str) -> Table:
     measures = ("tokens\n/s", "speed\n-up", "limit\n/s", "accepted", "per\ntry", "tokens\n/round", "first\ntoken")
-    for header in (*measures, *_STAGES.values(), "kB a\nround"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = new_table(title, (*measures, *_STAGES.values(), "kB a\nround"))
     for result in results:
         stages = result.round_milliseconds
         table.add_row(
@@ -224,13 +215,6 @@ def _table(results: Sequence[Result], title: str) -> Table:
 
 def _cell(value: float | None, layout: str) -> str:
     return format(value, layout) if value is not None else ""
-
-
-def _encode(tokenizer_json: bytes, prompts: dict[str, str]) -> dict[str, list[int]]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-    return {name: tokenizer.encode(prompt).ids for name, prompt in prompts.items()}
 
 
 def _facts(options: Options) -> dict[str, object]:

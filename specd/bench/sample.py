@@ -1,4 +1,4 @@
-"""One measured decode, and what several come to."""
+"""Measured completions, and their medians."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from specd.bench.setup import Setup
 
 
 @dataclass(frozen=True)
-class Round:
-    """Where the time of one round went, in seconds, and the size of its messages.
-
-    `was_ahead` says that the proposal was there before it was asked for.
-    """
+class RoundTimes:
+    """Times of the stages of one round, in seconds, and the size of its messages."""
 
     draft_seconds: float
     verify_seconds: float
@@ -22,12 +19,11 @@ class Round:
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
-    was_ahead: bool = False
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One decode of one prompt; `rejections` are the rounds in which a proposed token was rejected."""
+    """One completion of one prompt; `rejections` counts the rounds with a rejected token."""
 
     prompt: str
     repeat: int
@@ -37,7 +33,7 @@ class Sample:
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     rejections: int = 0
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[RoundTimes, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -46,31 +42,31 @@ class Sample:
 
     @property
     def verify_seconds(self) -> float:
-        """What the target computed in the rounds after the first."""
+        """Compute time of the target in the rounds after the first."""
         return sum(round_.verify_seconds for round_ in self.rounds)
 
     @property
     def limit_tokens_per_second(self) -> float:
         """Tokens after the first over `verify_seconds`; 0 without any.
 
-        So fast it would be if drafting, waiting, the wire and the coordinator took no time, with the acceptance and the
-        times of verifying as they were measured. The first token comes from the prefill, all others from these rounds.
+        The speed if drafting, waiting, the wire and the coordinator took no time, at the measured acceptance and verify
+        times. The first token comes from the prefill, all others from these rounds.
         """
         return (len(self.token_ids) - 1) / self.verify_seconds if self.verify_seconds else 0.0
 
     def as_record(self) -> dict[str, object]:
-        """Return what is worth keeping, with counts in place of tokens and rounds, and what the limit is made of."""
+        """Return the fields for JSON, with counts in place of tokens and rounds, and `verify_seconds`."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         counts = {"token_ids": len(self.token_ids), "rounds": len(self.rounds)}
         return {**record, **counts, "verify_seconds": self.verify_seconds}
 
 
 @dataclass(frozen=True)
-class Result:
-    """The medians of a contender's samples, and its acceptance.
+class SetupResult:
+    """Medians of a contender's samples, and its acceptance.
 
-    The acceptance rate is of proposed tokens; `acceptance_per_try` leaves out those after a rejected one, which nobody
-    looked at: the probability that a token is accepted at a place where one is tried.
+    The acceptance rate is of proposed tokens. `acceptance_per_try` leaves out those after a rejected one, which were
+    never tried: it is the conditional acceptance at one draft position.
 
     The limit is what specd's speculation would give if all but verifying took no time: the tokens of the rounds after
     the first over the `verify_seconds` of these rounds (`Sample.limit_tokens_per_second`). `of_limit` is tokens per
@@ -91,30 +87,25 @@ class Result:
     round_kilobytes: float | None
 
     def as_record(self) -> dict[str, object]:
-        """Return it for JSON, with the setup's fields among its own."""
+        """Return the fields for JSON, those of the setup included."""
         record = asdict(self)
         setup = record.pop("setup")
         return {"name": self.setup.name, **setup, "acceptance": self.setup.acceptance.value, **record}
 
 
-def summarise(setup: Setup, samples: Sequence[Sample], baseline: Sequence[Sample]) -> Result:
-    """Take the medians; the speed-up is the median over prompts and repeats of the ratio to the baseline's sample."""
-    # Sampled texts can end with their first token, which has no speed.
-    pairs = [
-        (own, other)
-        for own, other in zip(samples, baseline, strict=True)
-        if own.tokens_per_second and other.tokens_per_second
-    ]
+def summarise(setup: Setup, samples: Sequence[Sample], baseline: Sequence[Sample]) -> SetupResult:
+    """Return the medians. The speed-up is the median of the samples' ratios to the baseline's."""
+    pairs = _with_speed(samples, baseline)
     rounds = [round_ for sample in samples for round_ in sample.rounds]
     proposed = sum(sample.proposed_tokens for sample in samples)
     accepted = sum(sample.accepted_tokens for sample in samples)
     tries = accepted + sum(sample.rejections for sample in samples)
     limited = [own for own, _ in pairs if setup.speculates and own.limit_tokens_per_second]
     decoded = sum(len(sample.token_ids) - 1 for sample in samples)
-    return Result(
+    return SetupResult(
         setup=setup,
         tokens_per_second=median(own.tokens_per_second for own, _ in pairs),
-        speedup=median(own.tokens_per_second / other.tokens_per_second for own, other in pairs),
+        speedup=median_ratio(samples, baseline),
         limit_tokens_per_second=median(own.limit_tokens_per_second for own in limited) if limited else None,
         of_limit=median(own.tokens_per_second / own.limit_tokens_per_second for own in limited) if limited else None,
         time_to_first_token_seconds=median(sample.time_to_first_token_seconds for sample in samples),
@@ -126,8 +117,26 @@ def summarise(setup: Setup, samples: Sequence[Sample], baseline: Sequence[Sample
     )
 
 
+def median_ratio(samples: Sequence[Sample], baseline: Sequence[Sample]) -> float:
+    """Return the median of the ratios of tokens per second, sample by sample; 0 if no two have a speed."""
+    ratios = [own.tokens_per_second / other.tokens_per_second for own, other in _with_speed(samples, baseline)]
+    return median(ratios) if ratios else 0.0
+
+
+def have_same_tokens(samples: Iterable[Sequence[Sample]]) -> bool:
+    """Return whether all contenders gave the same tokens."""
+    first, *others = ([sample.token_ids for sample in own] for own in samples)
+    return all(other == first for other in others)
+
+
+def _with_speed(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    # Sampled texts can end with their first token, which has no speed.
+    pairs = zip(samples, baseline, strict=True)
+    return [(own, other) for own, other in pairs if own.tokens_per_second and other.tokens_per_second]
+
+
 def count_rejections(drafted: Iterable[bool], num_draft_tokens: int) -> int:
-    """Count the rejections in a text of which we know for each token whether the draft proposed it.
+    """Return the number of rejections in a text, by whether the draft proposed each token.
 
     Each is a token of the target's own after fewer than k of the draft's: after k of them it is the bonus token, and
     where the last round is cut to fewer, an accepted proposal has no token after it.
@@ -139,11 +148,11 @@ def count_rejections(drafted: Iterable[bool], num_draft_tokens: int) -> int:
     return rejections
 
 
-def _medians(rounds: Sequence[Round]) -> dict[str, float]:
-    """Take the median of each stage, of what coordinator and wire take together, and of all stages."""
+def _medians(rounds: Sequence[RoundTimes]) -> dict[str, float]:
+    """Return the medians in ms of each stage, of wire and coordinator together, and of the round."""
     if not rounds:
         return {}
-    names = [field.name for field in fields(Round) if field.name.endswith("_seconds")]
+    names = [field.name for field in fields(RoundTimes) if field.name.endswith("_seconds")]
     stages = {name: [getattr(round_, name) for round_ in rounds] for name in names}
     stages["wire_and_coordinator_seconds"] = [round_.wire_seconds + round_.coordinator_seconds for round_ in rounds]
     stages["total_seconds"] = [sum(getattr(round_, name) for name in names) for round_ in rounds]

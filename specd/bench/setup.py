@@ -1,4 +1,4 @@
-"""What distinguishes the contenders of a benchmark from each other."""
+"""Setups of the contenders of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPECD, MLX_LM = "specd", "mlx-lm"
 
 @dataclass(frozen=True)
 class Setup:
-    """Who decodes, and how; with 0 draft tokens the target alone, with None as many as the service chooses."""
+    """System and parameters of a contender. 0 draft tokens: the target alone; None: the service chooses."""
 
     system: str
     num_draft_tokens: int | None = 0
@@ -22,24 +22,24 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """How a table for one temperature calls it."""
+        """Name in a table for one temperature."""
         return f"{self.system}, {self.draft_label}{self.method}" if self.speculates else f"{self.system}, target alone"
 
     @property
     def draft_label(self) -> str:
-        """How many draft tokens a round, in words."""
+        """Draft tokens per round, in words."""
         return "adaptive" if self.is_adaptive else f"k = {self.num_draft_tokens}"
 
     @property
     def method(self) -> str:
-        """How it accepts draft tokens, to be added to a name; COUPLED goes without saying."""
+        """Suffix of a name for the acceptance rule; empty for COUPLED."""
         if not self.rejects:
             return ""
         return f", lenience {self.lenience:g}" if self.lenience else ", rejection"
 
     @property
     def name(self) -> str:
-        """How it is called among all."""
+        """Name among all contenders."""
         return f"{self.label}, T = {self.temperature:g}" if self.temperature else self.label
 
     @property
@@ -54,12 +54,12 @@ class Setup:
 
     @property
     def rejects(self) -> bool:
-        """Whether it is specd that accepts by REJECTION."""
+        """Whether it is specd with acceptance by REJECTION."""
         return self.acceptance is Acceptance.REJECTION
 
     @property
     def repeats_target(self) -> bool:
-        """Whether it must give the tokens of specd's target alone with the same seed."""
+        """Whether its tokens must equal those of specd's target alone with the same seed."""
         if self.temperature == 0:
             return self.lenience == 0
         return self.system == SPECD and not self.rejects
@@ -78,7 +78,7 @@ def setups(
     *,
     adaptive: bool = False,
 ) -> Iterator[Setup]:
-    """Give the contenders for a temperature, specd with the target alone first; mlx-lm has fixed k only."""
+    """Yield the setups for a temperature, specd with the target alone first; mlx-lm has fixed k only."""
     yield Setup(SPECD, 0, temperature)
     for k in (*num_draft_tokens, None) if adaptive else num_draft_tokens:
         for method in acceptance:

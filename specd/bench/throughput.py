@@ -1,4 +1,4 @@
-"""Many sessions at once: what specd and mlx-lm's batches give in all."""
+"""Throughput of concurrent sessions, of specd and of mlx-lm's batches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from specd.bench.environment import new_table
 from specd.bench.setup import MLX_LM, SPECD, Setup
-from specd.client import Client
-from specd.worker.model import LoadedModel
+from specd.rpc.client import Client
+from specd.worker.model.loader import LoadedModel
 
 Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """A way to decode, and how many sessions at once."""
+    """A setup and a number of concurrent sessions."""
 
     setup: Setup
     concurrency: int
@@ -33,7 +34,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What a number of requests came to, so many of them at once. Times in seconds.
+    """Measurements of a list of requests under a load. Times in seconds.
 
     `num_tokens` came in the first `seconds`, after which there were fewer requests left than can be decoded at once.
     `drafted_per_round` is how many tokens the draft proposed on average: what an adaptive k came to.
@@ -49,12 +50,12 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """What all got together while as many as there should be were decoded at once."""
+        """Throughput of all sessions together under full load."""
         return self.num_tokens / self.seconds
 
 
 class _FullLoad:
-    """Counts the tokens of so many prompts, as long as enough of them are left to decode so many at once."""
+    """Counts tokens while enough prompts are left to keep `concurrency` sessions busy."""
 
     def __init__(self, num_prompts: int, concurrency: int) -> None:
         self._ends_left = max(num_prompts - concurrency, 0) + 1
@@ -74,27 +75,27 @@ class _FullLoad:
             self.seconds = time.perf_counter() - self._started_at
 
 
-class Contender(Protocol):
-    """A way to decode several prompts at once."""
+class LoadContender(Protocol):
+    """A decoder of concurrent prompts to measure."""
 
     setup: Setup
 
     async def prepare(self, prompts: Prompts) -> None:
-        """Compute the prompts, so that decoding does not have to."""
+        """Fill the prompt caches."""
 
     async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
-        """Decode all prompts, so many at once, and measure it."""
+        """Decode all prompts, `concurrency` at a time, and measure it."""
 
 
-class Specd:
-    """A running specd system, whose clients each ask for the next prompt when they have got one."""
+class SpecdClients:
+    """Clients of a running specd system. Each sends the next prompt when its last is complete."""
 
     def __init__(self, client: Client, setup: Setup) -> None:
         self.setup = setup
         self._client = client
 
     async def prepare(self, prompts: Prompts) -> None:
-        """Let the workers' prefix caches hold the prompts."""
+        """Fill the prefix caches of the workers."""
         for prompt in prompts:
             async for _ in self._client.generate(prompt, max_tokens=3, num_draft_tokens=1):
                 pass
@@ -141,7 +142,7 @@ class Specd:
 
 
 class MlxLmBatch:
-    """mlx-lm's continuous batching, which `batch_generate` and its server use: the target alone, in this process."""
+    """mlx-lm's continuous batching, as in `batch_generate` and its server: the target alone, in this process."""
 
     setup = Setup(MLX_LM)
 
@@ -185,7 +186,7 @@ class MlxLmBatch:
 
 
 async def measure(
-    contenders: Sequence[Contender],
+    contenders: Sequence[LoadContender],
     prompts: Prompts,
     *,
     concurrency: Sequence[int],
@@ -193,7 +194,7 @@ async def measure(
     repeats: int,
     cached_prompts: bool,
 ) -> list[Run]:
-    """Let the contenders take turns, at each concurrency, each repeat beginning with another one."""
+    """Let the contenders take turns at each concurrency; each repeat starts with another one."""
     runs = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("warming up", total=repeats * len(concurrency) * len(contenders))
@@ -211,8 +212,8 @@ async def measure(
 
 
 @dataclass(frozen=True)
-class Result:
-    """The medians of the runs under one load, beside others."""
+class LoadResult:
+    """Medians of the runs under one load, and their ratios to other loads."""
 
     load: Load
     tokens_per_second: float
@@ -224,7 +225,7 @@ class Result:
     same_tokens: bool
 
     def as_record(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the fields for JSON."""
         record = asdict(self)
         del record["load"]
         setup = self.load.setup
@@ -236,8 +237,8 @@ class Result:
         }
 
 
-def summarise(runs: Sequence[Run]) -> list[Result]:
-    """Take medians over the repeats; put each beside mlx-lm's at the same concurrency, and specd's best for one."""
+def summarise(runs: Sequence[Run]) -> list[LoadResult]:
+    """Return medians over the repeats, with ratios to mlx-lm at the same concurrency and to one session of specd."""
     by_load: dict[Load, list[Run]] = {}
     for run in runs:
         by_load.setdefault(run.load, []).append(run)
@@ -246,7 +247,7 @@ def summarise(runs: Sequence[Run]) -> list[Result]:
     one = max(speed for load, speed in speeds.items() if load.setup.system == SPECD and load.concurrency == alone)
     reference = next(run for run in runs if run.load == Load(Setup(SPECD), alone)).token_ids
     return [
-        Result(
+        LoadResult(
             load,
             speed,
             speed / speeds[Load(Setup(MLX_LM), load.concurrency)],
@@ -260,11 +261,9 @@ def summarise(runs: Sequence[Run]) -> list[Result]:
     ]
 
 
-def table(results: Sequence[Result], title: str) -> Table:
-    """Lay the results out, by concurrency, the fastest of specd in bold."""
-    layout = Table(box=None, pad_edge=False, header_style="bold")
-    layout.add_column(title, no_wrap=True)
-    for header in (
+def table(results: Sequence[LoadResult], title: str) -> Table:
+    """Return the table by concurrency, specd's fastest in bold."""
+    headers = (
         "at once",
         "drafted\n/round",
         "tokens\n/s",
@@ -273,8 +272,8 @@ def table(results: Sequence[Result], title: str) -> Table:
         "first\ntoken ms",
         "ms per\ntoken",
         "same\ntokens",
-    ):
-        layout.add_column(header, justify="right", no_wrap=True)
+    )
+    layout = new_table(title, headers)
     for result in sorted(results, key=lambda result: result.load.concurrency):
         load, is_specd = result.load, result.load.setup.system == SPECD
         fastest = best(results, load.concurrency)
@@ -293,7 +292,7 @@ def table(results: Sequence[Result], title: str) -> Table:
     return layout
 
 
-def best(results: Sequence[Result], concurrency: int) -> Result:
-    """Return specd's fastest at a concurrency."""
+def best(results: Sequence[LoadResult], concurrency: int) -> LoadResult:
+    """Return specd's fastest result at a concurrency."""
     own = [r for r in results if r.load.setup.system == SPECD and r.load.concurrency == concurrency]
     return max(own, key=lambda result: result.tokens_per_second)

@@ -1,4 +1,4 @@
-"""Contenders take turns, so that what else the machine does falls on all of them."""
+"""Turns of the contenders: what else the machine does slows all of them alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def take_turns(
     max_tokens: int,
     title: str = "",
 ) -> dict[Name, list[Sample]]:
-    """Let the contenders decode each prompt one after another, each time beginning with another one.
+    """Let the contenders decode each prompt in turn, starting with another one each time.
 
     Returns their samples, all in the same order.
     """

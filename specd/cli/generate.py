@@ -1,17 +1,28 @@
-"""Completions on the terminal."""
+"""The command `specd generate`, and completions on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
 
+import grpc
+import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specd.client import Client
-from specd.v1 import generation_pb2
+from specd.errors import StartupError, error_info
+from specd.launch import complain
+from specd.rpc.client import Client
+from specd.rpc.messages import acceptance_message
+from specd.sampling import Acceptance
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.v1 import generation_pb2, sampling_pb2
 
 DEMO_PROMPT = '''\
 import math
@@ -31,6 +42,86 @@ class Vector:
     def __sub__(self, other):'''
 
 _DRAFTED_STYLE = "green"
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-draft-tokens",
+            "-k",
+            min=0,
+            max=MAX_NUM_DRAFT_TOKENS,
+            help="Draft tokens per round; 0: target alone. (default: the coordinator's setting)",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Maximum number of tokens to generate."),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy, else 0.01 to 100.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens at least this likely, relative to the most likely one.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.")] = None,
+    acceptance: Annotated[Acceptance, typer.Option(help="Acceptance rule for draft tokens.")] = Acceptance.COUPLED,
+    lenience: Annotated[float, typer.Option(help="Added to the acceptance probability of rejection; not exact.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
+    session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON message per line.")] = False,
+    address: Annotated[
+        str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")
+    ] = "127.0.0.1:50051",
+) -> None:
+    """Stream a completion from a running coordinator."""
+    text = _read_prompt(prompt)
+    message = generation_pb2.ChatMessage(role="user", content=text)
+    fields = {
+        "max_tokens": max_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "session_id": session,
+        "stop": generation_pb2.StopConditions(strings=stop or ()),
+        "sampling": sampling_pb2.SamplingParameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            acceptance=acceptance_message(acceptance),
+            lenience=lenience,
+        ),
+    }
+    with _grpc_errors(address):
+        asyncio.run(
+            show_completion(
+                address, generation_pb2.Chat(messages=[message]) if chat else text, as_json=as_json, **fields
+            )
+        )
+
+
+def _read_prompt(argument: str) -> str:
+    data = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise StartupError(f"the prompt is not UTF-8 text: {error}") from error
+
+
+@contextlib.contextmanager
+def _grpc_errors(address: str) -> Iterator[None]:
+    """Report the error of a call in one line, and exit with 1."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_info(error).reason:
+            complain(f"no coordinator answers at {address}: start one with 'specd up'")
+        else:
+            complain(f"{error.code().name}: {error.details()}")
+        raise typer.Exit(1) from error
 
 
 async def show_completion(address: str, prompt: str | generation_pb2.Chat, *, as_json: bool, **fields: Any) -> None:

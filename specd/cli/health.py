@@ -1,14 +1,40 @@
-"""What the health service of a process says."""
+"""The command `specd health`."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Annotated
+
+import grpc
+import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specd.channel import open_channel
+from specd.launch import complain
+from specd.rpc.channel import open_channel
+
+
+def health(
+    address: Annotated[
+        str, typer.Argument(envvar="SPECD_ADDRESS", help="Address of the process: HOST:PORT or unix:PATH.")
+    ] = "127.0.0.1:50051",
+    service: Annotated[
+        str, typer.Option(metavar="NAME", help="Check this service, such as specd.v1.DraftService.", show_default=False)
+    ] = "",
+    timeout_seconds: Annotated[float, typer.Option(min=0.01, help="Time to wait for an answer.")] = 3.0,
+) -> None:
+    """Print the health of a process; exit with 1 unless it is SERVING."""
+    try:
+        status = asyncio.run(health_of(address, service, timeout_seconds))
+    except grpc.aio.AioRpcError as error:
+        complain(f"{address} does not say whether it serves: {error.code().name}: {error.details()}")
+        raise typer.Exit(1) from error
+    typer.echo(f"{address} {status}")
+    if status != "SERVING":
+        raise typer.Exit(1)
 
 
 async def health_of(address: str, service: str, timeout_seconds: float) -> str:
-    """Return the status of a service, or, with "", of the whole process: SERVING, NOT_SERVING and so on.
+    """Return the health status of a service, or of the process for "": SERVING, NOT_SERVING, …
 
     Raises grpc.aio.AioRpcError.
     """

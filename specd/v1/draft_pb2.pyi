@@ -9,27 +9,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences", "num_ahead_tokens", "min_ahead_confidence")
+    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MIN_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
-    NUM_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MIN_AHEAD_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
     sampling: _sampling_pb2.SessionSampling
     min_confidences: _containers.RepeatedScalarFieldContainer[float]
-    num_ahead_tokens: int
-    min_ahead_confidence: float
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ..., num_ahead_tokens: _Optional[int] = ..., min_ahead_confidence: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("round", "token_ids", "cached_len", "time", "reused_len", "distributions", "confidences", "is_ahead")
+    __slots__ = ("round", "token_ids", "cached_len", "time", "reused_len", "distributions", "confidences")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -37,7 +33,6 @@ class ProposeResponse(_message.Message):
     REUSED_LEN_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
-    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     round: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     cached_len: int
@@ -45,5 +40,4 @@ class ProposeResponse(_message.Message):
     reused_len: int
     distributions: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenDistribution]
     confidences: _containers.RepeatedScalarFieldContainer[float]
-    is_ahead: bool
-    def __init__(self, round: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ..., reused_len: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., confidences: _Optional[_Iterable[float]] = ..., is_ahead: _Optional[bool] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ..., reused_len: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., confidences: _Optional[_Iterable[float]] = ...) -> None: ...

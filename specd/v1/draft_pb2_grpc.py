@@ -57,7 +57,6 @@ class DraftServiceServicer:
         tokens, and every response says how many those were.
         A request supersedes an unfinished one on the same stream, which is then not answered; what that one had already
         put into the cache is reused. Requests are idempotent.
-        Tokens that the draft has proposed or guessed already for exactly these tokens are not computed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -120,7 +120,7 @@ class GeneratedToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "was_ahead")
+    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes")
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +129,6 @@ class Round(_message.Message):
     WIRE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WAS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     proposed: int
     accepted: int
     draft_seconds: float
@@ -138,11 +137,10 @@ class Round(_message.Message):
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
-    was_ahead: bool
-    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., was_ahead: _Optional[bool] = ...) -> None: ...
+    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionStatistics(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "rounds_ahead", "rounds_gone_ahead", "ahead_saved_seconds", "speedup")
+    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -162,9 +160,6 @@ class SessionStatistics(_message.Message):
     WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    ROUNDS_GONE_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_SAVED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
@@ -185,11 +180,8 @@ class SessionStatistics(_message.Message):
     wasted_tokens: int
     target_reused_tokens: int
     draft_reused_tokens: int
-    rounds_ahead: int
-    rounds_gone_ahead: int
-    ahead_saved_seconds: float
     speedup: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., rounds_ahead: _Optional[int] = ..., rounds_gone_ahead: _Optional[int] = ..., ahead_saved_seconds: _Optional[float] = ..., speedup: _Optional[float] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ...) -> None: ...
 
 class RoundAverages(_message.Message):
     __slots__ = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "tokens", "wire_bytes")

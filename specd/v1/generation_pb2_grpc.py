@@ -56,7 +56,8 @@ class GenerationServiceServicer:
 
         Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on:
         INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY,
-        CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
+        CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, of every method, for bytes that are no message
+        of its request's type), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
         RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once; CACHE_FULL, when others use the workers too),
         UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
         INTERNAL (NON_FINITE_LOGITS and others).

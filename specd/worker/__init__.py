@@ -1,1 +1,1 @@
-"""What both workers are made of. The only place, with the two workers, that imports MLX."""
+"""The parts that both workers share. Only this package and the two workers import MLX."""

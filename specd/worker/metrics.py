@@ -1,4 +1,4 @@
-"""What a worker counts."""
+"""The metrics of a worker."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specd.metrics import SECONDS_BUCKETS
-from specd.worker.live_caches import LiveCaches
-from specd.worker.prefix_cache import PrefixCache
-from specd.worker.schedule import StepTime
+from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
+from specd.worker.cache.capacity import CacheCapacity
+from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.engine.scheduler import StepTime
 
 _POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 
@@ -21,7 +21,7 @@ class WorkerMetrics:
     """The metrics of one worker, in a registry that the caller chose."""
 
     def __init__(
-        self, registry: CollectorRegistry, caches: LiveCaches, prefixes: PrefixCache, *, bytes_per_token: int
+        self, registry: CollectorRegistry, caches: CacheCapacity, prefixes: PrefixCache, *, bytes_per_token: int
     ) -> None:
         """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape.
 
@@ -76,7 +76,7 @@ class WorkerMetrics:
         )
         self.step_tokens = Histogram(
             "specd_worker_step_tokens",
-            "Tokens that a step computes; there is no padding.",
+            "Tokens that a step computes, padding included.",
             ["kind"],
             buckets=_POWERS_OF_TWO,
             registry=registry,

@@ -1,4 +1,4 @@
-"""ModelService: what a worker says about its model."""
+"""ModelService: describes the model of a worker."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from specd.deferred import Deferred
 from specd.errors import SpecdError, to_status
+from specd.rpc.deferred import Deferred
+from specd.rpc.messages import to_model, to_step_costs
 from specd.v1 import model_pb2, model_pb2_grpc
-from specd.worker.worker import Worker
+from specd.worker.session_stream import Worker
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -27,13 +28,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         """Return the model's description."""
         worker = await self._get(context)
         return model_pb2.DescribeResponse(
-            model=model_pb2.Model(**dataclasses.asdict(worker.model.info)),
+            model=to_model(worker.model.info),
             cache_capacity_tokens=worker.caches.capacity_tokens,
-            step_costs=[
-                model_pb2.StepCost(sessions=sessions, width=width, seconds=seconds)
-                for sessions, curve in worker.costs.measured.items()
-                for width, seconds in curve.items()
-            ],
+            step_costs=to_step_costs(worker.costs),
         )
 
     async def GetTokenizer(

@@ -9,21 +9,46 @@ from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import grpc
+import mlx.core as mx
 import structlog
 
-from specd.deferred import Deferred
 from specd.errors import InvalidRequestError, SpecdError, to_status
+from specd.rpc.deferred import Deferred
+from specd.rpc.messages import sampling_from
 from specd.sampling import Sampling
-from specd.sampling_messages import sampling_from
+from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, sampling_pb2
-from specd.worker.engine import Done, Steps
-from specd.worker.live_caches import LiveCaches
-from specd.worker.sampler import Sampler
-from specd.worker.session import WorkerSession
-from specd.worker.session_cache import SessionCache
-from specd.worker.worker import Worker
+from specd.worker.cache.capacity import CacheCapacity
+from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.cache.session_cache import SessionCache
+from specd.worker.engine.engine import Done, Engine, Steps
+from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.metrics import WorkerMetrics
+from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.sampler import Sampler
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A loaded model, the engine that computes it, the sessions that it holds and what ended ones left."""
+
+    engine: Engine
+    model: LoadedModel
+    caches: CacheCapacity
+    prefixes: PrefixCache
+    metrics: WorkerMetrics
+    chunk: PrefillChunk
+    costs: StepCosts
+
+
+@dataclass
+class WorkerSession:
+    """The session's KV cache, and how its tokens are chosen."""
+
+    cache: SessionCache
+    sampler: Sampler
 
 
 class _Request(Protocol):
@@ -38,7 +63,6 @@ class _Request(Protocol):
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
 
 
-Session = TypeVar("Session", bound=WorkerSession)
 Request = TypeVar("Request", bound=_Request)
 Response = TypeVar("Response")
 Result = TypeVar("Result")
@@ -50,36 +74,24 @@ class _Asked(Generic[Request, Result]):
 
     request: Request
     computing: asyncio.Future[Done[Result]]
-    is_answered: bool = False
-    is_superseded: bool = False
-
-    def drop(self) -> bool:
-        """Drop the job; returns whether the request remains without an answer."""
-        self.is_superseded = True
-        return self.computing.cancel() and not self.is_answered
 
 
-class SessionStreams(Generic[Session, Request, Result, Response]):
+class SessionStreams(Generic[Request, Result, Response]):
     """Serves the sessions of one worker: the prefix protocol, whatever a request computes.
 
-    `begin` checks a request and makes its steps, `answer` makes the response from what they return. `go_on` can make
-    more steps once a response is sent, for another response, which the next request supersedes.
+    `begin` checks a request and makes its steps, `answer` makes the response from their result.
     """
 
     def __init__(
         self,
         worker: Deferred[Worker],
         *,
-        new_session: Callable[[SessionCache, Sampler], Session],
-        begin: Callable[[Worker, Session, Request], Steps[Result]],
-        answer: Callable[[Session, Request, Done[Result]], Response],
-        go_on: Callable[[Session, Request, Result], Steps[Result] | None] = lambda *_: None,
+        begin: Callable[[Worker, WorkerSession, Request], Steps[Result]],
+        answer: Callable[[WorkerSession, Request, Done[Result]], Response],
     ) -> None:
         self._deferred = worker
-        self._new_session = new_session
         self._begin = begin
         self._answer = answer
-        self._go_on = go_on
 
     async def serve(self, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         """Serve one session until its stream ends, then leave its cache to the prefix cache, or free it on an error."""
@@ -97,7 +109,7 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
 
     async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         cache = SessionCache(worker.model, worker.prefixes)
-        session = self._new_session(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
+        session = WorkerSession(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
         worker.caches.add(cache)
         end = cache.keep
         log.debug("session opened")
@@ -113,7 +125,7 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
             log.debug("session closed")
 
     async def _serve_latest(
-        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: Session
+        self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: WorkerSession
     ) -> None:
         """Answer the latest request, dropping one that is not done when the next arrives."""
         latest: _Asked[Request, Result] | None = None
@@ -121,9 +133,9 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
         try:
             async with asyncio.TaskGroup() as answers:
                 while (request := cast(Any, await context.read())) is not grpc.aio.EOF:
-                    if latest is not None and latest.drop():
+                    if latest is not None and latest.computing.cancel():
                         worker.metrics.requests.labels("superseded").inc()
-                    structlog.contextvars.bind_contextvars(round=request.round)
+                    structlog.contextvars.bind_contextvars(request=request.round)
                     if request.HasField("sampling"):
                         if latest is not None:
                             raise InvalidRequestError(
@@ -133,34 +145,22 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
                     latest = _Asked(request, worker.engine.submit(_free_on_error(session.cache, steps), session.cache))
-                    answers.create_task(self._write_answers(worker, context, session, latest, writing))
+                    answers.create_task(self._write_answer(worker, context, session, latest, writing))
         finally:
-            # A task that was cancelled before it began has not cancelled what it was to wait for.
+            # A task that was cancelled before it began has not cancelled its job.
             if latest is not None:
-                latest.drop()
+                latest.computing.cancel()
 
-    async def _write_answers(
+    async def _write_answer(
         self,
         worker: Worker,
         context: grpc.aio.ServicerContext[Request, Response],
-        session: Session,
+        session: WorkerSession,
         asked: _Asked[Request, Result],
         writing: asyncio.Lock,
     ) -> None:
         done = await asked.computing
-        await self._write(context, self._answer(session, asked.request, done), writing)
-        worker.metrics.requests.labels("done").inc()
-        worker.metrics.compute_seconds.observe(done.compute_seconds)
-        worker.metrics.queue_seconds.observe(done.queue_seconds)
-        more = self._go_on(session, asked.request, done.result)
-        if more is not None and not asked.is_superseded:
-            asked.is_answered = True
-            asked.computing = worker.engine.submit(_free_on_error(session.cache, more))
-            await self._write(context, self._answer(session, asked.request, await asked.computing), writing)
-
-    async def _write(
-        self, context: grpc.aio.ServicerContext[Request, Response], response: Response, writing: asyncio.Lock
-    ) -> None:
+        response = self._answer(session, asked.request, done)
         async with writing:  # gRPC takes one message at a time
             write = asyncio.ensure_future(context.write(response))
             try:
@@ -169,6 +169,9 @@ class SessionStreams(Generic[Session, Request, Result, Response]):
                 # Nor does it take a status meanwhile: the caller would wait for that for ever.
                 await asyncio.gather(write, return_exceptions=True)
                 raise
+        worker.metrics.requests.labels("done").inc()
+        worker.metrics.compute_seconds.observe(done.compute_seconds)
+        worker.metrics.queue_seconds.observe(done.queue_seconds)
 
 
 def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
@@ -200,6 +203,12 @@ def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
         raise
 
 
-def _close(cache: SessionCache, caches: LiveCaches, end: Callable[[], None]) -> None:
+def _close(cache: SessionCache, caches: CacheCapacity, end: Callable[[], None]) -> None:
     caches.discard(cache)
-    end()
+    try:
+        end()
+    except Exception:  # keeping the cache evaluates it, and can run out of memory: the other sessions must not suffer
+        log.exception("cannot keep the cache of a session")
+        cache.free()
+    if not len(caches):
+        mx.clear_cache()  # not while others compute, which use the allocator's free buffers again

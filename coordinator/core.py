@@ -1,0 +1,236 @@
+"""The domain: a session's tokens, and the plan, proposal, verdict and commit of each of its rounds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from specd.sampling import TokenDistribution, TokenLogProbabilities
+
+# Where the time of a round goes. "coordinator" is what the others leave.
+STAGES = ("draft", "verify", "queue", "wire", "coordinator")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many tokens the draft proposes in a round.
+
+    It proposes up to `num_draft_tokens`. A proposal ends early, with its i-th token or the next, when the product of
+    its first i confidences is below the i-th of `min_confidences`; without any, it does not end early.
+    """
+
+    num_draft_tokens: int
+    min_confidences: Sequence[float] = ()
+
+    def within(self, room: int) -> Plan:
+        """Return a plan with at most `room` tokens, room >= 0."""
+        return replace(self, num_draft_tokens=min(self.num_draft_tokens, room))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request to a worker and its answer: seconds by place, and when it was sent by time.perf_counter.
+
+    `num_sessions` sessions shared the worker's last step for it, with `step_tokens` tokens in all, padding included.
+    The request brought `num_tokens` of the session's tokens: a few in each round, all after a loss.
+    """
+
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    wire_bytes: int = 0
+    num_sessions: int = 1
+    step_tokens: int = 1
+    num_tokens: int = 1
+    sent_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the request to its answer."""
+        return self.queue_seconds + self.compute_seconds + self.wire_seconds
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The draft's tokens; none when it was not asked, or with a `fault` when it could not answer.
+
+    `confidences` has one value in [0, 1] a token, if asked for. With acceptance by REJECTION, `distributions` are
+    those that the tokens were sampled from. The draft's cache holds `cached_len` tokens, and took `reused_len` from
+    the prefix cache when the stream began.
+    """
+
+    token_ids: list[int]
+    distributions: Sequence[TokenDistribution] = ()
+    cached_len: int = 0
+    reused_len: int = 0
+    exchange: Exchange = Exchange()
+    fault: str = ""
+    confidences: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many proposed tokens the target accepts, and its own next token.
+
+    `log_probabilities`, if asked for, are those of the accepted tokens and the next one. Lengths are as in Proposal.
+    The target was lost `num_replays` times on the way, and got the session's tokens again; `was_retried` also says that
+    it was late or full.
+    """
+
+    num_accepted: int
+    next_token_id: int
+    cached_len: int = 0
+    reused_len: int = 0
+    log_probabilities: Sequence[TokenLogProbabilities] = ()
+    exchange: Exchange = Exchange()
+    num_replays: int = 0
+    was_retried: bool = False
+
+
+class FinishReason(enum.Enum):
+    """Why a session ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The tokens that a round emits: the accepted ones, then the target's own unless the text ended before it.
+
+    The target's own token is `recovered` after a rejection, and a `bonus` otherwise. The session's last commit has a
+    finish reason.
+    """
+
+    token_ids: list[int]
+    num_accepted: int
+    recovered: bool = False
+    bonus: bool = False
+    finish_reason: FinishReason | None = None
+
+    def cut(self, num_tokens: int, finish_reason: FinishReason) -> Commit:
+        """Return the first `num_tokens` tokens, as the session's end."""
+        assert 0 < num_tokens <= len(self.token_ids)
+        is_whole = num_tokens == len(self.token_ids)
+        return Commit(
+            self.token_ids[:num_tokens],
+            min(self.num_accepted, num_tokens),
+            recovered=self.recovered and is_whole,
+            bonus=self.bonus and is_whole,
+            finish_reason=finish_reason,
+        )
+
+
+@dataclass
+class Session:
+    """One decode. The coordinator owns its tokens; the workers' caches are copies of prefixes of them.
+
+    End and stop tokens end it only after `min_tokens` others.
+    Invariant: len(token_ids) == prompt_len + num_generated, 0 <= num_generated <= max_tokens.
+    """
+
+    session_id: str
+    token_ids: list[int]
+    max_tokens: int
+    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    prompt_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.token_ids)
+        assert self.prompt_len > 0
+        assert self.max_tokens > 0
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether any round can have a proposal: the first has none, nor has one with room for a single token."""
+        return self.max_tokens > 2
+
+    def bound(self, plan: Plan) -> Plan:
+        """Return the plan, cut to the room that is left.
+
+        The first round has no proposal: the target prefills, and the first token must not wait for the draft. Full
+        acceptance with the bonus token must not exceed max_tokens.
+        """
+        return plan.within(self.max_tokens - self.num_generated - 1 if self.num_generated else 0)
+
+    def commit(self, proposal: Sequence[int], num_accepted: int, next_token_id: int) -> Commit:
+        """Append the accepted part of the proposal and the target's own next token, up to the first end token."""
+        assert self.finish_reason is None
+        assert 0 <= num_accepted <= len(proposal) < self.max_tokens - self.num_generated
+        is_full = num_accepted == len(proposal)
+        commit = Commit([*proposal[:num_accepted], next_token_id], num_accepted, recovered=not is_full, bonus=is_full)
+        for i, token_id in enumerate(commit.token_ids):
+            reason = self._finish_reason(token_id, self.num_generated + i)
+            if reason is not None:
+                commit = commit.cut(i + 1, reason)
+                break
+        self.token_ids.extend(commit.token_ids)
+        self.finish_reason = commit.finish_reason
+        return commit
+
+    def _finish_reason(self, token_id: int, num_before: int) -> FinishReason | None:
+        """Return why a token after `num_before` generated ones is the last, if it is."""
+        if num_before >= self.min_tokens:
+            if token_id in self.eos_token_ids:
+                return FinishReason.EOS
+            if token_id in self.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if num_before + 1 == self.max_tokens else None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One propose and one verify, committed. Times in seconds, by the clock of the round loop.
+
+    `target_only_seconds` is the estimate for the same tokens by the target alone, 0 where there is none.
+    """
+
+    proposal: Proposal
+    verdict: Verdict
+    commit: Commit
+    started_at: float
+    ended_at: float
+    target_only_seconds: float = 0.0
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that the target verified."""
+        return len(self.proposal.token_ids)
+
+    @property
+    def seconds(self) -> float:
+        """How long the round took."""
+        return self.ended_at - self.started_at
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage, in the order of STAGES."""
+        propose, verify = self.proposal.exchange, self.verdict.exchange
+        values = (
+            propose.compute_seconds,
+            verify.compute_seconds,
+            propose.queue_seconds + verify.queue_seconds,
+            propose.wire_seconds + verify.wire_seconds,
+            self.seconds - propose.seconds - verify.seconds,
+        )
+        return dict(zip(STAGES, values, strict=True))
+
+    @property
+    def wire_bytes(self) -> int:
+        """Size of the messages to and from the workers."""
+        return self.proposal.exchange.wire_bytes + self.verdict.exchange.wire_bytes
+
+    def cut(self, num_tokens: int, finish_reason: FinishReason) -> Round:
+        """Return the round as if the session had ended with the first `num_tokens` of its tokens."""
+        return replace(self, commit=self.commit.cut(num_tokens, finish_reason))

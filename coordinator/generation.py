@@ -1,0 +1,240 @@
+"""The coordinator: takes requests, keeps their sessions, and drives their rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.core import FinishReason, Round, Session
+from coordinator.output import EmittedToken, Output
+from coordinator.planner.cost_model import CostModel
+from coordinator.planner.planner import Planner
+from coordinator.round_loop import decode, read_ahead
+from coordinator.sessions.admission import Admission
+from coordinator.sessions.prompt import encode_prompt
+from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.session_store import SessionStore
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.statistics import SessionStatistics
+from coordinator.workers.drafter import Drafter, DraftStream
+from coordinator.workers.errors import WorkerError
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream, Verifier
+from specd.errors import InternalError
+from specd.model_info import ModelInfo
+from specd.sampling import Sampling
+from specd.settings import CoordinatorSettings
+from specd.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there
+
+log = structlog.get_logger()
+
+# Rounds that a session may be ahead of its client.
+_ROUNDS_AHEAD = 64
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one round gives the client; the last one has a finish reason, and the stop string if that was it."""
+
+    session_id: str
+    seed: int
+    tokens: list[EmittedToken]
+    round: Round
+    statistics: SessionStatistics
+    stop_string: str | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why this is the last one, if it is. The session itself may be rounds ahead."""
+        return self.round.commit.finish_reason
+
+
+class Coordinator:
+    """Generates text with one target and, while it is there, one draft."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        metrics: CoordinatorMetrics,
+        *,
+        model: ModelInfo,
+        tokenizer: Tokenizer,
+        target: RemoteWorker[TargetStream],
+        draft: RemoteWorker[DraftStream],
+        begin_trace: BeginTrace | None = None,
+    ) -> None:
+        """Use a target that is there with this model and tokenizer; without `begin_trace` there are no spans."""
+        self.settings = settings
+        self.model = model
+        self.target = target
+        self.draft = draft
+        self.sessions = SessionStore(settings.session_idle_seconds, settings.session_budget_tokens, time.time)
+        self.admission = Admission(
+            max_sessions=settings.max_sessions,
+            max_queued=settings.max_queued,
+            capacity_tokens=lambda: target.capacity_tokens,
+            clock=time.perf_counter,
+        )
+        costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
+        self.planner = Planner(costs, clock=time.perf_counter)
+        self._metrics = metrics
+        self._tokenizer = tokenizer
+        self._begin_trace = begin_trace
+        self._decoding: dict[str, Session] = {}
+        self._show_gauges()
+
+    def model_names(self) -> dict[str, str]:
+        """Name the models, for logs."""
+        draft = self.draft.model
+        return {"target": self.model.name, "draft": draft.name if draft else f"none ({self.draft.fault})"}
+
+    def decode_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Safe on any thread."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Emission]:
+        """Generate what comes after a prompt, a round at a time; closing the iterator ends the generation.
+
+        The session is kept for another Generate once this one finishes, before the last emission. If it does not
+        finish, the session is as it was.
+        Raises ResourceExhaustedError, InvalidRequestError, NotFoundError, ConflictError, UnavailableError, or
+        InternalError when the target refuses or breaks.
+        """
+        arrived_at = time.perf_counter()
+        with self.admission.place() as place:  # before anything is done for it
+            if request.session_id:
+                kept = self.sessions.acquire(request.session_id)
+            else:
+                kept = self.sessions.begin(secrets.token_hex(8))
+            is_finished = False
+            try:
+                with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
+                    prompt = await asyncio.to_thread(encode_prompt, self._tokenizer, request.prompt, kept)
+                    session, sampling = self._begin(kept.session_id, prompt.token_ids, request)
+                    await place.admit(session.prompt_len + session.max_tokens)
+                    reply: list[str] = []
+                    async with aclosing(self._run(request, session, sampling, arrived_at)) as emissions:
+                        async for emission in emissions:
+                            reply.extend(token.text for token in emission.tokens)
+                            if emission.finish_reason is not None:
+                                num_tokens = session.prompt_len + emission.statistics.generated_tokens
+                                chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
+                                self.sessions.finish(kept, session.token_ids[:num_tokens], chat)
+                                is_finished = True
+                            yield emission
+            finally:
+                if not is_finished:
+                    self.sessions.abandon(kept)
+
+    async def _run(
+        self, request: GenerationRequest, session: Session, sampling: Sampling, arrived_at: float
+    ) -> AsyncGenerator[Emission]:
+        """Decode a session. When the last emission comes, nothing of the session runs any more."""
+        settings, session_id = self.settings, session.session_id
+        drafter = Drafter(
+            self.draft, session_id, sampling, timeout_seconds=settings.draft_timeout_seconds, clock=time.perf_counter
+        )
+        verifier = Verifier(
+            self.target,
+            session_id,
+            sampling,
+            timeout_seconds=settings.target_timeout_seconds,
+            recovery_seconds=settings.target_recovery_seconds,
+            clock=time.perf_counter,
+        )
+        k = settings.given_num_draft_tokens if request.num_draft_tokens is None else request.num_draft_tokens
+        planner = self.planner.begin(sampling, k)
+        stop = request.stop
+        output = Output(self._tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
+        statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
+        trace = self._begin_trace and self._begin_trace(session_id, arrived_at, request.traceparent)
+        self._decoding[session_id] = session
+        self._metrics.count_prompt(session.prompt_len)
+        outcome = "failed"
+        try:
+            decoding = decode(session, planner, drafter, verifier, clock=time.perf_counter)
+            async with aclosing(read_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
+                async for committed in rounds:
+                    round_, tokens = output.take(committed)
+                    self._metrics.count_round(round_, first=statistics.rounds == 0)
+                    statistics.add(round_, arrived_at=arrived_at)
+                    if trace:
+                        trace.add(round_)
+                    log.debug("round", number=statistics.rounds, accepted=round_.commit.num_accepted)
+                    emission = Emission(session_id, sampling.seed, tokens, round_, statistics, output.stop_string)
+                    if emission.finish_reason is not None:
+                        outcome = emission.finish_reason.value
+                        break
+                    yield emission
+        except WorkerError as error:
+            raise InternalError(error.reason, str(error)) from error
+        except (GeneratorExit, asyncio.CancelledError):  # the client went away
+            outcome = "cancelled"
+            raise
+        finally:
+            drafter.close()
+            verifier.close()
+            planner.close()
+            del self._decoding[session_id]
+            self._metrics.count_session(statistics, outcome)
+            if trace:
+                trace.end(statistics, outcome)
+            log.info(
+                "session ended",
+                outcome=outcome,
+                prompt_tokens=statistics.prompt_tokens,
+                generated_tokens=statistics.generated_tokens,
+                rounds=statistics.rounds,
+                proposed=statistics.proposed_tokens,
+                accepted=statistics.accepted_tokens,
+            )
+        yield emission
+
+    def _begin(self, session_id: str, prompt_ids: list[int], request: GenerationRequest) -> tuple[Session, Sampling]:
+        """Return the session of a request and its sampling. Raises InvalidRequestError."""
+        max_tokens = request.check(self.model, prompt_ids)
+        stop = request.stop
+        session = Session(
+            session_id=session_id,
+            token_ids=prompt_ids,
+            max_tokens=max_tokens,
+            eos_token_ids=frozenset(() if stop.ignore_eos else self.model.eos_token_ids),
+            stop_token_ids=frozenset(stop.token_ids),
+            min_tokens=stop.min_tokens,
+        )
+        sampling = replace(request.sampling, vocabulary_size=self.model.vocabulary_size)
+        if stop.min_tokens:
+            sampling = replace(
+                sampling,
+                suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
+                suppressed_before=session.prompt_len + stop.min_tokens,
+            )
+        return session, sampling
+
+    def _show_gauges(self) -> None:
+        show, sessions = self._metrics.show, self._decoding.values()
+        show("active_sessions", lambda: len(self._decoding))
+        show("session_tokens", lambda: sum(len(session.token_ids) for session in tuple(sessions)))
+        show("queued_requests", lambda: self.admission.num_queued)
+        show("max_sessions", lambda: self.settings.max_sessions)
+        show("max_queued_requests", lambda: self.settings.max_queued)
+        show("reserved_tokens", lambda: self.admission.reserved_tokens)
+        show("capacity_tokens", lambda: self.target.capacity_tokens)
+        show("kept_sessions", lambda: len(self.sessions))
+        show("kept_session_tokens", lambda: self.sessions.num_tokens)
+        for state, is_decoding in (("prefilling", False), ("decoding", True)):
+            show("sessions_by_state", partial(self._count_sessions, is_decoding=is_decoding), state)
+
+    def _count_sessions(self, *, is_decoding: bool) -> int:
+        return sum((session.num_generated > 0) == is_decoding for session in tuple(self._decoding.values()))

@@ -1,0 +1,158 @@
+"""The coordinator process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.generation import Coordinator
+from coordinator.service import GenerationService, SessionService
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers.drafter import DraftStream
+from coordinator.workers.errors import RefusedModelError
+from coordinator.workers.link import WorkerLink
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.stream import GrpcDraftStream, GrpcTargetStream
+from specd.errors import StartupError
+from specd.model_info import ModelInfo
+from specd.rpc.deferred import Deferred
+from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
+from specd.rpc.server import Server
+from specd.settings import CoordinatorSettings
+from specd.text.tokenizer import Tokenizer
+from specd.v1 import generation_pb2_grpc, session_pb2_grpc
+
+if TYPE_CHECKING:
+    from coordinator.telemetry.tracing import BeginTrace
+
+log = structlog.get_logger()
+
+_FORGET_SECONDS = 10.0
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """Run the coordinator until a signal. Raises StartupError when it cannot start."""
+    server = Server(settings.listen, ("specd.v1.GenerationService", "specd.v1.SessionService"))
+    registry = new_registry()
+    add_build_info(registry, "coordinator")
+    metrics = CoordinatorMetrics(registry)
+    deferred = Deferred[Coordinator]("the target worker")
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationService(deferred, metrics, server), server.grpc
+    )
+    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
+    async with AsyncExitStack() as connections:
+        endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
+        begin_trace = connections.enter_context(_tracing(settings.otlp_endpoint))
+        await server.start()
+        starting = asyncio.ensure_future(_start(settings, server, metrics, begin_trace, connections))
+        stopping = asyncio.ensure_future(server.wait_for_stop())
+        try:
+            # The workers may never come: a signal ends the wait for them.
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                coordinator = starting.result()
+                deferred.set(coordinator)
+                server.announce(metrics_address=endpoint.address, **coordinator.model_names())
+                await server.set_serving(coordinator.target.model is not None)
+                forgetting = asyncio.ensure_future(_forget_sessions(coordinator))
+                await stopping
+                forgetting.cancel()
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await server.stop(settings.shutdown_grace_seconds)
+
+
+def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
+    if not endpoint:
+        return nullcontext()
+    try:
+        from coordinator.telemetry.tracing import open_tracing
+    except ImportError as error:
+        raise StartupError(
+            f"spans cannot go to {endpoint} without OpenTelemetry: install specd[tracing], or set no OTLP endpoint"
+        ) from error
+    return open_tracing(endpoint)
+
+
+async def _forget_sessions(coordinator: Coordinator) -> None:
+    """Forget what people said in time, also when nobody calls any more."""
+    while True:
+        await asyncio.sleep(_FORGET_SECONDS)
+        coordinator.sessions.expire()
+
+
+async def _start(
+    settings: CoordinatorSettings,
+    server: Server,
+    metrics: CoordinatorMetrics,
+    begin_trace: BeginTrace | None,
+    connections: AsyncExitStack,
+) -> Coordinator:
+    """Wait for the workers and check that they fit."""
+    target, model, tokenizer = await _connect_target(settings, server, metrics, connections)
+    draft = RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")
+    if settings.draft:
+        draft = await _connect_draft(settings, metrics, connections, model, tokenizer)
+    return Coordinator(
+        settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft, begin_trace=begin_trace
+    )
+
+
+async def _connect_target(
+    settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
+) -> tuple[WorkerLink[GrpcTargetStream], ModelInfo, Tokenizer]:
+    first: list[tuple[ModelInfo, Tokenizer]] = []
+
+    async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
+        if not first:
+            first.append((model, await link.fetch_tokenizer(model.name)))
+        elif not model.decodes_like(first[0][0]):
+            raise RefusedModelError(
+                f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
+                f"{first[0][0].name}, with other weights or another tokenizer: restart the coordinator"
+            )
+
+    async def on_change(ready: bool) -> None:
+        metrics.show_worker("target", link.model)
+        if server.announced:
+            await server.set_serving(ready)
+
+    link = WorkerLink("target", settings.target, open_stream=GrpcTargetStream, accept=accept, on_change=on_change)
+    connections.push_async_callback(link.close)
+    await link.wait_until_judged(math.inf)
+    if link.refusal:
+        raise StartupError(link.refusal)
+    return link, *first[0]
+
+
+async def _connect_draft(
+    settings: CoordinatorSettings,
+    metrics: CoordinatorMetrics,
+    connections: AsyncExitStack,
+    target: ModelInfo,
+    tokenizer: Tokenizer,
+) -> WorkerLink[GrpcDraftStream]:
+    async def accept(model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:
+        if model.vocabulary_fingerprint != target.vocabulary_fingerprint:
+            difference = tokenizer.difference(await link.fetch_tokenizer())
+            raise RefusedModelError(
+                f"the draft {model.name} and the target {target.name} have different tokenizers ({difference}): "
+                "use a draft of the target's family"
+            )
+
+    async def on_change(ready: bool) -> None:
+        metrics.show_worker("draft", link.model)
+
+    link = WorkerLink("draft", settings.draft, open_stream=GrpcDraftStream, accept=accept, on_change=on_change)
+    connections.push_async_callback(link.close)
+    if not await link.wait_until_judged(settings.draft_startup_seconds):
+        log.warning("the draft worker does not answer: serving with the target alone", address=settings.draft)
+    elif link.refusal:
+        raise StartupError(link.refusal)
+    return link

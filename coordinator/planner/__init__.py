@@ -1,0 +1,1 @@
+"""Chooses the number of draft tokens of each round."""

@@ -1,0 +1,108 @@
+"""The policy: draft lengths that maximise expected tokens per second. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from specd.step_costs import interpolate
+
+# Positions that a smaller part of the proposals reaches, or is accepted up to, are not considered.
+_NEGLIGIBLE = 0.03
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Costs of a round by number k of draft tokens, in seconds.
+
+    `draft[k]` is a proposal of k tokens, `verify[k]` its verification; both have the same length. `draft_overhead` is
+    the rest of asking the draft, `round_overhead` the rest of any round.
+    """
+
+    draft: Sequence[float]
+    verify: Sequence[float]
+    draft_overhead: float
+    round_overhead: float
+
+    @property
+    def target_only(self) -> float:
+        """A round without a draft."""
+        return self.round_overhead + self.verify[0]
+
+
+def choose_k(
+    accepted: Sequence[float], reached: Sequence[float], costs: RoundCosts, least_gain: float = 1.0
+) -> tuple[int, float]:
+    """Return the k with the most expected tokens per second, and that rate.
+
+    `accepted[i]` is the probability that the first i + 1 draft tokens are all proposed and accepted, `reached[i]` that
+    a proposal gets to position i before it ends early. A round with up to k emits 1 + sum(accepted[:k]) tokens
+    (Leviathan et al., arXiv 2211.17192, equation 1, by position). k = 0, the target alone, must be beaten by the factor
+    `least_gain`.
+    """
+    floor = 1 / costs.target_only
+    best_k, best_rate = 0, floor
+    tokens, ended_early, before = 1.0, 0.0, 1.0
+    for k, (accept, reach) in enumerate(zip(accepted, reached, strict=True), start=1):
+        if reach < _NEGLIGIBLE:
+            break
+        ended_early += (before - reach) * (costs.draft[k - 1] + costs.verify[k - 1])
+        tokens += accept
+        seconds = ended_early + reach * (costs.draft[k] + costs.verify[k])
+        rate = tokens / (costs.round_overhead + costs.draft_overhead + seconds)
+        if rate > max(best_rate, least_gain * floor):
+            best_k, best_rate = k, rate
+        before = reach
+    return best_k, best_rate
+
+
+def stop_thresholds(costs: RoundCosts, rate: float, acceptance: float, k: int) -> list[float]:
+    """Return, for i = 1 .. k - 1, the least probability of the first i tokens at which drafting on still pays.
+
+    The draft looks at a confidence one token late, so a proposal that ends at i has i + 1 tokens. Going on to j tokens
+    costs the draft steps and the added verify. It brings the tokens after i + 1, each accepted with probability
+    `acceptance` after the others, and each worth 1 / rate seconds (Dinkelbach, 1967: what maximises a ratio). The
+    threshold is the least over all j <= k, so that a step in the verify's cost can be crossed.
+    """
+    thresholds = []
+    for i in range(1, k):
+        least, tokens, probability = 1.0, 0.0, acceptance
+        for j in range(i + 2, k + 1):
+            probability *= acceptance
+            tokens += probability
+            added = costs.draft[j] - costs.draft[i + 1] + costs.verify[j] - costs.verify[i + 1]
+            least = min(least, max(added, 0.0) * rate / tokens)
+        thresholds.append(least if tokens else 0.0)
+    return thresholds
+
+
+def share_out(
+    accepted: Mapping[Hashable, Sequence[float]], costs: RoundCosts, least_gain: float = 1.0
+) -> dict[Hashable, int]:
+    """Return the k of each of several sessions that share steps, for the most expected tokens per second of all.
+
+    `accepted[session][i]` is as in `choose_k` and does not rise with i. In a shared round the draft takes as long as
+    for the longest proposal, the target as for the mean length. So for each longest length, the likeliest tokens of
+    all sessions come first, up to the best number of them.
+    """
+    n = len(accepted)
+    tokens = sorted(
+        ((p, session, i) for session, own in accepted.items() for i, p in enumerate(own) if p >= _NEGLIGIBLE),
+        key=lambda token: (-token[0], token[2]),
+    )
+    verify = dict(enumerate(costs.verify))
+    floor = n / costs.target_only
+    best: list[Hashable] = []
+    best_rate = floor
+    for longest in range(1, 1 + max((i + 1 for _, _, i in tokens), default=0)):
+        fixed = costs.round_overhead + costs.draft_overhead + costs.draft[longest]
+        expected, chosen = float(n), list[Hashable]()
+        for p, session, i in tokens:
+            if i >= longest:
+                continue
+            expected += p
+            chosen.append(session)
+            rate = expected / (fixed + interpolate(verify, len(chosen) / n))
+            if rate > max(best_rate, least_gain * floor):
+                best_rate, best = rate, chosen.copy()
+    return {session: best.count(session) for session in accepted}

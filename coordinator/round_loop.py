@@ -1,0 +1,88 @@
+"""The round loop: speculative decoding of one session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import structlog
+
+from coordinator.core import Plan, Round, Session
+from coordinator.workers.drafter import Drafter
+from coordinator.workers.verifier import Verifier
+
+Item = TypeVar("Item")
+
+
+class RoundPlanner(Protocol):
+    """Chooses the number of draft tokens of each round of a session."""
+
+    def will_draft(self) -> bool:
+        """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
+
+    def plan(self) -> Plan:
+        """Plan the next round."""
+
+    def observe(self, plan: Plan, round_: Round) -> float:
+        """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
+
+
+async def decode(
+    session: Session, planner: RoundPlanner, drafter: Drafter, verifier: Verifier, *, clock: Callable[[], float]
+) -> AsyncGenerator[Round]:
+    """Run a session to its end, a round at a time (Leviathan et al., arXiv 2211.17192, algorithm 1).
+
+    The draft proposes as planned, the target verifies the proposal in one pass, and the accepted tokens are committed
+    with the target's own next one: the recovered token after a rejection, the bonus token otherwise. A round without a
+    proposal is an ordinary decoding step, so a missing draft costs speed and nothing else.
+
+    Raises UnavailableError when the target is lost and does not come back, and the workers' refusals.
+    """
+    if session.can_draft and planner.will_draft():
+        drafter.start_prefill(session.token_ids)
+    for number in itertools.count(1):
+        structlog.contextvars.bind_contextvars(round=number)
+        started_at = clock()
+        plan = session.bound(planner.plan())
+        proposal = await drafter.propose(session.token_ids, plan)
+        verdict = await verifier.verify(session.token_ids, proposal)
+        commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
+        round_ = Round(proposal, verdict, commit, started_at, clock())
+        if number > 1:
+            round_ = replace(round_, target_only_seconds=planner.observe(plan, round_))
+        yield round_
+        if commit.finish_reason is not None:
+            return
+
+
+async def read_ahead(items: AsyncGenerator[Item], *, limit: int) -> AsyncGenerator[Item]:
+    """Yield the items of a generator that goes on while an item is used, up to `limit` items ahead.
+
+    Rounds go on while the coordinator turns the last one into text and the client reads it. A client that stops
+    reading stops them after `limit` rounds. Closing this generator closes the other.
+    """
+    queue: asyncio.Queue[Item | None] = asyncio.Queue()  # None ends it
+    room = asyncio.Semaphore(limit)
+
+    async def produce() -> None:
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    await room.acquire()
+                    queue.put_nowait(item)
+        finally:
+            queue.put_nowait(None)
+
+    producing = asyncio.ensure_future(produce())
+    try:
+        while (item := await queue.get()) is not None:
+            room.release()
+            yield item
+        await producing
+    finally:
+        producing.cancel()
+        await asyncio.gather(producing, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Requests, their prompts, admission, and the sessions that are kept."""

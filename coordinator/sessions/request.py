@@ -1,0 +1,108 @@
+"""What a client may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coordinator.sessions.prompt import Prompt
+from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
+from specd.sampling import MAX_STOP_TOKENS, Sampling, check_token_ids
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+
+# Tokens that are generated when a request does not say.
+DEFAULT_MAX_TOKENS = 256
+
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_STRING_CHARACTERS = 256
+
+
+@dataclass(frozen=True)
+class StopConditions:
+    """What ends a generation besides max_tokens; generation.proto explains the fields."""
+
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+
+    def check(self, model: ModelInfo, max_tokens: int) -> None:
+        """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
+        for name, count, most in (
+            ("stop.token_ids", len(self.token_ids), MAX_STOP_TOKENS),
+            ("stop.strings", len(self.strings), _MAX_STOP_STRINGS),
+        ):
+            if count > most:
+                raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
+        for string in self.strings:
+            if not 1 <= len(string) <= _MAX_STOP_STRING_CHARACTERS:
+                shown = repr(string if len(string) <= 40 else f"{string[:40]}…")
+                raise InvalidRequestError(
+                    "OUT_OF_RANGE",
+                    f"stop.strings has {shown} of {len(string)} characters: "
+                    f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
+                )
+        check_token_ids("stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+        if self.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                "CONTRADICTION", f"min_tokens is {self.min_tokens}, but max_tokens is {max_tokens}"
+            )
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session.
+
+    `traceparent` is the caller's W3C trace context, if it has sent one.
+    """
+
+    prompt: Prompt = None
+    max_tokens: int | None = None
+    num_draft_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: StopConditions = field(default_factory=StopConditions)
+    session_id: str = ""
+    traceparent: str = ""
+
+    def check(self, model: ModelInfo, prompt_ids: Sequence[int]) -> int:
+        """Return how many tokens to generate at most. Raises InvalidRequestError, naming field and value."""
+        k = self.num_draft_tokens
+        if k is not None and k > MAX_NUM_DRAFT_TOKENS:
+            raise InvalidRequestError(
+                "OUT_OF_RANGE", f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]"
+            )
+        self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.name)
+        check_prompt(model, prompt_ids)
+        max_tokens = resolve_max_tokens(model, len(prompt_ids), self.max_tokens)
+        self.stop.check(model, max_tokens)
+        return max_tokens
+
+
+def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
+    """Raise InvalidRequestError if the target cannot continue these tokens."""
+    if not prompt_ids:
+        raise InvalidRequestError("EMPTY_PROMPT", "the prompt is empty: set `text`, `token_ids` or `chat`")
+    check_token_ids("token_ids", prompt_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+    if len(prompt_ids) >= model.context_length:
+        raise InvalidRequestError(
+            "CONTEXT_EXCEEDED",
+            f"the prompt has {len(prompt_ids)} tokens, which leaves no room to generate: "
+            f"the context of {model.name} is {model.context_length} tokens",
+        )
+
+
+def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None) -> int:
+    """Return how many tokens to generate at most. Raises InvalidRequestError if the context has no room for them."""
+    room = model.context_length - prompt_len
+    if max_tokens is None:
+        return min(DEFAULT_MAX_TOKENS, room)
+    if max_tokens == 0:
+        raise InvalidRequestError("OUT_OF_RANGE", "max_tokens is 0: it must be at least 1")
+    if max_tokens > room:
+        raise InvalidRequestError(
+            "CONTEXT_EXCEEDED",
+            f"the prompt's {prompt_len} tokens and max_tokens {max_tokens} make {prompt_len + max_tokens}, "
+            f"but the context of {model.name} is {model.context_length} tokens: max_tokens can be at most {room}",
+        )
+    return max_tokens

@@ -1,0 +1,1 @@
+"""Metrics, statistics and spans of rounds and sessions."""

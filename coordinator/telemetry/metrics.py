@@ -1,0 +1,156 @@
+"""The coordinator's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from coordinator.core import FinishReason, Round
+from coordinator.telemetry.statistics import SessionStatistics
+from specd.model_info import ModelInfo
+from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
+
+# Names without "specd_": what they count, and their labels.
+_COUNTERS: dict[str, tuple[str, ...]] = {
+    "rounds": ("Rounds committed, target-only ones included.",),
+    "prompt_tokens": ("Prompt tokens of sessions that began.",),
+    "generated_tokens": ("Tokens emitted.",),
+    "proposed_tokens": ("Tokens proposed by the draft and verified.",),
+    "accepted_tokens": ("Proposed tokens accepted by the target and emitted.",),
+    "accepted_tokens_by_position": ("Accepted tokens by draft position, from 0.", "position"),
+    "proposed_tokens_by_position": ("Proposed tokens by draft position, from 0.", "position"),
+    "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
+    "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
+    "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
+    "round_seconds": ("Time of the rounds after a session's first that have a target-only estimate.",),
+    "target_only_seconds": ("That estimate, for their tokens; over specd_round_seconds_total, the speed-up.",),
+    "target_replays": ("Sessions sent again to a target that had been lost.",),
+    "sessions": ("Generations by finish reason, cancelled or failed.", "outcome"),
+    "reused_prompt_tokens": ("Prompt tokens that a worker had in its prefix cache, by worker.", "worker"),
+    "errors": ("Requests that failed, by gRPC status code and reason.", "code", "reason"),
+    "wire_bytes": ("Size of the messages between coordinator and workers.",),
+}
+_HISTOGRAMS: dict[str, tuple[str, ...]] = {
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.",),
+    "admission_seconds": ("From the arrival of a request until its session began to run.",),
+    "time_per_output_token_seconds": ("Of a session: first to last token, over the tokens after the first.",),
+    "round_stage_seconds": ("Time of a round by stage (rounds after a session's first).", "stage"),
+}
+_GAUGES: dict[str, tuple[str, ...]] = {
+    "active_sessions": ("Sessions under way.",),
+    "sessions_by_state": ("Active sessions: prefilling or decoding.", "state"),
+    "session_tokens": ("Tokens of the sessions under way.",),
+    "queued_requests": ("Requests that wait until there is room for them.",),
+    "max_sessions": ("Sessions that may run at the same time.",),
+    "max_queued_requests": ("Requests beyond those that may wait.",),
+    "reserved_tokens": ("Tokens that the sessions under way can come to.",),
+    "capacity_tokens": ("Tokens that the target worker has room for in its cache.",),
+    "kept_sessions": ("Sessions that are kept to be continued, or run now.",),
+    "kept_session_tokens": ("Tokens of the kept sessions that do not run now.",),
+    "draft_available": ("1 while a draft that fits the target is connected.",),
+    "target_available": ("1 while the target is connected.",),
+    "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
+}
+# A counter whose series begins with its first error shows Prometheus no rise: those with alerts begin at 0.
+_FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "errors": (
+        ("RESOURCE_EXHAUSTED", "QUEUE_FULL"),
+        ("UNAVAILABLE", "TARGET_UNAVAILABLE"),
+        ("INTERNAL", "INTERNAL"),
+    ),
+    "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
+    "sessions": (*((reason.value,) for reason in FinishReason), ("cancelled",), ("failed",)),
+    "reused_prompt_tokens": (("draft",), ("target",)),
+}
+
+
+class CoordinatorMetrics:
+    """The metrics of the coordinator, in a registry that the caller chose.
+
+    Acceptance rate is specd_accepted_tokens_total / specd_proposed_tokens_total, mean acceptance length
+    specd_generated_tokens_total / specd_rounds_total.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counters = {
+            name: Counter(f"specd_{name}", text, labels, registry=registry)
+            for name, (text, *labels) in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"specd_{name}", text, labels, buckets=SECONDS_BUCKETS, registry=registry)
+            for name, (text, *labels) in _HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"specd_{name}", text, labels, registry=registry) for name, (text, *labels) in _GAUGES.items()
+        }
+        self._draft_tokens = Histogram(
+            "specd_round_draft_tokens",
+            "Draft tokens of a round (rounds after a session's first).",
+            buckets=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32),
+            registry=registry,
+        )
+        self._model_names = {"target": "", "draft": ""}
+        for name, series in _FIRST_LABELS.items():
+            for labels in series:
+                self._counters[name].labels(*labels)
+
+    @property
+    def errors(self) -> Counter:
+        """Requests that failed, by gRPC status code and reason."""
+        return self._counters["errors"]
+
+    def show(self, name: str, value: Callable[[], float], *labels: str) -> None:
+        """Read the gauge specd_{name} from a function at each scrape."""
+        gauge = self._gauges[name]
+        (gauge.labels(*labels) if labels else gauge).set_function(value)
+
+    def show_worker(self, worker: str, model: ModelInfo | None) -> None:
+        """Show whether the "draft" or "target" worker is there, and with which model."""
+        self._gauges[f"{worker}_available"].set(model is not None)
+        if model is not None:
+            self._model_names[worker] = model.name
+            self._gauges["model_info"].clear()
+            self._gauges["model_info"].labels(**self._model_names).set(1)
+
+    def count_prompt(self, num_tokens: int) -> None:
+        """Count the prompt of a session that begins."""
+        self._counters["prompt_tokens"].inc(num_tokens)
+
+    def count_round(self, round_: Round, *, first: bool) -> None:
+        """Count a round; a session's `first` one prefills."""
+        counters, commit = self._counters, round_.commit
+        counters["rounds"].inc()
+        counters["generated_tokens"].inc(len(commit.token_ids))
+        counters["proposed_tokens"].inc(round_.num_proposed)
+        counters["accepted_tokens"].inc(commit.num_accepted)
+        counters["wire_bytes"].inc(round_.wire_bytes)
+        for position in range(round_.num_proposed):
+            counters["proposed_tokens_by_position"].labels(position).inc()
+        for position in range(commit.num_accepted):
+            counters["accepted_tokens_by_position"].labels(position).inc()
+        counters["recovered_tokens"].inc(commit.recovered)
+        counters["bonus_tokens"].inc(commit.bonus)
+        counters["target_replays"].inc(round_.verdict.num_replays)
+        if round_.proposal.fault:
+            counters["rounds_without_draft"].labels(round_.proposal.fault).inc()
+        if first:
+            return
+        self._draft_tokens.observe(round_.num_proposed)
+        if round_.target_only_seconds:
+            counters["round_seconds"].inc(round_.seconds)
+            counters["target_only_seconds"].inc(round_.target_only_seconds)
+        for stage, seconds in round_.stage_seconds.items():
+            self._histograms["round_stage_seconds"].labels(stage).observe(seconds)
+
+    def count_session(self, statistics: SessionStatistics, outcome: str) -> None:
+        """Count a session that ended."""
+        self._counters["sessions"].labels(outcome).inc()
+        self._histograms["admission_seconds"].observe(statistics.admission_seconds)
+        self._counters["reused_prompt_tokens"].labels("draft").inc(statistics.draft_reused_tokens)
+        self._counters["reused_prompt_tokens"].labels("target").inc(statistics.target_reused_tokens)
+        if statistics.generated_tokens > 0:
+            self._histograms["time_to_first_token_seconds"].observe(statistics.time_to_first_token_seconds)
+        if statistics.generated_tokens > 1:
+            seconds = statistics.decode_seconds / (statistics.generated_tokens - 1)
+            self._histograms["time_per_output_token_seconds"].observe(seconds)

@@ -1,0 +1,1 @@
+"""The coordinator's access to the two workers."""

@@ -1,0 +1,151 @@
+"""A session's access to the draft worker, which never fails: without a draft there is no proposal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from coordinator.core import Plan, Proposal
+from coordinator.workers.cached_prefix import CachedPrefix
+from coordinator.workers.errors import WorkerError, WorkerLateError
+from coordinator.workers.remote_worker import RemoteWorker
+from specd.model_info import ModelInfo
+from specd.sampling import Acceptance, Sampling
+
+log = structlog.get_logger()
+
+_FIRST_BACKOFF_SECONDS = 0.25
+_LONGEST_BACKOFF_SECONDS = 8.0
+
+
+class DraftStream(Protocol):
+    """One session's stream to the draft worker: draft.proto in plain values. Calls raise WorkerError."""
+
+    async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
+        """Send a request, which supersedes an unanswered one."""
+
+    async def answer(self, timeout_seconds: float) -> Proposal:
+        """Wait for the answer to the last request."""
+
+    def close(self) -> None:
+        """End the stream, and with it the worker's cache."""
+
+
+class Drafter:
+    """Gets proposals for one session from the draft worker, while there is one.
+
+    A draft that is lost, late or wrong costs a session speed and nothing else: `propose` then returns an empty proposal
+    with the reason, and tries again after a pause that doubles each time.
+    """
+
+    def __init__(
+        self,
+        worker: RemoteWorker[DraftStream],
+        session_id: str,
+        sampling: Sampling,
+        *,
+        timeout_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._worker = worker
+        self._session_id = session_id
+        self._sampling = sampling
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._stream: DraftStream | None = None
+        self._prefilling: asyncio.Future[None] | None = None
+        self._cached = CachedPrefix()
+        self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+        self._retry_at = float("-inf")
+        self._last_fault = ""
+
+    def start_prefill(self, token_ids: Sequence[int]) -> None:
+        """Let the draft work on the prompt, without waiting for it."""
+        if self._worker.model is not None and len(token_ids) < self._worker.model.context_length:
+            self._prefilling = asyncio.ensure_future(self._prefill(token_ids))
+
+    async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
+        """Return the draft's tokens after `token_ids`, as planned, or none and the reason."""
+        if plan.num_draft_tokens == 0:
+            return Proposal([])
+        model = self._worker.model
+        if model is None:
+            self.close()
+            return Proposal([], fault=self._worker.fault)
+        room = model.context_length - len(token_ids)
+        if room <= 0:
+            self.close()  # for good: a session only grows
+            return Proposal([], fault="DRAFT_CONTEXT_EXCEEDED")
+        if self._clock() < self._retry_at:
+            return Proposal([], fault=self._last_fault)
+        try:
+            return await self._exchange(model, token_ids, plan.within(room))
+        except WorkerError as error:
+            return Proposal([], fault=self._fail(error))
+
+    def close(self) -> None:
+        """Free what the draft worker holds of this session."""
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+            self._prefilling = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._cached = CachedPrefix()
+
+    async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Proposal:
+        if self._prefilling is not None:
+            await self._prefilling  # gRPC takes one write at a time
+            self._prefilling = None
+        stream = self._open_stream()
+        position = self._cached.position(token_ids)
+        await stream.ask(position, token_ids[position:], plan, self._timeout_seconds)
+        proposal = await stream.answer(self._timeout_seconds)
+        if not self._is_sound(model, proposal, plan):
+            raise WorkerError(
+                "DRAFT_BROKEN",
+                f"the draft worker answered with {proposal.token_ids}, confidences {proposal.confidences} "
+                f"and {len(proposal.distributions)} distributions",
+            )
+        self._cached.update(len(token_ids), proposal.token_ids, proposal.cached_len)
+        self._backoff_seconds = _FIRST_BACKOFF_SECONDS
+        return proposal
+
+    def _is_sound(self, model: ModelInfo, proposal: Proposal, plan: Plan) -> bool:
+        """Whether the proposal can be used: the target worker would refuse the whole round for one bad id."""
+        num_tokens = len(proposal.token_ids)
+        fewest = 1 if plan.min_confidences else plan.num_draft_tokens
+        return (
+            fewest <= num_tokens <= plan.num_draft_tokens
+            and max(proposal.token_ids) < (self._sampling.vocabulary_size or model.vocabulary_size)  # the target's
+            and (self._sampling.acceptance is not Acceptance.REJECTION or len(proposal.distributions) == num_tokens)
+            and len(proposal.confidences) in {0, num_tokens}
+            and all(0 <= confidence <= 1 for confidence in proposal.confidences)
+        )
+
+    async def _prefill(self, token_ids: Sequence[int]) -> None:
+        # The first proposal on this stream meets the same error, and handles it.
+        with contextlib.suppress(WorkerError):
+            await self._open_stream().ask(0, token_ids, Plan(0), self._timeout_seconds)
+
+    def _open_stream(self) -> DraftStream:
+        if self._stream is None:
+            self._stream = self._worker.open_stream(self._session_id, self._sampling)
+            self._cached = CachedPrefix()
+        return self._stream
+
+    def _fail(self, error: WorkerError) -> str:
+        # A late worker goes on with its prefill, so its stream stays; its cache may hold anything.
+        if isinstance(error, WorkerLateError):
+            self._cached = CachedPrefix()
+        else:
+            self.close()
+        self._last_fault = error.reason
+        self._retry_at = self._clock() + self._backoff_seconds
+        self._backoff_seconds = min(2 * self._backoff_seconds, _LONGEST_BACKOFF_SECONDS)
+        log.warning("no proposal, decoding with the target alone", reason=error.reason, error=str(error))
+        return error.reason

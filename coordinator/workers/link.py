@@ -1,0 +1,143 @@
+"""The connection to one worker: whether it is there, and which model it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.workers.errors import RefusedModelError
+from coordinator.workers.remote_worker import RemoteWorker
+from specd.model_info import ModelInfo
+from specd.rpc.channel import open_channel
+from specd.rpc.messages import model_from, step_costs_from
+from specd.sampling import Sampling
+from specd.text.chat import ChatTemplate
+from specd.text.tokenizer import Tokenizer
+from specd.v1 import model_pb2, model_pb2_grpc
+
+log = structlog.get_logger()
+
+_REMIND_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
+_DESCRIBE_SECONDS = 10.0
+
+Stream = TypeVar("Stream")
+
+
+class WorkerLink(RemoteWorker[Stream]):
+    """A worker that is reached over gRPC, and watched for the life of the coordinator.
+
+    Its health stream breaks within milliseconds of its death. When it is back, its model is checked again: it can come
+    back with another.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        address: str,
+        *,
+        open_stream: Callable[[grpc.aio.Channel, str, Sampling], Stream],
+        accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
+        on_change: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model."""
+        super().__init__(f"{worker.upper()}_UNAVAILABLE")
+        self.worker = worker
+        self.address = address
+        self._why = "it has not answered yet"
+        self._channel = open_channel(address)
+        self._open_stream = open_stream
+        self._accept = accept
+        self._on_change = on_change
+        self._watching = asyncio.ensure_future(self._watch())
+
+    def open_stream(self, session_id: str, sampling: Sampling) -> Stream:
+        """Open a stream for a session, on the one channel."""
+        return self._open_stream(self._channel, session_id, sampling)
+
+    async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
+        """Get the tokenizer and chat template of the worker's model; errors of the template name the model."""
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=_DESCRIBE_SECONDS)
+        responses = [response async for response in call]
+        config = responses[0].config if responses else model_pb2.TokenizerConfig()
+        template = ChatTemplate(config.chat_template, dict(config.special_tokens), model_name)
+        return Tokenizer(b"".join(response.chunk for response in responses), template)
+
+    async def close(self) -> None:
+        """Stop watching and close the channel, with all streams on it."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close()
+
+    async def _watch(self) -> None:
+        reminder = asyncio.ensure_future(self._remind())
+        try:
+            while True:
+                try:
+                    await self._follow_health()
+                    self._why = "it ended the health stream"
+                except grpc.aio.AioRpcError as error:
+                    self._why = error.details() or error.code().name
+                except Exception as error:
+                    self._why = repr(error)
+                    log.exception("cannot use a worker", worker=self.worker, address=self.address)
+                    await asyncio.sleep(_REMIND_SECONDS)
+                await self._lose()
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            reminder.cancel()
+
+    async def _follow_health(self) -> None:
+        health = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=f"specd.v1.{self.worker.capitalize()}Service")
+        async for update in health.Watch(request, wait_for_ready=True):  # type: ignore[attr-defined]
+            if update.status == health_pb2.HealthCheckResponse.SERVING:
+                await self._check_model()
+            elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+                await self._refuse(f"the process at {self.address} is no {self.worker} worker")
+            else:
+                self._why = "it is loading or stopping"
+                await self._lose()
+
+    async def _check_model(self) -> None:
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        response = await stub.Describe(model_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
+        model = model_from(response.model)
+        try:
+            await self._accept(model, self)
+        except RefusedModelError as error:
+            await self._refuse(str(error))
+            return
+        self.capacity_tokens = response.cache_capacity_tokens
+        self.step_costs = step_costs_from(response.step_costs)
+        log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
+        await self._become(model)
+
+    async def _refuse(self, why: str) -> None:
+        log.error("refused a worker", worker=self.worker, address=self.address, error=why)
+        await self._become(None, why)
+
+    async def _lose(self) -> None:
+        if self.model is not None or self.refusal:
+            log.warning("lost a worker", worker=self.worker, address=self.address, why=self._why)
+            await self._become(None)
+
+    async def _become(self, model: ModelInfo | None, refusal: str = "") -> None:
+        self.model, self.refusal = model, refusal
+        what = "REFUSED" if refusal else "UNAVAILABLE"
+        self.fault = "" if model is not None else f"{self.worker.upper()}_{what}"
+        self._changed.set()
+        self._changed.clear()
+        await self._on_change(model is not None)
+
+    async def _remind(self) -> None:
+        while True:
+            if self.model is None and not self.refusal:
+                log.info("waiting for a worker", worker=self.worker, address=self.address, why=self._why)
+            await asyncio.sleep(_REMIND_SECONDS)

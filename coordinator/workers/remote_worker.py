@@ -1,0 +1,52 @@
+"""A worker as its sessions see it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from specd.model_info import ModelInfo
+from specd.sampling import Sampling
+from specd.step_costs import StepCosts
+
+Stream_co = TypeVar("Stream_co", covariant=True)
+
+
+class RemoteWorker(Generic[Stream_co]):
+    """Whether a worker is there, with which model, and what it costs; all sessions share it. This one never comes.
+
+    `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason, such as
+    DRAFT_UNAVAILABLE, and `refusal` says for people why a worker that is there cannot be used. `step_costs`, in seconds
+    by sessions and tokens, and `capacity_tokens` for the caches of all sessions are as last known.
+    """
+
+    def __init__(self, fault: str, model: ModelInfo | None = None) -> None:
+        self.fault = fault
+        self.model = model
+        self.refusal = ""
+        self.step_costs: StepCosts | None = None
+        self.capacity_tokens = 0
+        self._changed = asyncio.Event()
+
+    def open_stream(self, session_id: str, sampling: Sampling) -> Stream_co:
+        """Open a stream for a session; if the worker is away, its first use fails."""
+        raise AssertionError(self.fault)
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        """Wait until the worker is there with a model that can be used; return whether it is."""
+        return await self._wait_until(lambda: self.model is not None, timeout_seconds)
+
+    async def wait_until_judged(self, timeout_seconds: float) -> bool:
+        """Wait until the worker is there and its model accepted or refused; return whether it is."""
+        return await self._wait_until(lambda: self.model is not None or bool(self.refusal), timeout_seconds)
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_seconds if timeout_seconds < math.inf else None):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            return condition()
+        return True

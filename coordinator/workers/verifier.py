@@ -1,0 +1,131 @@
+"""A session's access to the target worker, which survives the worker's death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from coordinator.core import Proposal, Verdict
+from coordinator.workers.cached_prefix import CachedPrefix
+from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
+from coordinator.workers.remote_worker import RemoteWorker
+from specd.errors import ResourceExhaustedError, UnavailableError
+from specd.sampling import Sampling
+
+log = structlog.get_logger()
+
+# The pause before a session is sent again doubles with each loss of the target in the same round. After the last of
+# these losses the session fails: what kills the target each time must not take the other sessions' caches for ever.
+_FIRST_PAUSE_SECONDS = 0.05
+_MOST_LOSSES = 5
+
+
+class TargetStream(Protocol):
+    """One session's stream to the target worker: target.proto in plain values."""
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
+        """Run one round. Raises WorkerError."""
+
+    def close(self) -> None:
+        """End the stream, and with it the worker's cache."""
+
+
+class Verifier:
+    """Gets verdicts for one session from the target worker.
+
+    When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back: nothing is
+    lost, because the coordinator has them all, and nothing is repeated, because only verdicts commit tokens. When it
+    is late, they are sent again on the same stream.
+    """
+
+    def __init__(
+        self,
+        worker: RemoteWorker[TargetStream],
+        session_id: str,
+        sampling: Sampling,
+        *,
+        timeout_seconds: float,
+        recovery_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._worker = worker
+        self._session_id = session_id
+        self._sampling = sampling
+        self._timeout_seconds = timeout_seconds
+        self._recovery_seconds = recovery_seconds
+        self._clock = clock
+        self._stream: TargetStream | None = None
+        self._cached = CachedPrefix()
+        self._vocabulary_size = 0
+
+    async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
+        """Return the target's verdict on a proposal to come after `token_ids`.
+
+        Raises UnavailableError when the target is lost and not back in time, or lost too often in this round,
+        ResourceExhaustedError when it has no room in time, WorkerError when it refuses.
+        """
+        give_up_at = None
+        num_losses = num_replays = 0
+        while True:
+            try:
+                verdict = await self._exchange(token_ids, proposal)
+                return replace(verdict, num_replays=num_replays, was_retried=give_up_at is not None)
+            except (WorkerLostError, WorkerLateError, WorkerFullError) as error:
+                log.warning("no verdict from the target worker, trying again", reason=error.reason, error=str(error))
+                now = self._clock()
+                give_up_at = now + self._recovery_seconds if give_up_at is None else give_up_at
+                if isinstance(error, WorkerLateError):
+                    # It may still be at work: the next request takes over what this one has done.
+                    self._cached = CachedPrefix()
+                else:
+                    num_losses += self._stream is not None and isinstance(error, WorkerLostError)
+                    self.close()
+                    num_replays += isinstance(error, WorkerLostError)
+                seconds_left = give_up_at - now if num_losses < _MOST_LOSSES else 0.0
+                pause = _FIRST_PAUSE_SECONDS * 2 ** max(num_losses - 1, 0)
+                await self._wait_for_target(pause, seconds_left, error)
+
+    def close(self) -> None:
+        """Free what the target worker holds of this session."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._cached = CachedPrefix()
+
+    async def _exchange(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
+        if self._stream is None:
+            if self._worker.model is None:
+                raise WorkerLostError(self._worker.fault, "the target worker is away")
+            self._stream = self._worker.open_stream(self._session_id, self._sampling)
+            self._vocabulary_size = self._worker.model.vocabulary_size
+        position = self._cached.position(token_ids)
+        verdict = await self._stream.verify(position, token_ids[position:], proposal, self._timeout_seconds)
+        num_proposed, num_accepted = len(proposal.token_ids), verdict.num_accepted
+        if num_accepted > num_proposed or verdict.next_token_id >= self._vocabulary_size:
+            raise WorkerError(
+                "TARGET_BROKEN",
+                f"the target worker accepted {num_accepted} of {num_proposed} tokens and chose {verdict.next_token_id}",
+            )
+        if self._sampling.top_log_probabilities is not None and len(verdict.log_probabilities) != num_accepted + 1:
+            raise WorkerError("TARGET_BROKEN", "the target worker did not send the log-probabilities of its tokens")
+        self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
+        return verdict
+
+    async def _wait_for_target(self, pause: float, seconds_left: float, error: WorkerError) -> None:
+        await asyncio.sleep(min(pause, max(seconds_left, 0)))
+        if seconds_left > 0 and await self._worker.wait_until_ready(seconds_left):
+            return
+        if isinstance(error, WorkerFullError):
+            raise ResourceExhaustedError(error.reason, str(error), retry_after_seconds=5.0)
+        raise UnavailableError(
+            "TARGET_UNAVAILABLE",
+            f"no verdict from the target worker within {self._recovery_seconds:g} s or {_MOST_LOSSES} losses: "
+            f"{self._worker.refusal or error}",
+            retry_after_seconds=5.0,
+        )

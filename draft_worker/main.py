@@ -1,0 +1,30 @@
+"""The draft worker process."""
+
+from __future__ import annotations
+
+from specd.settings import DraftWorkerSettings
+from specd.worker.cpu.openblas import load_blas
+
+
+async def run(settings: DraftWorkerSettings) -> None:
+    """Run the draft worker until a signal. Raises StartupError when it cannot start."""
+    blas = load_blas(settings.blas_threads)
+
+    # MLX comes in here, after its BLAS.
+    from draft_worker.proposal import rehearse
+    from draft_worker.service import DraftService
+    from specd.v1 import draft_pb2_grpc
+    from specd.worker.main import run_worker
+    from specd.worker.model.calibration import PROPOSALS
+
+    await run_worker(
+        settings,
+        process="draft-worker",
+        service_name="specd.v1.DraftService",
+        blas=blas,
+        workload=PROPOSALS,
+        rehearse=rehearse,
+        add_service=lambda worker, server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
+            DraftService(worker), server
+        ),
+    )

@@ -1,0 +1,199 @@
+"""Supervisor of the three processes: starts, restarts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from specd.errors import StartupError
+from specd.rpc.server import SUPERVISOR_FD_VARIABLE
+
+log = structlog.get_logger()
+
+_FIRST_BACKOFF_SECONDS = 0.1
+_LONGEST_BACKOFF_SECONDS = 10.0
+_STABLE_SECONDS = 1.0  # a process that runs for less counts as one that failed to start
+_KILL_SECONDS = 15.0
+_PATIENCE = ["--draft-startup-seconds", "86400"]
+
+# Environment without prefix caches: every prompt is computed.
+NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
+
+
+@dataclass
+class Child:
+    """A supervised process, restarted when it ends."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    facts: dict[str, str] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+    # A child stops when this closes, so that none outlives its supervisor.
+    _lifeline: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running process."""
+        assert self.process is not None
+        return self.process.pid
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready. Raises StartupError if it ends first."""
+        self._close_lifeline()
+        ours, theirs = socket.socketpair()
+        reader, self._lifeline = await asyncio.open_connection(sock=ours)
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env={**os.environ, **self.environment, SUPERVISOR_FD_VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children in order
+            )
+        finally:
+            theirs.close()
+        line = await reader.readline()
+        if not line:
+            code = await self.process.wait()
+            raise StartupError(f"the {self.name} did not start (exit code {code}): see its message above")
+        self.facts = json.loads(line)
+
+    async def run(self) -> None:
+        """Restart the process whenever it ends, for ever.
+
+        The back-off grows only while restarts fail: sessions wait for this process.
+        """
+        backoff = _FIRST_BACKOFF_SECONDS
+        while True:
+            assert self.process is not None
+            began_at = time.monotonic()
+            code = await self.process.wait()
+            if time.monotonic() - began_at > _STABLE_SECONDS:
+                backoff = _FIRST_BACKOFF_SECONDS
+            log.error("a process ended, restarting it", name=self.name, exit_code=code, after_seconds=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
+            try:
+                await self.start()
+            except (StartupError, OSError) as error:
+                log.error("the restart failed", name=self.name, error=str(error))
+
+    async def stop(self) -> None:
+        """Stop the process; kill it if it does not."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_KILL_SECONDS):
+                    await self.process.wait()
+            except TimeoutError:
+                log.error("a process does not stop, killing it", name=self.name)
+                self.process.kill()
+                await self.process.wait()
+        self._close_lifeline()
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+
+
+class Stack:
+    """Draft worker, target worker and coordinator on this host, as an async context manager.
+
+    The workers listen on Unix sockets in a directory of their own, so that stacks do not interfere.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: str,
+        draft: str,
+        listen: str = "127.0.0.1:0",
+        num_draft_tokens: str | None = None,
+        metrics_listen: str | None = "127.0.0.1:0",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Serve these models at `listen`; a draft of "" means none, port 0 any free port.
+
+        All three serve metrics at `metrics_listen`: "" is nowhere, None the address in their own settings.
+        `environment` is added to that of the processes.
+        """
+        self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
+        sockets = Path(self._directory.name)
+        metrics_options = [] if metrics_listen is None else ["--metrics-listen", metrics_listen]
+
+        def child(name: str, *options: str) -> Child:
+            command = [sys.executable, "-m", "specd", name, *metrics_options, *options]
+            return Child(name, command, environment or {})
+
+        target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
+        coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
+        # At the first start, wait for the draft however long it downloads: if it fails, the supervisor sees it.
+        coordinator_options += _PATIENCE
+        if num_draft_tokens is not None:
+            coordinator_options += ["--num-draft-tokens", num_draft_tokens]
+        self.coordinator = child("coordinator", *coordinator_options)
+        self.draft = child("draft-worker", "--model", draft, "--listen", draft_address) if draft else None
+        self.target = child("target-worker", "--model", target, "--listen", target_address)
+        self._watching: list[asyncio.Task[None]] = []
+
+    @property
+    def address(self) -> str:
+        """Address of the coordinator."""
+        return self.coordinator.facts["address"]
+
+    @property
+    def children(self) -> list[Child]:
+        """The processes in the order in which they stop: callers first."""
+        return [child for child in (self.coordinator, self.draft, self.target) if child is not None]
+
+    async def __aenter__(self) -> Stack:
+        """Start all processes. Raises StartupError if one fails."""
+        starting = [asyncio.ensure_future(self._start(child)) for child in self.children]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for start in starting:
+                start.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stop()
+
+    async def _start(self, child: Child) -> None:
+        await child.start()
+        if child is self.coordinator:
+            # A restarted coordinator keeps its address, and does not wait long for the draft.
+            child.command[child.command.index("--listen") + 1] = self.address
+            patience = child.command.index(_PATIENCE[0])
+            del child.command[patience : patience + len(_PATIENCE)]
+        self._watching.append(asyncio.ensure_future(child.run()))
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        for child in self.children:
+            if child.process is not None and child.process.returncode is None:
+                child.process.kill()
+
+    async def _stop(self) -> None:
+        for watch in self._watching:
+            watch.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        for child in self.children:
+            await child.stop()
+        self._directory.cleanup()

@@ -1,0 +1,70 @@
+"""The commands that start the whole stack: `specd up` and `specd demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+from rich.console import Console
+
+from specd.cli.generate import DEMO_PROMPT, show_comparison
+from specd.cli.supervisor import Stack
+from specd.launch import start_logging
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, UpSettings
+
+
+def up(settings: UpSettings) -> None:
+    """Start draft worker, target worker and coordinator; restart what ends; stop on Ctrl-C."""
+    start_logging("up")
+    asyncio.run(_up(settings))
+
+
+async def _up(settings: UpSettings) -> None:
+    stack = Stack(
+        target=settings.target,
+        draft=settings.draft,
+        listen=settings.listen,
+        # If unset, the coordinator's own setting holds.
+        num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
+        metrics_listen=None if settings.metrics else "",
+    )
+    holding = asyncio.ensure_future(_hold(stack))
+
+    def on_signal() -> None:
+        if holding.cancelling():
+            stack.kill()  # the second signal
+        holding.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    with contextlib.suppress(asyncio.CancelledError):
+        await holding
+
+
+async def _hold(stack: Stack) -> None:
+    async with stack:
+        facts = stack.coordinator.facts
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(
+            f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
+        )
+        for child in stack.children:
+            if child.facts["metrics_address"]:
+                console.print(f"  metrics of the {child.name}: http://{child.facts['metrics_address']}/metrics")
+        console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
+        await asyncio.Event().wait()
+
+
+def demo() -> None:
+    """Start all processes on the embedded pair, stream a completion, print statistics, stop."""
+    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    start_logging("demo")
+    asyncio.run(_demo())
+
+
+async def _demo() -> None:
+    Console(stderr=True).print("starting draft worker, target worker and coordinator …", style="dim")
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as stack:
+        await show_comparison(stack.address, DEMO_PROMPT)

@@ -1,0 +1,1 @@
+"""gRPC and /metrics: what the three processes share."""

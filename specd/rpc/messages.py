@@ -1,0 +1,134 @@
+"""Messages to plain values and back, for the edges of all three processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
+from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
+from specd.step_costs import StepCosts
+from specd.v1 import model_pb2, sampling_pb2
+
+_ACCEPTANCE = {
+    sampling_pb2.ACCEPTANCE_METHOD_UNSPECIFIED: Acceptance.COUPLED,
+    sampling_pb2.ACCEPTANCE_METHOD_COUPLED: Acceptance.COUPLED,
+    sampling_pb2.ACCEPTANCE_METHOD_REJECTION: Acceptance.REJECTION,
+}
+_ACCEPTANCE_MESSAGES = {
+    Acceptance.COUPLED: sampling_pb2.ACCEPTANCE_METHOD_COUPLED,
+    Acceptance.REJECTION: sampling_pb2.ACCEPTANCE_METHOD_REJECTION,
+}
+
+_PLAIN = ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "lenience")
+_OPTIONAL = ("top_p", "repetition_penalty", "penalty_context_size", "seed")
+
+
+def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
+    """Return the sampling of a session. Raises InvalidRequestError for an unknown acceptance method."""
+    parameters = message.parameters
+    if parameters.acceptance not in _ACCEPTANCE:
+        raise InvalidRequestError("OUT_OF_RANGE", f"acceptance is {parameters.acceptance}: there is no such method")
+    return Sampling(
+        **{name: getattr(parameters, name) for name in _PLAIN},
+        **{name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)},
+        logit_bias=dict(parameters.logit_bias),
+        acceptance=_ACCEPTANCE[parameters.acceptance],
+        suppressed_token_ids=tuple(message.suppressed_token_ids),
+        suppressed_before=message.suppressed_before,
+        vocabulary_size=message.vocabulary_size,
+        top_log_probabilities=message.top_log_probabilities if message.HasField("top_log_probabilities") else None,
+    )
+
+
+def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
+    """Return the message for a session's sampling."""
+    parameters = sampling_pb2.SamplingParameters(
+        **{name: getattr(sampling, name) for name in (*_PLAIN, *_OPTIONAL)},
+        logit_bias=sampling.logit_bias,
+        acceptance=acceptance_message(sampling.acceptance),
+    )
+    return sampling_pb2.SessionSampling(
+        parameters=parameters,
+        suppressed_token_ids=sampling.suppressed_token_ids,
+        suppressed_before=sampling.suppressed_before,
+        vocabulary_size=sampling.vocabulary_size,
+        top_log_probabilities=sampling.top_log_probabilities,
+    )
+
+
+def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:
+    """Return the message for an acceptance method."""
+    return _ACCEPTANCE_MESSAGES[acceptance]
+
+
+def distribution_from(message: sampling_pb2.TokenDistribution) -> TokenDistribution:
+    """Return the distribution in a message."""
+    return TokenDistribution(message.token_ids, message.probabilities)
+
+
+def to_distribution(distribution: TokenDistribution) -> sampling_pb2.TokenDistribution:
+    """Return the message for a distribution."""
+    return sampling_pb2.TokenDistribution(token_ids=distribution.token_ids, probabilities=distribution.probabilities)
+
+
+def log_probabilities_from(message: sampling_pb2.TokenLogProbabilities) -> TokenLogProbabilities:
+    """Return the log-probabilities of a token in a message."""
+    return TokenLogProbabilities(
+        message.model,
+        message.sampling,
+        [RankedToken(token.id, token.log_probability) for token in message.top_model],
+        [RankedToken(token.id, token.log_probability) for token in message.top_sampling],
+    )
+
+
+def to_log_probabilities(
+    values: TokenLogProbabilities, texts: dict[int, str] | None = None
+) -> sampling_pb2.TokenLogProbabilities:
+    """Return the message for the log-probabilities of a token, with the texts that are known by id."""
+    texts = texts or {}
+
+    def ranked(tokens: list[RankedToken]) -> list[sampling_pb2.RankedToken]:
+        return [
+            sampling_pb2.RankedToken(
+                id=token.token_id, text=texts.get(token.token_id, ""), log_probability=token.log_probability
+            )
+            for token in tokens
+        ]
+
+    return sampling_pb2.TokenLogProbabilities(
+        model=values.model,
+        sampling=values.sampling,
+        top_model=ranked(values.top_model),
+        top_sampling=ranked(values.top_sampling),
+    )
+
+
+def model_from(message: model_pb2.Model) -> ModelInfo:
+    """Return the description of a model in a message."""
+    values = {field.name: getattr(message, field.name) for field in dataclasses.fields(ModelInfo)}
+    return ModelInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def to_model(model: ModelInfo) -> model_pb2.Model:
+    """Return the message for the description of a model."""
+    return model_pb2.Model(**dataclasses.asdict(model))
+
+
+def step_costs_from(messages: Iterable[model_pb2.StepCost]) -> StepCosts | None:
+    """Return the costs in messages; None if there are none."""
+    measured: dict[int, dict[int, float]] = {}
+    for message in messages:
+        if message.seconds > 0:
+            measured.setdefault(message.sessions, {})[message.width] = message.seconds
+    return StepCosts(measured) if measured else None
+
+
+def to_step_costs(costs: StepCosts) -> list[model_pb2.StepCost]:
+    """Return the messages for measured costs."""
+    return [
+        model_pb2.StepCost(sessions=sessions, width=width, seconds=seconds)
+        for sessions, curve in costs.measured.items()
+        for width, seconds in curve.items()
+    ]

@@ -1,0 +1,110 @@
+"""Refusal of calls before they reach a service: unknown methods and requests that cannot be parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from inspect import isasyncgenfunction
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from specd.errors import InvalidRequestError, to_status
+
+log = structlog.get_logger()
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class BrokenMessageError(InvalidRequestError):
+    """A request cannot be parsed as a message of its type."""
+
+    def __init__(self, method: str, cause: Exception) -> None:
+        super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {cause}")
+
+
+def refusing_server(options: Sequence[tuple[str, Any]]) -> grpc.aio.Server:
+    """Return a server that refuses broken messages and unknown methods. Register all its methods by name."""
+    original, cygrpc.AioServer = cygrpc.AioServer, _Core  # grpc.aio has no parameter for it
+    try:
+        return grpc.aio.server(options=options, interceptors=[_RefuseBrokenMessages()])
+    finally:
+        cygrpc.AioServer = original
+
+
+class _RefuseBrokenMessages(grpc.aio.ServerInterceptor):
+    """Answers INVALID_ARGUMENT where grpc.aio would answer UNKNOWN and log a traceback.
+
+    grpc.aio parses a unary request before it makes the context that could answer, so the handler parses it here.
+    The requests of a stream are parsed when they are read, so the error is raised inside the handler.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Return the method's handler, with broken messages refused."""
+        handler = await continuation(handler_call_details)
+        return handler and _refusing(handler, handler_call_details.method)
+
+
+def _refusing(handler: Any, method: str) -> _Handler:
+    takes_stream = handler.request_streaming
+    kind = f"{'stream' if takes_stream else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    serve = getattr(handler, kind)
+
+    def parse(data: bytes) -> Any:
+        try:
+            return handler.request_deserializer(data) if handler.request_deserializer else data
+        except DecodeError as error:
+            raise BrokenMessageError(method, error) from error
+
+    async def answer(request: Any, context: _Context) -> Any:
+        async with _refusing_broken(context):
+            return await serve(request if takes_stream else parse(request), context)
+
+    async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
+        async with _refusing_broken(context):
+            async for response in serve(request if takes_stream else parse(request), context):
+                yield response
+
+    new_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+    refusing: _Handler = new_handler(
+        generate if isasyncgenfunction(serve) else answer, parse if takes_stream else None, handler.response_serializer
+    )
+    return refusing
+
+
+@contextlib.asynccontextmanager
+async def _refusing_broken(context: _Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except BrokenMessageError as error:
+        log.info("request refused", reason=error.reason, error=str(error))
+        await context.abort_with_status(to_status(error))
+
+
+class _Core(cygrpc.AioServer):  # type: ignore[misc]
+    """Core of a grpc.aio server that survives a call to a method whose name is not UTF-8; the original stops.
+
+    Calls to registered methods arrive elsewhere: those that arrive here are to unknown ones.
+    """
+
+    async def _request_call(self) -> Any:
+        refusals: set[asyncio.Task[None]] = set()
+        while True:
+            refusal = asyncio.ensure_future(_refuse_unknown_method(await super()._request_call()))
+            refusals.add(refusal)
+            refusal.add_done_callback(refusals.discard)
+
+
+async def _refuse_unknown_method(call: Any) -> None:
+    context = cygrpc._ServicerContext(call, None, None, asyncio.get_running_loop())
+    with contextlib.suppress(grpc.aio.BaseError, cygrpc.ExecuteBatchError):  # aborted, or the client is gone
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")

@@ -1,0 +1,204 @@
+"""Life of a gRPC server: bind, turn healthy, announce, drain on the first signal, exit on the second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from specd.errors import SpecdError, StartupError
+from specd.rpc.refusals import refusing_server
+
+log = structlog.get_logger()
+
+# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, and stops
+# when the other end closes, so that it does not outlive its supervisor.
+SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
+
+_CALL_TASK_NAME = "rpc_task"  # grpc.aio's name for the tasks of calls; tests/unit/test_server.py checks it
+_LAST_STEPS_SECONDS = 1.0
+_HAND_BACK_SECONDS = 1.0  # for callers to take the error that their calls end with
+
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # otherwise two servers on one port both start and share the calls
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Clients ping often: see specd/rpc/channel.py.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Free the sessions of a client whose host is lost.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+
+
+class _HealthServicer(health.aio.HealthServicer):
+    """The standard health service. Its watches end when the server stops; grpcio's own has no List."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopping = asyncio.Event()
+
+    async def Watch(  # noqa: N802
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> None:
+        watching = asyncio.ensure_future(super().Watch(request, context))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            stopping.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - its types are not in the stubs yet
+        statuses: dict[str, int] = self._server_status  # type: ignore[attr-defined]
+        answers = {name: health_pb2.HealthCheckResponse(status=cast(Any, status)) for name, status in statuses.items()}
+        return health_pb2.HealthListResponse(statuses=answers)  # type: ignore[attr-defined]
+
+    async def enter_graceful_shutdown(self) -> None:
+        await super().enter_graceful_shutdown()
+        self._stopping.set()
+
+
+class Server:
+    """A gRPC server with the standard health and reflection services.
+
+    Add services to `grpc`, then `start`. It reports NOT_SERVING until `set_serving(True)`.
+    """
+
+    def __init__(self, listen: str, service_names: Sequence[str]) -> None:
+        """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified."""
+        self.listen = listen
+        self.address = listen
+        self.grpc = refusing_server(_OPTIONS)
+        self._services = ("", *service_names)
+        self._health = _HealthServicer()
+        self._stop = asyncio.Event()
+        self._calls: set[asyncio.Timeout] = set()
+        self._announced = False
+        self._supervisor: socket.socket | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self) -> None:
+        """Bind and listen. Raises StartupError if the address cannot be bound."""
+        _prepare_socket_path(self.listen)
+        try:
+            port = self.grpc.add_insecure_port(self.listen)
+        except RuntimeError as error:
+            raise StartupError(
+                f"cannot listen at {self.listen}: the address is in use or not of this machine; choose another"
+            ) from error
+        if not self.listen.startswith("unix:"):
+            self.address = f"{self.listen.rpartition(':')[0]}:{port}"
+        await self.set_serving(False)
+        await self.grpc.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if fd := os.environ.pop(SUPERVISOR_FD_VARIABLE, ""):
+            self._supervisor = socket.socket(fileno=int(fd))
+            self._supervisor.set_inheritable(False)
+            loop.add_reader(self._supervisor, self._on_supervisor_gone)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set what health checks answer."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in self._services:
+            await self._health.set(service, status)
+
+    @property
+    def announced(self) -> bool:
+        """Whether `announce` has been called."""
+        return self._announced
+
+    def announce(self, **facts: str) -> None:
+        """Log that the process is ready, and tell the supervisor. Only the first call counts."""
+        if self._announced:
+            return
+        self._announced = True
+        log.info("ready", address=self.address, **facts)
+        if self._supervisor is not None:
+            self._supervisor.sendall(json.dumps({"address": self.address, **facts}).encode() + b"\n")
+
+    async def wait_for_stop(self) -> None:
+        """Wait for SIGINT or SIGTERM."""
+        await self._stop.wait()
+
+    @contextlib.asynccontextmanager
+    async def until_stopped(self, error: Callable[[], SpecdError]) -> AsyncIterator[None]:
+        """Run a call that ends with an `error()` if it runs longer than a stop waits; gRPC would give no reason."""
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._calls.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(timeout)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise error() from None
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, wait for running ones for the grace period, then end them."""
+        await self._health.enter_graceful_shutdown()
+        ending = asyncio.get_running_loop().call_later(grace_seconds, self._end_calls)
+        await self.grpc.stop(grace_seconds + _HAND_BACK_SECONDS if self._calls else grace_seconds)
+        ending.cancel()
+        # For gRPC's core a call is over when its status is sent. Its task may still be cleaning up; if the loop closes
+        # meanwhile, the task is cancelled, with a traceback in the log.
+        if calls := [task for task in asyncio.all_tasks() if task.get_name() == _CALL_TASK_NAME]:
+            await asyncio.wait(calls, timeout=_LAST_STEPS_SECONDS)
+
+    def _end_calls(self) -> None:
+        for timeout in tuple(self._calls):
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _on_supervisor_gone(self) -> None:
+        assert self._supervisor is not None
+        asyncio.get_running_loop().remove_reader(self._supervisor)
+        if not self._stop.is_set():
+            log.warning("supervisor gone, stopping")
+            self._stop.set()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            log.warning("second signal: exiting at once")
+            os._exit(128 + number)
+        log.info("stopping", signal=number.name)
+        self._stop.set()
+
+
+def _prepare_socket_path(listen: str) -> None:
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        if not path.parent.is_dir():
+            raise StartupError(f"cannot listen at {listen}: there is no directory {path.parent}")
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+            raise StartupError(
+                f"cannot listen at {listen}: the path is too long (the most is {_MAX_SOCKET_PATH_BYTES})"
+            )
+        # gRPC would replace the socket even if another process listens on it.
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(str(path))
+            raise StartupError(f"cannot listen at {listen}: it is in use by another process; choose another")

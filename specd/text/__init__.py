@@ -1,0 +1,1 @@
+"""Text: tokens and back, chat templates, stop strings."""

@@ -1,0 +1,1 @@
+"""Sessions' KV caches, and the room that they share."""

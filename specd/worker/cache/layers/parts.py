@@ -1,0 +1,48 @@
+"""The cache of a layer with several caches, such as those of its attention and of its index."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import mlx.core as mx
+from mlx_lm.models.cache import CacheList
+
+from specd.worker.cache.layers.kind import LayerCache
+
+
+class CacheParts(CacheList):
+    """Several caches of one layer, which take in the same tokens."""
+
+    caches: tuple[LayerCache, ...]
+
+    def __init__(self, *caches: LayerCache) -> None:
+        super().__init__(*caches)  # type: ignore[no-untyped-call]
+
+    @property
+    def offset(self) -> int:
+        """See LayerCache."""
+        return self.caches[0].offset
+
+    @property
+    def least_position(self) -> int:
+        """See LayerCache."""
+        return max(part.least_position for part in self.caches)
+
+    def rewind(self, position: int) -> None:
+        """See LayerCache."""
+        for part in self.caches:
+            part.rewind(position)
+
+    def copy(self, position: int) -> CacheParts:
+        """See LayerCache."""
+        return CacheParts(*(part.copy(position) for part in self.caches))
+
+    @property
+    def rows(self) -> list[mx.array]:
+        """See LayerCache."""
+        return [*chain.from_iterable(part.rows for part in self.caches)]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """See LayerCache."""
+        return [*chain.from_iterable(part.arrays for part in self.caches)]

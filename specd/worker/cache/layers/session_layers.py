@@ -1,0 +1,105 @@
+"""The caches of all layers of a network, for one session."""
+
+from __future__ import annotations
+
+from copy import copy
+from itertools import chain
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from specd.worker.cache.layers.full import FullCache
+from specd.worker.cache.layers.kind import LayerCache
+from specd.worker.cache.layers.parts import CacheParts
+from specd.worker.cache.layers.window import WindowCache
+
+
+class UnsupportedCacheError(Exception):
+    """A network keeps something that cannot be rewound exactly; the message names the class."""
+
+
+class SessionLayers:
+    """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
+
+    It counts these itself: some networks have a cache in front that counts nothing.
+    """
+
+    def __init__(self, network: Module) -> None:
+        """Begin empty. Raises UnsupportedCacheError."""
+        self._network = network
+        self.caches = _empty(network)
+        self.num_fed = 0
+
+    def fed(self, num_tokens: int) -> None:
+        """Count tokens that the network has taken in."""
+        self.num_fed += num_tokens
+
+    @property
+    def least_position(self) -> int:
+        """The least position that all layers can be rewound to, besides 0."""
+        return max(cache.least_position for cache in self.caches)
+
+    def can_serve(self, position: int) -> int:
+        """Return the largest position, at most this one, that `rewind` and `copy` get to."""
+        return position if position >= self.least_position else 0
+
+    def rewind(self, position: int) -> int:
+        """Forget the tokens from `position` on, or more; return the position that it got to.
+
+        What lies between has to be fed again: that makes every kind of cache exact, however far a request goes back.
+        """
+        reached = self.can_serve(position)
+        if reached == self.num_fed:
+            return reached
+        if reached:
+            for cache in self.caches:
+                cache.rewind(reached)
+        else:
+            self.caches = _empty(self._network)
+        self.num_fed = reached
+        return reached
+
+    def copy(self, position: int) -> SessionLayers:
+        """Return layers of the first `position` tokens that share no memory; `can_serve` must allow it."""
+        assert self.can_serve(position) == position
+        layers = copy(self)
+        layers.caches = [cache.copy(position) for cache in self.caches]
+        layers.num_fed = position
+        return layers
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays of all layers."""
+        return [*chain.from_iterable(cache.arrays for cache in self.caches)]
+
+    @property
+    def last_rows(self) -> list[mx.array]:
+        """What the last layer keeps of tokens."""
+        return list(self.caches[-1].rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all arrays take."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that one more token takes, before windows are full; known once a token was fed."""
+        return sum(array.nbytes // array.shape[-2] for array in self.arrays)
+
+
+def _empty(network: Module) -> list[LayerCache]:
+    return [_ours(cache) for cache in make_prompt_cache(network)]
+
+
+def _ours(cache: Any) -> LayerCache:
+    """Return our kind of a cache that a network makes for itself."""
+    if type(cache) is KVCache:
+        return FullCache()
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return WindowCache(cache.max_size)
+    if type(cache) is CacheList:
+        return CacheParts(*map(_ours, cache.caches))
+    raise UnsupportedCacheError(type(cache).__name__)

@@ -1,0 +1,117 @@
+"""The KV cache of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from specd.errors import CacheTooShortError
+from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.cache.prefix_cache import PrefixCache, common_prefix_len
+from specd.worker.engine.engine import Steps
+from specd.worker.engine.forward import Evaluate, Feed
+from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.sampler import checksum, is_finite
+
+# Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
+# decode step, logits of these rows that nobody reads cost little.
+MAX_PENDING = 32
+
+
+class SessionCache:
+    """Keys and values of a prefix of the session's tokens, and which tokens they are.
+
+    Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
+    committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
+    `reused_len` is how many tokens it took over from the prefix cache when it began.
+    Its arrays belong to the engine's thread: only jobs may call its methods.
+    """
+
+    def __init__(self, model: LoadedModel, prefixes: PrefixCache | None = None) -> None:
+        """Begin empty; `prefixes` is where its first tokens can come from and where `keep` leaves them."""
+        self.network = model.network
+        self.batches = model.batches
+        self._vocabulary_size = model.info.vocabulary_size
+        self._prefixes = prefixes
+        self.layers = SessionLayers(model.network)
+        self.token_ids: list[int] = []
+        self.reused_len = 0
+
+    @property
+    def cached_len(self) -> int:
+        """The number of the session's tokens in the cache."""
+        return len(self.token_ids)
+
+    @property
+    def num_fed(self) -> int:
+        """The number of tokens in the layers, committed or not."""
+        return self.layers.num_fed
+
+    def feed(self, token_ids: mx.array) -> Steps[mx.array]:
+        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them. One step."""
+        logits: mx.array = yield Feed(self, token_ids)
+        return logits[:, : self._vocabulary_size]
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Say which tokens were fed."""
+        self.token_ids.extend(token_ids)
+        assert self.cached_len <= self.num_fed
+
+    def prefill(self, position: int, token_ids: Sequence[int], chunk: PrefillChunk) -> Steps[list[int]]:
+        """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
+
+        Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
+        already, from a request that was stopped or repeated or from an ended session that began with the same tokens,
+        is not computed again. A chunk a step.
+
+        Raises CacheTooShortError when the cache holds fewer than `position` tokens.
+        """
+        if position > self.cached_len:
+            raise CacheTooShortError(position, self.cached_len)
+        if not self.token_ids:
+            self._take_over(token_ids[:-1])
+        reused = common_prefix_len(self.token_ids[position:], token_ids[:-1])
+        pending = [*self._rewind(position + reused), *token_ids[reused:]]
+        while len(pending) > MAX_PENDING:
+            fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
+            yield Feed(self, mx.array(fed), wants_logits=False)
+            # Without the logits, which are never computed.
+            yield Evaluate(self.layers.arrays)
+            self.commit(fed)
+            del pending[: len(fed)]
+        return pending
+
+    def keep(self) -> None:
+        """End, and leave the layers to the prefix cache."""
+        if self._prefixes is not None and self.token_ids:
+            self._rewind(self.cached_len)
+            if self._is_finite():
+                self._prefixes.store(self.token_ids, self.layers)
+        self.free()
+
+    def free(self) -> None:
+        """Give the memory back."""
+        # New layers: those of before may be the prefix cache's by now.
+        self.layers = SessionLayers(self.network)
+        self.token_ids = []
+
+    def _is_finite(self) -> bool:
+        """Return whether the last layer holds no NaN. NaNs of earlier layers arrive there; a prefill has no logits."""
+        return all(is_finite(checksum(rows)) for rows in self.layers.last_rows)
+
+    def _take_over(self, token_ids: Sequence[int]) -> None:
+        if self._prefixes is None:
+            return
+        layers = self._prefixes.take(token_ids)
+        if layers is not None:
+            self.layers, self.reused_len = layers, layers.num_fed
+            self.token_ids = list(token_ids[: self.reused_len])
+
+    def _rewind(self, cached_len: int) -> list[int]:
+        """Forget the tokens from `cached_len` on; return those before that the layers had to forget, too."""
+        reached = self.layers.rewind(cached_len)
+        lost = self.token_ids[reached:cached_len]
+        del self.token_ids[reached:]
+        return lost

@@ -1,0 +1,91 @@
+"""Faster forms of the layers of a network, for the CPU backend of MLX. `optimize` is the only way in.
+
+MLX is imported late: its BLAS, from this package as well, must come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
+
+log = structlog.get_logger()
+
+Undo = Callable[[], Any]
+
+
+class UnsuitableError(Exception):
+    """Says why an optimisation is not for this machine or this network."""
+
+
+def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) -> None:
+    """Replace layers by forms that are faster on this CPU, as long as the network computes the same.
+
+    `agrees` returns whether the logits are still the same. If they are not, or if something raises an error, each
+    optimisation is tried by itself, and undone if it is to blame. Weights are converted layer by layer, there and back,
+    so that there are never two copies of them. One line of the log lists the replacements, and the reasons where there
+    are none.
+    """
+    from specd.worker.cpu.early_layers import start_layers_early
+    from specd.worker.cpu.ops import replace_attention, replace_swiglu
+    from specd.worker.cpu.packed_linear import pack
+    from specd.worker.cpu.packed_mlp import pack_mlps
+    from specd.worker.cpu.rotary import replace_rotary
+
+    optimizations: dict[str, Callable[[], Iterable[Undo]]] = {
+        "attention": partial(replace_attention, network),
+        "swiglu": partial(replace_swiglu, network),
+        "rotary embeddings": partial(replace_rotary, network),
+        "packed weights": partial(pack, network, vocabulary_rows),
+        "packed MLPs": partial(pack_mlps, network),
+        "early layers": partial(start_layers_early, network),
+    }
+    outcomes = {name: _Outcome(replace) for name, replace in optimizations.items()}
+    if fault := _fault(agrees):
+        log.warning("the optimised network computes something else: trying each optimisation by itself", fault=fault)
+        for outcome in reversed(outcomes.values()):
+            outcome.take_back(fault)
+        for name, replace in optimizations.items():
+            outcomes[name] = _Outcome(replace)
+            if fault := _fault(agrees):
+                outcomes[name].take_back(fault)
+    log.info(
+        "optimised for this CPU",
+        replaced={name: len(outcome.undo) for name, outcome in outcomes.items() if outcome.undo},
+        not_replaced={
+            name: outcome.reason or "nothing found" for name, outcome in outcomes.items() if not outcome.undo
+        },
+    )
+
+
+class _Outcome:
+    """The replacements of an optimisation, or the reason why there are none."""
+
+    def __init__(self, replace: Callable[[], Iterable[Undo]]) -> None:
+        """Replace."""
+        self.undo: list[Undo] = []
+        self.reason = ""
+        try:
+            self.undo.extend(replace())
+        except UnsuitableError as error:
+            self.take_back(str(error))
+        except Exception as error:  # whatever a network or a newer mlx-lm can raise
+            self.take_back(repr(error))
+
+    def take_back(self, reason: str) -> None:
+        """Undo the replacements."""
+        while self.undo:
+            self.undo.pop()()
+        self.reason = self.reason or reason
+
+
+def _fault(agrees: Callable[[], bool]) -> str:
+    try:
+        return "" if agrees() else "other logits"
+    except Exception as error:
+        return repr(error)

@@ -1,0 +1,175 @@
+"""Loads a fast BLAS before MLX, where MLX has none of its own.
+
+MLX's CPU wheel for Linux bundles the reference BLAS, whose matrix product of M rows costs M times that of one row:
+verifying k + 1 tokens then costs k + 1 decodes and speculation loses. libmlx looks its `cblas_*` functions up in the
+global scope first, so an OpenBLAS opened there before the first `import mlx.core` takes their place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from specd.worker.model.disk_cache import user_cache_directory
+
+_PREFIX = "scipy_"  # on every symbol of the wheel's library
+# The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
+_CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
+
+log = structlog.get_logger()
+
+
+@dataclass
+class _Loaded:
+    """The BLAS of this process: `description` is for people, `core` the processor that its kernels are for.
+
+    Without a library it is the one that MLX brings, or Apple's.
+    """
+
+    description: str = ""
+    library: ctypes.CDLL | None = None
+    core: str = ""
+    num_threads: int = 1
+    keeps_to_one_thread: bool = False
+
+
+_LOADED = _Loaded()
+
+
+def load_blas(num_threads: int) -> str:
+    """Make MLX use OpenBLAS with this many threads, on Linux; on macOS there is Accelerate.
+
+    Returns a description of the library, for people. Must run before the first import of `mlx.core` in the process.
+    """
+    if sys.platform != "linux":
+        return "Accelerate"
+    if not _LOADED.description:
+        if "mlx.core" in sys.modules:
+            raise RuntimeError("load_blas() must run before the first import of mlx.core")
+        _LOADED.description = _load_openblas(num_threads)
+    return _LOADED.description
+
+
+def num_threads() -> int:
+    """Return how many threads BLAS was given."""
+    return _LOADED.num_threads
+
+
+def core() -> str:
+    """Return the processor that the kernels of OpenBLAS are for, in its words; empty without OpenBLAS."""
+    return _LOADED.core
+
+
+def has_small_products() -> bool:
+    """Return whether BLAS has a kernel for small float32 products, which reads its operands in place."""
+    return _LOADED.core in _CORES_WITH_SMALL_PRODUCTS
+
+
+def keep_to_one_thread() -> None:
+    """Compute each product on the thread that asks for it, from now on.
+
+    A product that BLAS shares out waits for all of its threads. Where the other worker computes on one of their cores,
+    a thread waits for the scheduler's next turn, which takes longer than most products.
+    """
+    _set_num_threads(1)
+    _LOADED.keeps_to_one_thread = True
+
+
+def use_all_threads() -> None:
+    """Share products out to the threads of BLAS again."""
+    _set_num_threads(_LOADED.num_threads)
+    _LOADED.keeps_to_one_thread = False
+
+
+def keeps_to_one_thread() -> bool:
+    """Return whether each product is computed on one thread, so that products on several streams run side by side."""
+    return _LOADED.keeps_to_one_thread
+
+
+def _set_num_threads(count: int) -> None:
+    assert _LOADED.library is not None
+    _LOADED.library.openblas_set_num_threads(count)
+
+
+def _load_openblas(num_threads: int) -> str:
+    _LOADED.num_threads = num_threads
+    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)  # which the library reads when it is loaded
+    # Idle threads spin for 2^26 cycles by default, which steals the core of the other worker: 2^4 measured no slower.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+    problems = []
+    for load in (_load_wheel_library, _load_system_library):
+        try:
+            library = load()
+            library.openblas_get_config.restype = ctypes.c_char_p
+            library.openblas_get_corename.restype = ctypes.c_char_p
+            _LOADED.library, _LOADED.core = library, library.openblas_get_corename().decode()
+            version = " ".join(library.openblas_get_config().decode().split()[:2])
+            return f"{version} for {_LOADED.core}, {library.openblas_get_num_threads()} threads"
+        except (ImportError, OSError, AttributeError) as error:
+            problems.append(str(error))
+    log.warning(
+        "no OpenBLAS: MLX falls back to its bundled reference BLAS, and speculative decoding will be SLOWER than the "
+        "target alone; install the package scipy-openblas32 or libopenblas0-pthread",
+        problems=problems,
+    )
+    return "reference BLAS (slow)"
+
+
+def _load_wheel_library() -> ctypes.CDLL:
+    """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix."""
+    version = importlib.metadata.version("scipy-openblas32")
+    directory = user_cache_directory()
+    if directory is None:  # a read-only home, as in a hardened container: a copy that goes once it is loaded
+        with tempfile.NamedTemporaryFile(suffix=".so") as copy:
+            _copy_without_prefix(Path(copy.name))
+            return ctypes.CDLL(copy.name, mode=ctypes.RTLD_GLOBAL)
+    name = f"libopenblas-{version}-{platform.machine()}"
+    for kept in directory.glob(f"{name}-*.so"):
+        try:
+            # The name ends with the size: the loader of a file that is cut off ends the process.
+            if kept.name == f"{name}-{kept.stat().st_size}.so":
+                return ctypes.CDLL(str(kept), mode=ctypes.RTLD_GLOBAL)
+            error = "its size is wrong"
+        except OSError as raised:
+            error = str(raised)
+        log.warning("the copy of OpenBLAS is damaged: making a new one", path=str(kept), error=error)
+        kept.unlink(missing_ok=True)
+    # Written beside and renamed: two workers that start together must not read half a file.
+    with tempfile.NamedTemporaryFile(dir=directory, suffix=".partial", delete=False) as partial:
+        made = Path(partial.name)
+    try:
+        _copy_without_prefix(made)
+        made = made.rename(directory / f"{name}-{made.stat().st_size}.so")
+        return ctypes.CDLL(str(made), mode=ctypes.RTLD_GLOBAL)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def _copy_without_prefix(copy: Path) -> None:
+    import lief
+    import scipy_openblas32
+
+    source = Path(scipy_openblas32.get_lib_dir()) / scipy_openblas32.get_library(fullname=True)
+    library = lief.ELF.parse(str(source))
+    if library is None:
+        raise OSError(f"{source} is not an ELF library")
+    for symbol in library.dynamic_symbols:
+        symbol.name = str(symbol.name).removeprefix(_PREFIX)
+    library.write(str(copy))
+
+
+def _load_system_library() -> ctypes.CDLL:
+    name = ctypes.util.find_library("openblas")
+    if name is None:
+        raise OSError("the system has no libopenblas")
+    return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)

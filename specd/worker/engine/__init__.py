@@ -1,0 +1,1 @@
+"""The thread that owns MLX, and the schedule of its steps."""

@@ -1,0 +1,306 @@
+"""The thread that owns MLX in a worker: model, caches and every evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+import mlx.core as mx
+import structlog
+
+from specd.worker.cpu.streams import has_several_cores
+from specd.worker.engine.forward import Evaluate, Feed, forward
+from specd.worker.engine.scheduler import Scheduler, StepTime
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+# A job for the model. It yields tokens to feed, and gets their logits, or is dropped. It yields arrays to evaluate,
+# which are evaluated in the same step.
+Steps = Generator[Feed | Evaluate, Any, Result]
+
+
+@dataclass(frozen=True)
+class Done(Generic[Result]):
+    """The result of a job and where its time went.
+
+    `compute_seconds` is the time of its steps. Its last step was for `num_sessions` sessions, its own included, with
+    `step_tokens` tokens together.
+    """
+
+    result: Result
+    queue_seconds: float
+    compute_seconds: float
+    num_sessions: int
+    step_tokens: int
+
+
+@dataclass(eq=False)
+class _Job(Generic[Result]):
+    steps: Steps[Result]
+    session: Hashable
+    submitted_at: float
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Done[Result]]
+    wants: Feed | Evaluate | None = None
+    compute_seconds: float = 0.0
+    num_sessions: int = 1
+    step_tokens: int = 0
+
+    def settle(self, outcome: Done[Result] | Exception) -> None:
+        """Hand the outcome over to the event loop."""
+        self.loop.call_soon_threadsafe(_settle, self.future, outcome)
+
+    @property
+    def feed(self) -> Feed:
+        """The tokens that it waits to feed."""
+        assert self.wants is not None
+        assert not isinstance(self.wants, Evaluate)
+        return self.wants
+
+    def end_if_cancelled(self) -> bool:
+        """End the job if nobody waits for it any more; return whether it has ended so."""
+        if not self.future.cancelled():
+            return False
+        self.steps.close()
+        self.wants = None
+        return True
+
+
+class Forward(Protocol):
+    """Computes what several jobs feed; see `forward`."""
+
+    def __call__(self, feeds: Sequence[Feed], *, owns_all_cores: bool) -> Sequence[Any]: ...  # noqa: D102
+
+
+class Engine:
+    """Runs jobs on one thread, those that wait at the same time together.
+
+    MLX streams belong to threads: what one thread builds another cannot evaluate. So everything that touches MLX is a
+    job here, and the asyncio side only waits. A step is one forward pass over what several jobs want to feed
+    (`Scheduler` says which); jobs join and leave at every step.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[], None],
+        *,
+        name: str = "mlx-owner",
+        on_failure: Callable[[], None] = lambda: None,
+        forward: Forward = forward,
+    ) -> None:
+        """Start the thread; `on_exit` is the last thing that it runs.
+
+        `on_failure` runs before, if the thread ends because of a mistake in the engine itself, after which nobody would
+        get an answer any more.
+        """
+        self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread up
+        self._urgent: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._schedule: Scheduler[_Job[Any]] = Scheduler(shares_cores=has_several_cores())  # the thread's from now on
+        self._stopped = False
+        self._is_evaluated = True  # whatever the last step computed
+        self._on_exit = on_exit
+        self._on_failure = on_failure
+        self._forward = forward
+        self.on_step: Callable[[StepTime], None] = lambda _: None
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_active_sessions(self) -> int:
+        """The number of sessions with work in the last few steps. For jobs, which run on the thread."""
+        return self._schedule.window.num_active
+
+    def submit(self, steps: Steps[Result], session: Hashable = None) -> asyncio.Future[Done[Result]]:
+        """Queue a job, from the event loop; cancelling the future drops the job at its next step.
+
+        `session` is whose it is, if anybody's: while sessions are known to come again soon, steps may wait for them.
+        Once the engine is stopped, the job is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(steps, session, time.perf_counter(), loop, loop.create_future())
+        if self._stopped:
+            job.future.cancel()
+        else:
+            self._arriving.put(job)
+        return job.future
+
+    def expect(self, fixed_seconds: float) -> None:
+        """Set the cost of a step besides its tokens, as it is known before any step was for several sessions."""
+        self.run_soon(lambda: self._schedule.window.expect(fixed_seconds))
+
+    def run_soon(self, action: Callable[[], None]) -> None:
+        """Run something short after the step under way, before any other."""
+        self._urgent.put(action)
+        self._arriving.put(None)
+
+    def stop(self) -> None:
+        """Finish the step under way, cancel what waits, and end the thread."""
+        self._stopped = True
+        self._arriving.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        try:
+            self._run_jobs()
+            self._run_urgent()
+        except Exception:
+            log.exception("the engine failed")
+            self._stopped = True
+            self._on_failure()
+        for job in (*self._schedule, *self._arrivals(0.0)):
+            job.loop.call_soon_threadsafe(job.future.cancel)
+        self._on_exit()
+
+    def _run_jobs(self) -> None:
+        wait_seconds: float | None = 0.0
+        while not self._stopped:
+            self._begin_arrivals(wait_seconds)
+            if self._stopped:
+                break
+            now = time.perf_counter()
+            jobs, wait_until = self._schedule.next_step(now)
+            if jobs:
+                self._step(jobs)
+                wait_seconds = 0.0
+            else:
+                wait_seconds = wait_until - now if wait_until is not None else None
+
+    def _begin_arrivals(self, wait_seconds: float | None) -> None:
+        """Run urgent actions, and new jobs up to their first feed; wait at most `wait_seconds` for a job."""
+        arrivals = self._arrivals(wait_seconds)
+        self._run_urgent()
+        for job in arrivals:
+            if self._stopped:
+                job.loop.call_soon_threadsafe(job.future.cancel)
+                continue
+            if job.session is not None:
+                self._schedule.window.arrived(job.session, job.submitted_at)
+            self._advance([job], [None], time.perf_counter())
+            self._run_urgent()
+
+    def _arrivals(self, wait_seconds: float | None) -> list[_Job[Any]]:
+        arrivals = []
+        try:
+            if (job := self._arriving.get(block=wait_seconds != 0.0, timeout=wait_seconds)) is not None:
+                arrivals.append(job)
+            while True:
+                if (job := self._arriving.get(block=False)) is not None:
+                    arrivals.append(job)
+        except Empty:
+            return arrivals
+
+    def _run_urgent(self) -> None:
+        while not self._urgent.empty():
+            self._urgent.get()()
+
+    def _step(self, scheduled: Sequence[_Job[Any]]) -> None:
+        """Feed the tokens of the jobs in one forward pass, and let each go on with its logits."""
+        started_at = time.perf_counter()
+        jobs = [job for job in scheduled if not job.end_if_cancelled()]
+        if not jobs:
+            return
+        feeds = [job.feed for job in jobs]
+        was_evaluated = self._is_evaluated
+        num_tokens = sum(feed.num_tokens for feed in feeds)
+        for job in jobs:
+            job.num_sessions, job.step_tokens = len(jobs), num_tokens
+        self._schedule.window.step_begins([job.session for job in jobs if job.session is not None])
+        # Where other sessions are active, the other cores are for the draft, which computes for them meanwhile.
+        owns_all_cores = self.num_active_sessions <= len(jobs)
+        try:
+            outputs = self._forward(feeds, owns_all_cores=owns_all_cores)
+        except Exception as error:
+            for job in jobs:
+                self._throw(job, error, started_at)
+            return
+        self._is_evaluated = self._advance(jobs, outputs, started_at) == len(jobs)
+        ended_at = time.perf_counter()
+        step = StepTime(
+            num_sessions=len(feeds),
+            num_tokens=num_tokens,
+            is_prefill=not feeds[0].wants_logits,
+            seconds=ended_at - started_at,
+            had_all_cores=owns_all_cores,
+            is_whole=was_evaluated and self._is_evaluated,
+        )
+        self._schedule.stepped(step, ended_at)
+        self.on_step(step)
+
+    def _advance(self, jobs: Sequence[_Job[Any]], inputs: Sequence[Any], started_at: float) -> int:
+        """Let each job go on, with its input, to its next feed or to its end.
+
+        The arrays that they yield for evaluation are evaluated together. Their step began at `started_at`. Returns the
+        number of jobs that yielded any.
+        """
+        for job, value in zip(jobs, inputs, strict=True):
+            self._send(job, value, started_at)
+        num_evaluated = len(asking := _asking_for_evaluation(jobs))
+        while asking:
+            try:
+                mx.eval([arrays for _, arrays in asking])
+            except Exception as error:
+                for job, _ in asking:
+                    self._throw(job, error, started_at)
+                break
+            for job, _ in asking:
+                self._send(job, None, started_at)
+            asking = _asking_for_evaluation([job for job, _ in asking])
+        return num_evaluated
+
+    def _send(self, job: _Job[Any], value: Any, started_at: float) -> None:
+        if job.end_if_cancelled():
+            return
+        try:
+            job.wants = job.steps.send(value)
+        except StopIteration as stop:
+            self._end(job, stop.value, started_at)
+        except Exception as error:
+            job.wants = None
+            job.settle(error)
+        else:
+            if not isinstance(job.wants, Evaluate):
+                now = time.perf_counter()
+                job.compute_seconds += now - started_at
+                self._schedule.add(job, now)
+
+    def _end(self, job: _Job[Any], result: Any, started_at: float) -> None:
+        job.wants = None
+        now = time.perf_counter()
+        compute_seconds = job.compute_seconds + now - started_at
+        queue_seconds = now - job.submitted_at - compute_seconds
+        job.settle(Done(result, queue_seconds, compute_seconds, job.num_sessions, job.step_tokens))
+        if job.session is not None:
+            self._schedule.window.answered(job.session, now)
+
+    def _throw(self, job: _Job[Any], error: Exception, started_at: float) -> None:
+        """End a job whose step failed, with the error where it waits, and where it can clean up."""
+        job.wants = None
+        try:
+            job.steps.throw(error)
+        except StopIteration as stop:  # it had an answer all the same
+            self._end(job, stop.value, started_at)
+        except Exception as raised:
+            job.settle(raised)
+        else:
+            job.steps.close()
+            job.settle(error)
+
+
+def _asking_for_evaluation(jobs: Sequence[_Job[Any]]) -> list[tuple[_Job[Any], Sequence[mx.array]]]:
+    return [(job, job.wants.arrays) for job in jobs if isinstance(job.wants, Evaluate)]
+
+
+def _settle(future: asyncio.Future[Done[Result]], outcome: Done[Result] | Exception) -> None:
+    if future.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

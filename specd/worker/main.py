@@ -1,0 +1,131 @@
+"""The life of a worker process: load, serve until a signal, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import mlx.core as mx
+import structlog
+
+from specd.rpc.deferred import Deferred
+from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
+from specd.rpc.server import Server
+from specd.settings import WorkerSettings
+from specd.step_costs import StepCosts
+from specd.v1 import model_pb2_grpc
+from specd.worker.cache.capacity import CacheCapacity
+from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.engine.engine import Engine, Steps
+from specd.worker.engine.forward import BareCache
+from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.engine.scheduler import StepTime
+from specd.worker.metrics import WorkerMetrics
+from specd.worker.model.calibration import Workload, calibrate, keep, measure
+from specd.worker.model.loader import LoadedModel, load
+from specd.worker.model_service import ModelService
+from specd.worker.sampling.sampler import NonFiniteLogitsError
+from specd.worker.session_stream import Worker
+
+log = structlog.get_logger()
+
+# How soon the engine's thread lets the event loop have Python. By default 5 ms, as long as a step of a draft: messages
+# of other sessions would come a step late (eight sessions measured 4 to 7 % faster).
+_SWITCH_SECONDS = 0.0005
+# A GPU plans each width anew, and has kernels for tiles of these sizes: CUDA compiles those for quantised weights from
+# source when they are first asked for, each for half a minute and more.
+_TILES_ON_GPU = (16, 32, 64, 128, 256)
+
+
+async def run_worker(
+    settings: WorkerSettings,
+    *,
+    process: str,
+    service_name: str,
+    blas: str,
+    workload: Workload,
+    rehearse: Callable[[LoadedModel], Steps[None]],
+    add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
+) -> None:
+    """Run a worker process. Raises StartupError when it cannot start."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    server = Server(settings.listen, (service_name, "specd.v1.ModelService"))
+    deferred = Deferred[Worker](f"the model {settings.model} to load")
+    add_service(deferred, server.grpc)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
+    registry = new_registry()
+    with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+        # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
+        await server.start()
+        # Without clear_streams the process aborts when the thread ends. A failed engine answers nobody: whoever
+        # supervises the process starts it anew.
+        engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
+        chunk = PrefillChunk(settings.prefill_chunk_seconds)
+        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse))
+        await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
+        try:
+            model, costs = loading.result().result
+            facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
+            add_build_info(registry, process, **facts)
+            caches = CacheCapacity(max(settings.cache_bytes // model.cache_bytes_per_token, 1))
+            prefixes = PrefixCache(settings.prefix_cache_bytes)
+            metrics = WorkerMetrics(registry, caches, prefixes, bytes_per_token=model.cache_bytes_per_token)
+
+            def on_step(step: StepTime) -> None:
+                metrics.count_step(step)
+                if step.is_prefill:
+                    chunk.took(step.num_tokens, step.seconds)
+                elif step.is_whole and not workload.proposes and (step.had_all_cores or step.num_sessions > 1):
+                    # The curve for one session is with all cores: without them, a step says nothing about it.
+                    costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
+
+            engine.on_step = on_step
+            engine.expect(costs.fixed_seconds)
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
+            await server.set_serving(True)
+            server.announce(metrics_address=endpoint.address, **facts)
+            await stopping
+            keep(model, workload, costs)
+        finally:
+            await server.stop(settings.shutdown_grace_seconds)
+            await asyncio.to_thread(engine.stop)  # it waits for the step under way
+
+
+def _load(
+    settings: WorkerSettings,
+    blas: str,
+    workload: Workload,
+    rehearse: Callable[[LoadedModel], Steps[None]],
+) -> Steps[tuple[LoadedModel, StepCosts]]:
+    log.info("loading", model=settings.model, blas=blas)
+    model = load(settings.model, blas=blas, is_optimized=True)
+    yield from warm_up(model, workload.widths, rehearse)
+    return model, (yield from calibrate(model, workload, settings.calibration_seconds))
+
+
+def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:
+    """Run each kind of computation once: a job of the worker, and on a GPU passes of these widths."""
+    started_at = time.perf_counter()
+    passes: Sequence[int] = ()
+    if mx.default_device().type != mx.cpu:
+        passes = (*widths, *_TILES_ON_GPU)
+        log.info("warming up: if kernels are to be compiled this takes minutes, once on a machine")
+    cache = BareCache(model.network, SessionLayers(model.network), model.batches)
+    for width in passes:
+        if width <= model.info.context_length:
+            yield from measure([cache], Workload((width,)), width)
+    # A model that gives NaN says so to who asks it.
+    with contextlib.suppress(NonFiniteLogitsError):
+        yield from rehearse(model)
+    mx.clear_cache()
+    log.info("warmed up", seconds=round(time.perf_counter() - started_at, 2))

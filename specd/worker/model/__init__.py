@@ -1,0 +1,1 @@
+"""Loads and calibrates a model."""

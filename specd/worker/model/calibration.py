@@ -1,0 +1,191 @@
+"""Measures how long steps of the worker's model take, and keeps that on disk for the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+import structlog
+
+from specd import __version__
+from specd.step_costs import StepCosts
+from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.engine.engine import Steps
+from specd.worker.engine.forward import BareCache, Evaluate, Feed, forward
+from specd.worker.model.disk_cache import taking_turns, user_cache_directory
+from specd.worker.model.loader import LoadedModel
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The sizes that are measured, the most telling first: sizes left when the time is over are interpolated.
+
+    A size is the width of a pass, or the number of draft tokens of a proposal: one pass over the last token of the
+    draft and the one of the target, then one pass for each further token.
+    """
+
+    sizes: tuple[int, ...]
+    proposes: bool = False
+
+    def num_fed(self, size: int) -> int:
+        """Return how many tokens a session takes in."""
+        return size + 1 if self.proposes else size
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of its passes."""
+        return (2, 1) if self.proposes else self.sizes
+
+
+# Kernels change at multiples of four and eight, and next to them.
+VERIFIES = Workload((1, 8, 4, 2, 16, 5, 3, 6, 9, 12, 7, 10, 33, 24))
+PROPOSALS = Workload((1, 8, 4, 2), proposes=True)
+
+_BATCHED_SIZES = frozenset((1, 2, 4, 8))
+_SESSIONS = (1, 2, 4, 16)
+_PASSES = 4
+_TURNS = 2  # wait this many times the calibration time for another process that measures
+_CACHED_TOKENS = 128  # in each cache while steps are measured
+_VERSION = "9"  # counted up when steps of the same model are computed in another way
+
+
+def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
+    """Measure a workload by size and by number of sessions, for about this many seconds; yields nothing to others.
+
+    What an earlier start of the same model, device and libraries measured is taken from the user's cache instead. The
+    workers of a pair, which start together, take turns: measured side by side, a target seemed to take longer for one
+    token than for seven.
+    """
+    path = _path(model, workload)
+    known = _load(path)
+    if known is not None:
+        return known
+    with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
+        costs = yield from _measure_curves(model, workload, seconds)
+    keep(model, workload, costs)
+    return costs
+
+
+def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
+    started_at = time.perf_counter()
+    measured: dict[int, dict[int, float]] = {}
+    context = model.info.context_length
+    cached_len = min(_CACHED_TOKENS, context // 2, context - workload.num_fed(min(workload.sizes)))
+    fitting = [size for size in workload.sizes if cached_len + workload.num_fed(size) <= context]
+    several = _SESSIONS if model.batches else _SESSIONS[:1]
+    caches: list[BareCache] = []
+    for i, sessions in enumerate(several, start=1):
+        while len(caches) < sessions:
+            caches.append(BareCache(model.network, SessionLayers(model.network), model.batches))
+            if cached_len:
+                yield Evaluate([_feed(caches[-1:], cached_len)])
+        sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]
+        # Half of the time that is left: what single sessions cost decides most plans.
+        until = started_at + seconds * (1 - 0.5**i)
+        curve = yield from _measure_curve(caches[:sessions], workload, sizes, until)
+        if curve:
+            measured[sessions] = curve
+        if time.perf_counter() - started_at > 2 * seconds:
+            break  # a model so slow that more of it would keep people waiting
+    caches.clear()
+    mx.clear_cache()
+    costs = StepCosts(measured)
+    log.info("calibrated", seconds=round(time.perf_counter() - started_at, 2), sessions=list(measured))
+    return costs
+
+
+def keep(model: LoadedModel, workload: Workload, costs: StepCosts) -> None:
+    """Keep the costs of a model's workload for the next start."""
+    path = _path(model, workload)
+    if path is None:
+        return
+    # Written beside and renamed: another worker may read it now.
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(costs.measured))
+        partial.rename(path)
+    except OSError as error:
+        log.warning("cannot keep the step costs; the next start measures them again", path=str(path), error=str(error))
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _measure_curve(
+    caches: Sequence[BareCache], workload: Workload, sizes: Sequence[int], until: float
+) -> Steps[dict[int, float]]:
+    """Return seconds by size for these sessions, the least of a few measurements that lie apart.
+
+    Other work of the machine only makes steps longer, and comes in stretches: another worker loads its model.
+    """
+    curve: dict[int, float] = {}
+    for _ in range(_PASSES):
+        for size in sizes:
+            # Two sizes at least: one does not say how long others take.
+            if len(curve) >= 2 and time.perf_counter() >= until:
+                return curve
+            if size not in curve:
+                yield from measure(caches, workload, size)  # the first pass of a shape can be slow, for good
+            curve[size] = min((yield from measure(caches, workload, size)), curve.get(size, math.inf))
+    return curve
+
+
+def measure(caches: Sequence[BareCache], workload: Workload, size: int) -> Steps[float]:
+    """Return the seconds that a workload takes for these sessions, and rewind them."""
+    begun_at = time.perf_counter()
+    yield Evaluate([_propose(caches, size) if workload.proposes else _feed(caches, size)])
+    seconds = time.perf_counter() - begun_at
+    for cache in caches:
+        cache.layers.rewind(cache.layers.num_fed - workload.num_fed(size))
+    return seconds
+
+
+def _propose(caches: Sequence[BareCache], num_draft_tokens: int) -> mx.array:
+    """Propose tokens for each session, lazily, as the draft worker does."""
+    latest = [mx.zeros(2, mx.uint32)] * len(caches)
+    chosen: list[mx.array] = []
+    for _ in range(num_draft_tokens):
+        logits = forward([Feed(cache, token_ids) for cache, token_ids in zip(caches, latest, strict=True)])
+        latest = [mx.argmax(rows[-1:], axis=-1) for rows in logits]
+        chosen += latest
+    return mx.concatenate(chosen)
+
+
+def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
+    """Feed this many tokens to each session, in one pass, lazily."""
+    logits = forward([Feed(cache, mx.zeros(width, mx.uint32)) for cache in caches])
+    return mx.stack([mx.argmax(rows, axis=-1) for rows in logits])
+
+
+def _path(model: LoadedModel, workload: Workload) -> Path | None:
+    directory = user_cache_directory()
+    if directory is None:
+        return None
+    machine = (platform.machine(), str(os.cpu_count()), repr(workload))
+    versions = (_VERSION, __version__, version("mlx"), version("mlx-lm"))
+    key = "\n".join((model.info.fingerprint, model.info.device, model.info.precision, *machine, *versions))
+    return directory / f"step-costs-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def _load(path: Path | None) -> StepCosts | None:
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text())
+        return StepCosts({int(n): {int(w): float(s) for w, s in curve.items()} for n, curve in content.items()})
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # whatever a damaged file can hold
+        log.warning("cannot use the kept step costs, measuring again", path=str(path), error=repr(error))
+        return None

@@ -1,0 +1,74 @@
+"""The context of a model: the most tokens that a session can have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.quantized import QuantizedEmbedding
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from specd.errors import StartupError
+
+_NO_LIMIT = 2**31 - 1
+# Names of parameters that are learned positions.
+_POSITIONS = re.compile(r"(^|\.)(wpe|(learned_)?pos(itional|ition)?_?(enc|emb)\w*|embed_positions)(\.weight)?$")
+
+
+def context_length(name: str, network: Module, limit: int | None) -> int:
+    """Return the most tokens that a session can have: the limit of the config, or a shorter table of positions.
+
+    MLX does not check bounds: a position beyond the table reads foreign memory. Configs name the size of the table in
+    many ways, and use the same names for numbers that limit nothing. So the tables are found by their use: if equal
+    tokens make a network look up different rows of an embedding, the rows are positions.
+
+    Raises StartupError if the network has learned positions elsewhere than in an embedding layer.
+    """
+    with _recorded_lookups() as lookups:
+        network(mx.zeros((1, 16), mx.int32), cache=make_prompt_cache(network))
+    tables = [weight for weight, indices in lookups if _are_positions(indices)]
+    known = {id(weight) for weight in tables}
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(network.parameters()))
+    for path, parameter in parameters:
+        if _POSITIONS.search(path) and id(parameter) not in known:
+            raise StartupError(
+                f"the model {name} has learned positions ({path}) of a kind that specd does not know: it cannot tell "
+                "how many there are, and MLX would read past their end"
+            )
+    return min(int(limit or _NO_LIMIT), *(len(weight) for weight in tables), _NO_LIMIT)
+
+
+def _are_positions(indices: mx.array) -> bool:
+    # The last two: a network that looks up pairs or triples of tokens finds others at the beginning.
+    before_last, last = cast("list[int]", indices.reshape(-1)[-2:].tolist())
+    return before_last != last
+
+
+@contextmanager
+def _recorded_lookups() -> Iterator[list[tuple[mx.array, mx.array]]]:
+    """Record the weights of the embeddings that are called, and the indices that they are asked for."""
+    lookups: list[tuple[mx.array, mx.array]] = []
+    kinds: tuple[Any, ...] = (Embedding, QuantizedEmbedding)
+    calls = [kind.__call__ for kind in kinds]
+
+    def recording(call: Any) -> Any:
+        def look_up(embedding: Any, indices: mx.array) -> mx.array:
+            lookups.append((embedding.weight, indices))
+            rows: mx.array = call(embedding, indices)
+            return rows
+
+        return look_up
+
+    try:
+        for kind, call in zip(kinds, calls, strict=True):
+            kind.__call__ = recording(call)
+        yield lookups
+    finally:
+        for kind, call in zip(kinds, calls, strict=True):
+            kind.__call__ = call

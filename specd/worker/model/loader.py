@@ -1,0 +1,208 @@
+"""Loads a model the way mlx-lm does, checks that specd can serve it, and describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import structlog
+from huggingface_hub import snapshot_download
+from mlx.nn.layers.base import Module
+from mlx_lm.utils import dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
+
+from specd.errors import StartupError
+from specd.model_info import ModelInfo
+from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedCacheError
+from specd.worker.cpu import optimize
+from specd.worker.engine.forward import agree, enable_batches, trial_logits
+from specd.worker.model.context import context_length
+from specd.worker.model.disk_cache import keep_compiled_kernels
+
+log = structlog.get_logger()
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model", "*.tiktoken"]
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The part of a tokenizer that tokenizer.json leaves out, with the fields of `TokenizerConfig` in model.proto."""
+
+    chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
+
+    `batches` says whether it computes tokens of several sessions in one pass.
+    """
+
+    network: Module
+    info: ModelInfo
+    tokenizer_json: bytes
+    tokenizer_config: TokenizerConfig = TokenizerConfig()
+    cache_bytes_per_token: int = 1
+    batches: bool = False
+
+
+def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
+    """Load a model from a local directory or a Hugging Face repository.
+
+    On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
+    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. `is_optimized`
+    asks for the faster forms that a CPU has; else the network is as mlx-lm has it.
+
+    Raises StartupError when there is no such model, or when it is not one that specd can serve.
+    """
+    directory = _find(name)
+    _refuse_unsafe_weights(directory)
+    on_cpu = mx.default_device().type == mx.cpu
+    fingerprint = _fingerprint(directory)
+    if not on_cpu:
+        keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
+    try:
+        network, config = load_model(directory)
+        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
+        why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
+        raise StartupError(f"cannot load the model {name}: {why}") from error
+    _refuse_caches_without_rewind(name, network)
+
+    if on_cpu:
+        network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
+        network = dequantize_model(network)
+        precision, device = "float32", f"cpu, {blas}"
+    else:
+        maybe_set_recommended_wired_limit()
+        precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
+    try:
+        rows, cache_bytes_per_token = _shapes(network)
+        most_tokens = context_length(name, network, _text_config(config).get("max_position_embeddings"))
+        expected = trial_logits(network, batches=False)
+    except (ValueError, RuntimeError, TypeError) as error:  # as of a layer that the device has no kernel for
+        raise StartupError(f"cannot compute with the model {name}: {error}") from error
+    if on_cpu and is_optimized:
+        optimize(network, rows, lambda: agree(trial_logits(network, batches=False), expected))
+    mx.eval(network.parameters())
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    info = ModelInfo(
+        name=name,
+        architecture=str(config["model_type"]),
+        fingerprint=fingerprint,
+        vocabulary_fingerprint=_digest(json.dumps(sorted(vocabulary.items())).encode()),
+        # Some models have more rows than tokens, for padding; in some, added tokens have no row.
+        vocabulary_size=min(max(vocabulary.values()) + 1, rows),
+        context_length=most_tokens,
+        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        precision=precision,
+        device=device,
+    )
+    batches = enable_batches(network, expected)
+    if not batches:
+        log.warning(
+            "this model cannot compute several sessions at once: they take turns", architecture=info.architecture
+        )
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several by name; the others are for tools and retrieval
+        template = template.get("default")
+    return LoadedModel(
+        network,
+        info,
+        backend.to_str().encode(),
+        TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
+        batches=batches,
+        cache_bytes_per_token=cache_bytes_per_token,
+    )
+
+
+def _find(name: str) -> Path:
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.exists():
+        raise StartupError(f"the model {name} is a file: name the directory that holds config.json and the weights")
+    if not _REPOSITORY.fullmatch(name):
+        raise StartupError(
+            f"there is no model {name}: name a local directory or a Hugging Face repository "
+            "such as mlx-community/Qwen3-8B-4bit"
+        )
+    log.info("looking up the model", repository=name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED_FILES))
+    except Exception as error:  # the hub client has dozens of error types, which all mean the same here
+        raise StartupError(
+            f"there is no directory {name}, and the Hugging Face repository cannot be had: {error}"
+        ) from error
+
+
+def _refuse_unsafe_weights(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise StartupError(f"{directory} has no config.json: it is not a model directory")
+    if any(directory.glob("model*.safetensors")):
+        return
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+    if pickles:
+        raise StartupError(
+            f"{directory} holds its weights as pickle ({', '.join(pickles)}), which can run code when loaded: "
+            "convert the model to safetensors with mlx_lm.convert"
+        )
+    raise StartupError(f"{directory} has no weights: no model*.safetensors in it")
+
+
+def _refuse_caches_without_rewind(name: str, network: Module) -> None:
+    try:
+        SessionLayers(network)
+    except UnsupportedCacheError as error:
+        raise StartupError(
+            f"the model {name} keeps its state in {error}, which cannot be rewound exactly; "
+            "specd serves models with full and sliding-window attention for now"
+        ) from error
+
+
+def _shapes(network: Module) -> tuple[int, int]:
+    """Return the rows of the logits and the bytes of a token in the cache; only shapes, nothing is computed."""
+    layers = SessionLayers(network)
+    rows = network(mx.array([[0]]), cache=layers.caches).shape[-1]
+    return rows, layers.bytes_per_token
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    return config.get("text_config") or config
+
+
+def _stored_precision(config: dict[str, Any]) -> str:
+    quantization = config.get("quantization") or {}
+    if "bits" in quantization:
+        return f"{quantization['bits']}bit"
+    return str(config.get("torch_dtype") or config.get("dtype") or "as stored")
+
+
+def _fingerprint(directory: Path) -> str:
+    """Digest the config and, of each weight file, its size and sixteen samples: gigabytes would take too long."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    sample = 64 * 1024
+    for path in sorted(directory.glob("model*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for i in range(16):
+                file.seek((size - sample) * i // 15 if size > sample else 0)
+                digest.update(file.read(sample))
+    return digest.hexdigest()[:32]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]

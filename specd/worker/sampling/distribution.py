@@ -1,0 +1,52 @@
+"""Distributions over the vocabulary, as they travel and as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specd.errors import InvalidRequestError
+from specd.sampling import TokenDistribution
+
+Rows = NDArray[np.float32]
+
+
+def encode_distributions(rows: Rows) -> list[TokenDistribution]:
+    """Write distributions [n, vocabulary_size]: only their nonzero entries, where that is shorter."""
+    encoded = []
+    for row in rows:
+        token_ids = np.flatnonzero(row)
+        if 2 * token_ids.size < row.size:
+            probabilities = row[token_ids].astype("<f4").tobytes()
+            encoded.append(TokenDistribution(token_ids.astype("<u4").tobytes(), probabilities))
+        else:
+            encoded.append(TokenDistribution(b"", row.astype("<f4").tobytes()))
+    return encoded
+
+
+def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_size: int) -> Rows:
+    """Read distributions into an array [n, vocabulary_size].
+
+    Raises InvalidRequestError for broken ones. It does not check that they sum to 1.
+    """
+    rows = np.zeros((len(distributions), vocabulary_size), np.float32)
+    for i, distribution in enumerate(distributions):
+        try:
+            probabilities = np.frombuffer(distribution.probabilities, "<f4")
+            # A draft can have fewer rows than its target has tokens.
+            dense = np.arange(probabilities.size)
+            token_ids = np.frombuffer(distribution.token_ids, "<u4") if distribution.token_ids else dense
+            if token_ids.size != probabilities.size or not token_ids.size:
+                raise ValueError(f"{token_ids.size} tokens, {probabilities.size} probabilities")
+            rows[i, token_ids] = probabilities
+        except (ValueError, IndexError) as error:
+            raise InvalidRequestError(
+                "BROKEN_DISTRIBUTION", f"distributions[{i}] does not fit the vocabulary of {vocabulary_size}: {error}"
+            ) from error
+        if not (np.isfinite(probabilities).all() and (probabilities >= 0).all()):
+            raise InvalidRequestError(
+                "BROKEN_DISTRIBUTION", f"distributions[{i}] has probabilities that are negative, NaN or infinite"
+            )
+    return rows

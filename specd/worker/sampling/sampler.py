@@ -1,0 +1,188 @@
+"""Chooses tokens from logits the way a session asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import LogitsProcessor, apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+
+from specd.errors import InternalError
+from specd.sampling import Acceptance, Sampling
+from specd.worker.sampling.noise import Noise, Purpose
+
+_ALL = 2**31 - 1
+_NO_TOKENS: Any = None  # which a bias does not look at
+
+
+class NonFiniteLogitsError(InternalError):
+    """A model gave NaN or infinite logits; argmax would make a token of them without an error."""
+
+    def __init__(self) -> None:
+        super().__init__("NON_FINITE_LOGITS", "the model gave logits that are NaN or infinite")
+
+
+class Sampler:
+    """The transforms of a session's logits, and the choice of its tokens.
+
+    Rows are positions: the first row of `logits` [n, vocabulary_size] decides about the token at `position`, the next
+    about the one after it. Made on any thread, used on the engine's.
+    """
+
+    def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
+        self.sampling = sampling
+        # The draft must draw as many values as the target, also if it has other rows for padding.
+        self.noise = Noise(sampling.seed, sampling.vocabulary_size or vocabulary_size)
+        self.is_greedy = sampling.temperature == 0
+        self.rejects = sampling.acceptance is Acceptance.REJECTION
+        self._size = min(vocabulary_size, sampling.vocabulary_size or vocabulary_size)
+
+    def history(self, cached: Sequence[int], pending: Sequence[int], between: Sequence[int] = ()) -> mx.array | None:
+        """Return the tokens that the penalties look at; None if there are no penalties.
+
+        These are the tokens before the first row, cached or pending, and those between the first row and the last.
+        """
+        if not self._penalties:
+            return None
+        size = self.sampling.penalty_context_size or _ALL
+        return mx.array([*[*cached[-size:], *pending][-size:], *between], mx.uint32)
+
+    def scores(self, logits: mx.array, position: int, history: mx.array | None) -> mx.array:
+        """Transform logits [n, vocabulary_size] into the log-probabilities that tokens are sampled from.
+
+        In float32 and not normalised. With temperature 0 the choice is their maximum.
+        """
+        s = self.sampling
+        scores = logits[:, : self._size].astype(mx.float32)
+        for process in self._biases:
+            scores = process(_NO_TOKENS, scores)
+        if history is not None:
+            scores = self._penalise(scores, history)
+        suppressed_rows = min(max(s.suppressed_before - position, 0), scores.shape[0])
+        if s.suppressed_token_ids and suppressed_rows:
+            scores = mx.concatenate(
+                [mx.where(self._suppressed, -mx.inf, scores[:suppressed_rows]), scores[suppressed_rows:]]
+            )
+        if self.is_greedy:
+            return scores
+        if self._truncates:
+            scores = self._truncate(scores - mx.logsumexp(scores, axis=-1, keepdims=True))
+        return scores * (1 / s.temperature)
+
+    def choose(self, scores: mx.array, noise: mx.array | None) -> mx.array:
+        """Sample a token [n] from each row of scores, with noise [n, vocabulary_size] (the Gumbel-max trick)."""
+        return mx.argmax(scores if noise is None else scores + noise, axis=-1)
+
+    def own_noise(self, position: int, count: int) -> mx.array | None:
+        """Return the noise with which the target chooses at `count` positions; None if it chooses greedily."""
+        return None if self.is_greedy else self.noise.gumbel(Purpose.SAMPLE, position, count)[:, : self._size]
+
+    def draft_noise(self, position: int, count: int) -> mx.array | None:
+        """Return the noise with which the draft chooses: the target's, unless it must be independent of that."""
+        return None if self.is_greedy else self.noise.gumbel(self._draft_purpose, position, count)[:, : self._size]
+
+    def prepare_own_noise(self, position: int, count: int) -> None:
+        """Draw what `own_noise` will be asked for, while the other worker computes."""
+        if not self.is_greedy:
+            self.noise.prepare(Purpose.SAMPLE, position, count)
+
+    def prepare_draft_noise(self, position: int, count: int) -> None:
+        """Draw what `draft_noise` will be asked for, while the other worker computes."""
+        if not self.is_greedy:
+            self.noise.prepare(self._draft_purpose, position, count)
+
+    def probabilities(self, scores: mx.array) -> mx.array:
+        """Return the distributions [n, vocabulary_size] that scores stand for."""
+        if self.is_greedy:
+            return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
+        return mx.softmax(scores, axis=-1, precise=True)
+
+    def best_two(self, scores: mx.array, noise: mx.array | None) -> mx.array:
+        """Return the best two of each row of scores [n, vocabulary_size], [n, 2], for `confidence_of`, lazily."""
+        return mx.topk(scores if noise is None else scores + noise, 2, axis=-1)
+
+    @property
+    def _draft_purpose(self) -> Purpose:
+        return Purpose.PROPOSE if self.rejects else Purpose.SAMPLE
+
+    def _penalise(self, scores: mx.array, history: mx.array) -> mx.array:
+        num_rows = scores.shape[0]
+        rows = []
+        for i in range(num_rows):
+            row = scores[i : i + 1]
+            before = history[: history.size - (num_rows - 1 - i)]
+            for process in self._penalties:
+                row = process(before, row)
+            rows.append(row)
+        return mx.concatenate(rows)
+
+    def _truncate(self, scores: mx.array) -> mx.array:
+        s = self.sampling
+        # mlx-lm compiles these for each value anew. On a CPU that runs the C++ compiler, for a second, while everybody
+        # waits; the results are the same bits.
+        mx.disable_compile()
+        try:
+            if s.top_p < 1:
+                scores = apply_top_p(scores, s.top_p)
+            if s.min_p > 0:
+                scores = apply_min_p(scores, s.min_p)
+            if 0 < s.top_k < self._size:
+                scores = apply_top_k(scores, s.top_k)
+        finally:
+            mx.enable_compile()
+        return scores
+
+    @property
+    def _truncates(self) -> bool:
+        s = self.sampling
+        return s.top_p < 1 or s.min_p > 0 or s.top_k > 0
+
+    # Not made in the constructor, because arrays belong to the engine's thread.
+
+    @cached_property
+    def _biases(self) -> list[LogitsProcessor]:
+        return make_logits_processors(logit_bias=dict(self.sampling.logit_bias))
+
+    @cached_property
+    def _penalties(self) -> list[LogitsProcessor]:
+        s = self.sampling
+        size = s.penalty_context_size or _ALL
+        return make_logits_processors(
+            repetition_penalty=s.repetition_penalty if s.repetition_penalty != 1 else None,
+            repetition_context_size=size,
+            presence_penalty=s.presence_penalty,
+            presence_context_size=size,
+            frequency_penalty=s.frequency_penalty,
+            frequency_context_size=size,
+        )
+
+    @cached_property
+    def _suppressed(self) -> mx.array:
+        mask = mx.zeros(self._size, mx.bool_)
+        mask[mx.array(self.sampling.suppressed_token_ids, mx.uint32)] = True
+        return mask
+
+
+def confidence_of(best_two: mx.array) -> float:
+    """Return how clear the choice between the best two scores [1, 2] of a row is, in [0.5, 1].
+
+    It is the best token's share of the two (a sigmoid of the margin between them). That tells as well as its
+    probability whether another model chooses the same, or better with noise, which both have; and it needs no
+    exponential of the whole vocabulary.
+    """
+    scores: list[list[float]] = best_two.tolist()  # type: ignore[assignment]
+    [[one, other]] = scores
+    return 1 / (1 + math.exp(-abs(one - other)))
+
+
+def checksum(values: mx.array) -> mx.array:
+    """Return a value that is finite if all logits, or other values, are, lazily: their sum, in one pass."""
+    return mx.sum(values.astype(mx.float32))
+
+
+def is_finite(sum_of_values: mx.array) -> bool:
+    """Return whether the values of a checksum are finite everywhere."""
+    return math.isfinite(sum_of_values.item())  # type: ignore[arg-type]

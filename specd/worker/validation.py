@@ -1,0 +1,41 @@
+"""The checks that every request to a worker must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
+from specd.sampling import check_token_ids
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+
+
+def check_request(
+    model: ModelInfo,
+    position: int,
+    token_ids: Sequence[int],
+    *,
+    num_draft_tokens: int = 0,
+    proposal: Sequence[int] = (),
+) -> None:
+    """Check the fields of a request to a worker against its model.
+
+    MLX does not check the bounds of an embedding look-up: an id outside the vocabulary reads foreign memory.
+    Raises InvalidRequestError, which names the field and the value.
+    """
+    if not token_ids:
+        raise InvalidRequestError("EMPTY_TOKEN_IDS", "token_ids is empty: send at least one token")
+    for field, ids in (("token_ids", token_ids), ("proposal", proposal)):
+        check_token_ids(field, ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+    for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
+        if count > MAX_NUM_DRAFT_TOKENS:
+            raise InvalidRequestError(
+                "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: the most is {MAX_NUM_DRAFT_TOKENS}"
+            )
+    total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
+    if total > model.context_length:
+        raise InvalidRequestError(
+            "CONTEXT_EXCEEDED",
+            f"position {position}, {len(token_ids)} token_ids and the draft tokens make {total}, "
+            f"but the context of {model.name} is {model.context_length} tokens",
+        )

@@ -1,0 +1,239 @@
+"""The images and Compose projects of deploy/, on a real Docker engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specd.rpc.client import Client
+from specd.settings import DraftWorkerSettings, TargetWorkerSettings
+from specd.v1 import generation_pb2
+from tests.containers.compose import BUILD_SECONDS, ROOT, Project, docker, wait_until, why_not
+from tests.e2e.processes import start_specd
+from tests.unit.test_compose_files import port, services_of
+
+DEPLOY = ROOT / "deploy"
+SERVING = (ROOT / "docs" / "serving.md").read_text()
+PROMPT = "def fibonacci(n):"
+BIN = Path(sys.executable).parent
+OURS = ("coordinator", "draft-worker", "target-worker")
+WORKERS = ("draft-worker", "target-worker")
+
+
+@pytest.mark.parametrize("lock", sorted((DEPLOY / "locks").glob("*.lock")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_locked_package_has_a_wheel_for_the_machine(lock: Path, machine: str, tmp_path: Path) -> None:
+    options = ("--dry-run", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", str(tmp_path))
+    platform = ("--python-platform", f"{machine}-manylinux_2_36", "--python-version", "3.11")
+    command = (BIN / "uv", "pip", "install", *options, *platform, "-r", lock)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Would install" in done.stderr
+
+
+# -- Everything in containers, except Grafana
+
+
+def documented(file: str) -> Project:
+    """Return a project for a file that docs/serving.md starts in this way; skip the test where none can be started."""
+    assert f"\ndocker compose -f {file} up\n" in SERVING
+    if reason := why_not():
+        pytest.skip(reason)
+    return Project(file)
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    """`docker compose -f deploy/compose.yaml up`."""
+    project = documented("deploy/compose.yaml")
+    try:
+        project.up("coordinator", "prometheus")
+        yield project
+    finally:
+        project.down()
+
+
+async def statistics_of(address: str, *, begun: asyncio.Event | None = None, **fields: Any) -> Any:
+    """Return the statistics of a completion; `begun` is set once there are tokens of it."""
+    stop = generation_pb2.StopConditions(ignore_eos=True)
+    response = generation_pb2.GenerateResponse()
+    async with asyncio.timeout(60), Client(address) as client:
+        async for response in client.generate(PROMPT, stop=stop, **fields):  # noqa: B007
+            if begun is not None:
+                begun.set()
+    return response.statistics
+
+
+async def test_a_client_outside_gets_a_completion(project: Project) -> None:
+    statistics = await statistics_of(project.address, max_tokens=32, num_draft_tokens=4)
+    assert statistics.generated_tokens == 32
+    assert statistics.accepted_tokens > 0
+    assert statistics.rounds_without_draft == 0
+
+
+@pytest.mark.parametrize("service", [*OURS, "prometheus"])
+def test_a_container_can_do_little(project: Project, service: str) -> None:
+    status = dict(re.findall(r"^(\w+):\t(.*)$", project.execute(service, "cat", "/proc/self/status"), re.MULTILINE))
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    mounts = [line.split() for line in project.execute(service, "cat", "/proc/self/mounts").splitlines()]
+    assert [options.split(",")[0] for _, directory, _, options, *_ in mounts if directory == "/"] == ["ro"]
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_our_containers_are_nobody_and_write_nowhere_but_in_volumes(project: Project, service: str) -> None:
+    code = """
+import os, pathlib
+def writable(directory):
+    try:
+        (pathlib.Path(directory) / "probe").touch()
+        return True
+    except OSError:
+        return False
+directories = ("/", "/tmp", "/opt/specd", "/home/specd", "/home/specd/.cache")
+print(os.getuid(), os.getgid(), [directory for directory in directories if writable(directory)])
+"""
+    written = ["/home/specd/.cache"] if service in WORKERS else []
+    assert project.python(service, code) == f"10001 10001 {written}"
+    main_process = project.execute(service, "cat", "/proc/1/task/1/children").strip()
+    assert f"specd\0{service}" in project.execute(service, "cat", f"/proc/{main_process}/cmdline")
+
+
+def test_images_have_only_what_they_need(project: Project) -> None:
+    code = """
+import importlib.util, shutil
+modules = ("mlx", "mlx_lm", "lief", "transformers", "pip", "hatchling", "pytest")
+tools = ("gcc", "cc", "g++", "make", "git")
+print([name for name in modules if importlib.util.find_spec(name)], [name for name in tools if shutil.which(name)])
+"""
+    assert project.python("coordinator", code) == "['transformers'] []"
+    assert project.python("target-worker", code) == "['mlx', 'mlx_lm', 'lief', 'transformers'] []"
+
+
+def test_the_coordinator_renders_chats_without_what_only_workers_need(project: Project) -> None:
+    code = """
+from specd.text.chat import Chat, ChatTemplate
+print(ChatTemplate("{{ messages[0].content }}").render(Chat(messages=({"role": "user", "content": "hello"},))))
+"""
+    assert project.python("coordinator", code) == "hello"
+
+
+def test_a_worker_in_a_container_has_a_fast_blas(project: Project) -> None:
+    (build,) = project.query('specd_build_info{process="target-worker"}')
+    assert "OpenBLAS" in build["metric"]["device"]
+
+
+def test_only_the_client_port_is_published(project: Project) -> None:
+    def published(service: str) -> dict[str, Any]:
+        ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", project.container(service)))
+        return {name: hosts for name, hosts in ports.items() if hosts}
+
+    assert published("coordinator") == {"50051/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(project.port)}]}
+    for service in (*WORKERS, "prometheus"):
+        assert published(service) == {}
+
+
+def test_workers_reach_nothing_outside(project: Project) -> None:
+    def reaches_the_package_index(network: str) -> bool:
+        image = services_of("compose.yaml")["target-worker"]["image"]
+        download = ("download", "--quiet", "--no-deps", "--retries", "0", "--timeout", "10", "--dest", "/tmp", "six")
+        command = ("docker", "run", "--rm", "--network", network, "--entrypoint", "pip", image, *download)
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
+    for worker in WORKERS:
+        networks = docker("inspect", "--format", "{{json .NetworkSettings.Networks}}", project.container(worker))
+        assert list(json.loads(networks)) == [f"{project.name}_workers"]
+    assert not reaches_the_package_index(f"{project.name}_workers")
+    assert reaches_the_package_index(f"{project.name}_outside")
+
+
+ALL_UP = {"coordinator:9464": "1", "draft-worker:9465": "1", "target-worker:9466": "1"}
+
+
+def scraped(project: Project) -> dict[str, str]:
+    """Return what Prometheus scrapes besides itself, and whether it can."""
+    return {sample["metric"]["instance"]: sample["value"][1] for sample in project.query('up{job!="prometheus"}')}
+
+
+def test_prometheus_scrapes_every_process(project: Project) -> None:
+    wait_until(lambda: scraped(project) == ALL_UP)
+    assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == set(OURS)
+
+
+async def test_a_killed_draft_worker_comes_back_and_drafts(project: Project) -> None:
+    container = project.container("draft-worker")
+    project.python("draft-worker", "import os; os.kill(int(open('/proc/1/task/1/children').read()), 9)")
+    without = await statistics_of(project.address, max_tokens=8, num_draft_tokens=4)
+    assert without.generated_tokens == 8
+    assert without.rounds_without_draft > 0
+
+    def restarts() -> int:
+        return int(docker("inspect", "--format", "{{.RestartCount}}", container))
+
+    await asyncio.to_thread(wait_until, lambda: restarts() == 1)
+    async with asyncio.timeout(120):
+        while (again := await statistics_of(project.address, max_tokens=8, num_draft_tokens=4)).rounds_without_draft:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+    assert again.accepted_tokens > 0
+
+
+def test_models_are_downloaded_by_a_container_of_its_own(project: Project) -> None:
+    help_text = project.compose("run", "--rm", "download", "--help")
+    assert "hf download" in help_text
+
+
+async def test_a_stop_lets_sessions_finish_and_a_removal_leaves_nothing(project: Project) -> None:
+    """The last test of this project."""
+    before = await statistics_of(project.address, max_tokens=16, num_draft_tokens=0)
+    three_seconds = int(3 * before.generated_tokens / before.decode_seconds)  # of the ten that the coordinator waits
+    begun = asyncio.Event()
+    running = asyncio.ensure_future(
+        statistics_of(project.address, begun=begun, max_tokens=three_seconds, num_draft_tokens=0)
+    )
+    await asyncio.wait_for(begun.wait(), timeout=60)
+    await asyncio.to_thread(project.compose, "stop")
+    assert (await running).generated_tokens == three_seconds
+    assert {service: project.state(service)["ExitCode"] for service in OURS} == dict.fromkeys(OURS, 0)
+    assert project.left()
+    project.down()
+    assert project.left() == []
+
+
+# -- Workers outside of containers
+
+
+async def test_native_workers_serve_a_coordinator_in_a_container() -> None:
+    project = documented("deploy/compose.native.yaml")
+    try:
+        await asyncio.to_thread(project.compose, "build", "coordinator", timeout_seconds=BUILD_SECONDS)
+        lookup = ("python3", "-c", "import socket; print(socket.gethostbyname('host'))")
+        image = services_of("compose.native.yaml")["coordinator"]["image"]
+        run = ("run", "--rm", "--add-host", "host:host-gateway", "--entrypoint", lookup[0], image, *lookup[1:])
+        host = docker(*run).strip()
+
+        def listen(worker: type[DraftWorkerSettings | TargetWorkerSettings]) -> tuple[str, ...]:
+            options = {name: worker.model_fields[name].default for name in ("listen", "metrics_listen")}
+            return tuple(f"--{name.replace('_', '-')}={host}:{port(address)}" for name, address in options.items())
+
+        async with (
+            start_specd("draft-worker", *listen(DraftWorkerSettings)) as draft,
+            start_specd("target-worker", *listen(TargetWorkerSettings)) as target,
+        ):
+            await draft.next_event("ready")
+            await target.next_event("ready")
+            await asyncio.to_thread(project.up, "coordinator", "prometheus")
+            statistics = await statistics_of(project.address, max_tokens=32, num_draft_tokens=4)
+            assert statistics.accepted_tokens > 0
+            await asyncio.to_thread(wait_until, lambda: scraped(project) == ALL_UP)
+    finally:
+        await asyncio.to_thread(project.down)
+    assert project.left() == []

@@ -1,0 +1,65 @@
+"""The benchmark of many sessions at once, and the plot in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from specd.bench import throughput
+from specd.bench.setup import MLX_LM, SPECD, Setup
+from specd.rpc.client import Client
+
+if TYPE_CHECKING:
+    from specd.worker.model.loader import LoadedModel
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(client: Client) -> None:
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    alone, fixed = [await throughput.SpecdClients(client, Setup(SPECD, k)).decode(prompts, 2, 12) for k in (0, 2)]
+    assert alone.token_ids == fixed.token_ids
+    assert alone.drafted_per_round == 0
+    assert 1 < fixed.drafted_per_round <= 2  # less at the end of a text
+    of_mlx_lm = replace(alone, load=throughput.Load(Setup(MLX_LM), 2), seconds=2 * alone.seconds)
+    results = throughput.summarise([alone, fixed, of_mlx_lm])
+    assert all(result.same_tokens for result in results)
+    assert [result.to_mlx_lm for result in results][::2] == [pytest.approx(2), 1]
+    rows = written(throughput.table(results, "3 requests")).splitlines()
+    assert [row.split()[-7] for row in rows[-3:-1]] == ["0.0", f"{fixed.drafted_per_round:.1f}"]
+
+
+async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decoded(
+    client: Client, target: LoadedModel
+) -> None:
+    """Of three texts of twelve tokens, two at once, the third is alone for most of its time."""
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    contenders: list[Any] = [throughput.SpecdClients(client, Setup(SPECD, 0)), throughput.MlxLmBatch(target)]
+    ours, theirs = [await contender.decode(prompts, 2, 12) for contender in contenders]
+    assert ours.token_ids == theirs.token_ids
+    for run in (ours, theirs):
+        assert sum(map(len, run.token_ids)) == 36
+        assert 24 <= run.num_tokens <= 26
+        assert run.tokens_per_second == run.num_tokens / run.seconds > 0
+    assert (await contenders[0].decode(prompts, 1, 12)).num_tokens == 36
+
+
+def test_plot_keeps_away_from_pyplot_whose_state_is_global(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.unit.test_bench_plot import PLOTTED, save_plot\n"
+        "save_plot(PLOTTED, '', Path(sys.argv[1])); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "plot.png")], cwd=ROOT, check=True)
+
+
+def written(table: Any) -> str:
+    output = io.StringIO()
+    Console(file=output, width=200).print(table)
+    return output.getvalue()

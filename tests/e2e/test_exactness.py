@@ -1,0 +1,152 @@
+"""The embedded pair, through real processes: Generate streams what mlx-lm decodes, for every k, draft and neighbour.
+
+Sampling too: seed and prompt decide what comes out, and nothing else does. The reference for it is mlx-lm's own
+decoding with the target alone, whose random draw is replaced by ours. What `kill -9` of a worker does to a session is
+in test_kills.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from specd.rpc.client import Client
+from specd.text.tokenizer import Tokenizer
+from specd.v1.generation_pb2 import SessionStatistics
+from specd.v1.sampling_pb2 import SamplingParameters
+from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.noise import Noise, Purpose
+from tests.conftest import TWENTY_PROMPTS
+from tests.e2e.conftest import DRAFT_KINDS
+from tests.e2e.reference import decode_with_mlx_lm
+
+MAX_TOKENS = 32
+SEED = 1_000_003
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and a temperature, and two of the ks."""
+
+    name: str
+    prompt: str
+    temperature: float
+    ks: tuple[int, int]
+
+
+def cases() -> Iterator[Case]:
+    """Every prompt greedily, and every other at each of two temperatures in turn; every k meets each temperature."""
+    for i, path in enumerate(TWENTY_PROMPTS):
+        yield Case(path.stem, path.read_text(), 0.0, (i % 9, (i + 4) % 9))
+    for i, path in enumerate(TWENTY_PROMPTS[1::2]):
+        first = i - i % 2
+        temperature = (0.7, 1.0)[i % 2]
+        yield Case(f"{path.stem} at {temperature}", path.read_text(), temperature, (first % 9, (first + 1) % 9))
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(scope="module")
+def references(target: LoadedModel, tokenizer: Tokenizer) -> dict[str, list[int]]:
+    """What the target alone gives for each case, up to and with an end token."""
+    return {case.name: decode(target, tokenizer.encode(case.prompt), case.temperature) for case in CASES}
+
+
+def decode(target: LoadedModel, prompt_ids: list[int], temperature: float) -> list[int]:
+    if temperature == 0:
+        return decode_with_mlx_lm(target, prompt_ids, MAX_TOKENS)
+    noise = Noise(SEED, target.info.vocabulary_size)
+    # mlx-lm asks for a token before it has handed out the one before.
+    positions = itertools.count(len(prompt_ids))
+
+    def sampler(log_probabilities: mx.array) -> mx.array:
+        gumbel = noise.gumbel(Purpose.SAMPLE, next(positions), 1)
+        return mx.argmax(log_probabilities / mx.array(temperature, mx.float32) + gumbel, axis=-1)
+
+    return decode_with_mlx_lm(target, prompt_ids, MAX_TOKENS, sampler=sampler)
+
+
+async def generate(client: Client, case: Case, k: int | None) -> tuple[list[int], SessionStatistics]:
+    sampling = SamplingParameters(temperature=case.temperature, seed=SEED)
+    call = client.generate(case.prompt, max_tokens=MAX_TOKENS, num_draft_tokens=k, sampling=sampling)
+    responses = [response async for response in call]
+    assert {response.seed for response in responses} == {SEED}
+    return [token.id for response in responses for token in response.tokens], responses[-1].statistics
+
+
+def test_there_are_prompts_of_every_length(tokenizer: Tokenizer) -> None:
+    lengths = [len(tokenizer.encode(path.read_text())) for path in TWENTY_PROMPTS]
+    assert len(lengths) >= 20
+    assert sum(length < 300 for length in lengths) >= 8
+    assert sum(500 <= length < 1500 for length in lengths) >= 2
+    assert sum(length >= 1500 for length in lengths) >= 2
+
+
+def test_every_k_meets_every_temperature() -> None:
+    for temperature in (0.0, 0.7, 1.0):
+        assert {k for case in CASES if case.temperature == temperature for k in case.ks} == set(range(9))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_every_k_gives_the_tokens_of_mlx_lm(client: Client, references: dict[str, list[int]], case: Case) -> None:
+    for k in (*case.ks, None):
+        token_ids, statistics = await generate(client, case, k)
+        assert token_ids == references[case.name], f"k = {k}"
+        assert statistics.draft_fault == ""
+        assert k is None or (statistics.proposed_tokens > 0) == (k > 0)
+
+
+async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:
+    kind = odd_client.draft_kind  # type: ignore[attr-defined]
+    accepted = proposed = 0
+    first = DRAFT_KINDS.index(kind)
+    # Every sixth, others for each draft: with these each takes some seconds.
+    for i, case in enumerate(CASES[first::6]):
+        token_ids, statistics = await generate(odd_client, case, (1, 8, 3, 6, 5)[i])
+        assert token_ids == references[case.name]
+        assert statistics.proposed_tokens > 0
+        if case.temperature == 0:
+            if kind == "always wrong":
+                assert statistics.accepted_tokens == 0
+            if kind == "always right" and len(token_ids) == MAX_TOKENS:
+                assert statistics.accepted_tokens == statistics.proposed_tokens
+        accepted += statistics.accepted_tokens
+        proposed += statistics.proposed_tokens
+    low, high = {"random": (0, 0.1), "always right": (0.97, 1), "always wrong": (0, 0.1)}[kind]  # up to end tokens
+    assert low <= accepted / proposed <= high
+
+
+async def test_sessions_at_the_same_time_do_not_mix(client: Client, references: dict[str, list[int]]) -> None:
+    """Sessions of all lengths, temperatures and ks at once, some of them given up on the way."""
+
+    async def give_up(case: Case) -> None:
+        sampling = SamplingParameters(temperature=1.5)
+        async for _ in client.generate(case.prompt, max_tokens=MAX_TOKENS, num_draft_tokens=3, sampling=sampling):
+            return
+
+    async with asyncio.TaskGroup() as tasks:
+        for case in CASES[::6]:
+            tasks.create_task(give_up(case))
+        running = {
+            case.name: tasks.create_task(generate(client, case, i % 9 if i % 9 else None))
+            for i, case in enumerate(CASES[::3])
+        }
+    for name, task in running.items():
+        assert task.result()[0] == references[name]
+
+
+async def test_text_is_the_decoding_of_the_tokens(client: Client, target: LoadedModel, prompts: list[str]) -> None:
+    tokenizer = HuggingFaceTokenizer.from_str(target.tokenizer_json.decode())
+    for prompt in prompts[:16:3]:
+        responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS)]
+        token_ids = [token.id for r in responses for token in r.tokens]
+        text = "".join(r.text for r in responses)
+        assert text == "".join(token.text for r in responses for token in r.tokens)
+        assert prompt + text == tokenizer.decode([*tokenizer.encode(prompt).ids, *token_ids])

@@ -1,0 +1,57 @@
+"""The agents for launchd, and the compose files, are what the programs that read them take."""
+
+from __future__ import annotations
+
+import plistlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import complaint, run_specd
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SERVING = (ROOT / "docs" / "serving.md").read_text()
+BIN = Path(sys.executable).parent
+WORKERS = ("draft-worker", "target-worker")
+
+
+def test_compose_files_fit_the_schema() -> None:
+    files = sorted(map(str, DEPLOY.glob("*.yaml")))
+    assert len(files) == 4
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_launchd_starts_a_worker_as_the_page_installs_it(worker: str, tmp_path: Path) -> None:
+    (line,) = re.findall(r"^ *(sed .*\.plist) > \S+$", SERVING, re.MULTILINE)
+    script = f"worker={worker}; {line}"
+    environment = {"HOME": str(tmp_path), "PATH": f"{BIN}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True
+    )
+    agent = plistlib.loads(done.stdout)
+    assert agent.pop("ProgramArguments")[:2] == [str(BIN / "specd"), worker]
+    assert agent == {
+        "Label": f"specd.{worker}",
+        "KeepAlive": True,
+        "ProcessType": "Interactive",
+        "StandardErrorPath": f"{tmp_path}/Library/Logs/specd.{worker}.log",
+    }
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_command_line_takes_what_launchd_gives_it(worker: str, tmp_path: Path) -> None:
+    agent = plistlib.loads((DEPLOY / "launchd" / f"specd.{worker}.plist").read_bytes())
+    _, *arguments = agent["ProgramArguments"]
+    assert arguments[-1] in SERVING
+    elsewhere = ("--listen", f"unix:{tmp_path}/worker", "--metrics-listen", "none")
+    # It comes as far as the download, which tests have no way to.
+    done = run_specd(*arguments, *elsewhere, HF_HOME=str(tmp_path), OPENBLAS_NUM_THREADS="1")
+    assert done.returncode == 2
+    assert f"{arguments[-1]}, and the Hugging Face repository cannot be had" in complaint(done.stderr)

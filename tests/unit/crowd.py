@@ -1,0 +1,155 @@
+"""A crowd of requests to one Admission, each of which a test sees come, wait, run and leave."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from coordinator.sessions.admission import Admission
+from specd.errors import InvalidRequestError, ResourceExhaustedError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Request:
+    """Comes, asks for its turn, runs until it is told to end, and leaves."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self.num_tokens = 0
+        self.refusal: ResourceExhaustedError | InvalidRequestError | None = None
+        self._crowd = crowd
+        self._asks: asyncio.Future[int] = crowd.loop.create_future()
+        self._ends: asyncio.Future[None] = crowd.loop.create_future()
+        self.task = crowd.loop.create_task(self._live())
+
+    @property
+    def has_asked(self) -> bool:
+        return self._asks.done()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.task.cancelling() > 0
+
+    @property
+    def reason(self) -> str:
+        return "" if self.refusal is None else self.refusal.reason
+
+    @property
+    def retry_after_seconds(self) -> float:
+        return 0.0 if self.refusal is None else self.refusal.retry_after_seconds
+
+    def ask(self, num_tokens: int) -> None:
+        self._asks.set_result(num_tokens)
+
+    def end(self, error: Exception | None = None) -> None:
+        if self._ends.done():
+            return
+        if error is None:
+            self._ends.set_result(None)
+        else:
+            self._ends.set_exception(error)
+
+    async def _live(self) -> None:
+        crowd = self._crowd
+        expected_reason = "QUEUE_FULL" if len(crowd.present) >= crowd.max_sessions + crowd.max_queued else ""
+        try:
+            with crowd.admission.place() as place:
+                crowd.present.append(self)
+                try:
+                    self.num_tokens = await self._asks
+                    expected_reason = "CACHE_EXCEEDED" if self.num_tokens > crowd.capacity else ""
+                    crowd.waiting.append(self)
+                    crowd.noticed_capacity = crowd.capacity
+                    await place.admit(self.num_tokens)
+                    crowd.begin(self)
+                    await self._ends
+                finally:
+                    crowd.forget(self)
+        except (ResourceExhaustedError, InvalidRequestError) as error:
+            self.refusal = error
+        assert self.reason == expected_reason
+
+
+class Crowd:
+    """Requests to one Admission, the books on them kept apart, and the rules that hold at each admission."""
+
+    def __init__(
+        self,
+        *,
+        max_sessions: int = 4,
+        max_queued: int = 1000,
+        capacity: int = 10,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.max_sessions = max_sessions
+        self.max_queued = max_queued
+        self.capacity = capacity
+        self.clock = Clock()
+        self.loop = loop or asyncio.get_running_loop()
+        self.admission = Admission(
+            max_sessions=max_sessions, max_queued=max_queued, capacity_tokens=lambda: self.capacity, clock=self.clock
+        )
+        self.everyone: list[Request] = []
+        self.present: list[Request] = []
+        self.waiting: list[Request] = []  # in the order in which they asked
+        self.running: list[Request] = []  # in the order in which they began
+        self.overtaken: list[Request] = []
+        self.noticed_capacity = capacity  # when somebody last asked or left
+
+    async def __aenter__(self) -> Crowd:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for request in self.everyone:
+            request.task.cancel()
+        outcomes = await asyncio.gather(*(request.task for request in self.everyone), return_exceptions=True)
+        if error is None:
+            assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
+            self.check_books()
+            assert (self.admission.num_running, self.admission.num_queued, self.admission.reserved_tokens) == (0, 0, 0)
+
+    def come(self, num_tokens: int | None = 1) -> Request:
+        """Let a request come, which asks for its turn at once, or not yet."""
+        request = Request(self)
+        self.everyone.append(request)
+        if num_tokens is not None:
+            request.ask(num_tokens)
+        return request
+
+    def begin(self, request: Request) -> None:
+        # One that runs as soon as it asks goes on before those that its asking admits, which are ready by now.
+        self.loop.call_soon(self._note_overtaken, self.waiting[: self.waiting.index(request)])
+        self.waiting.remove(request)
+        assert request not in self.running
+        self.running.append(request)
+        assert len(self.running) <= self.max_sessions
+        assert sum(one.num_tokens for one in self.running) <= self.capacity or len(self.running) == 1
+
+    def _note_overtaken(self, ahead: list[Request]) -> None:
+        self.overtaken += [one for one in ahead if one in self.waiting and not one.is_cancelled]
+
+    def forget(self, request: Request) -> None:
+        self.noticed_capacity = self.capacity
+        for those in (self.present, self.waiting, self.running):
+            if request in those:
+                those.remove(request)
+
+    def check_books(self) -> None:
+        """Check the admission's numbers against ours, once nobody is on the way from one state to the next."""
+        assert self.admission.num_running == len(self.running)
+        assert self.admission.reserved_tokens == sum(request.num_tokens for request in self.running)
+        assert self.admission.num_queued == len(self.present) - len(self.running)
+        assert self.overtaken == []
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -1,0 +1,212 @@
+"""A draft and a target that choose tokens by a formula and fail when a test says so, and the round loop on them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.core import Plan, Proposal, Round, Session, Verdict
+from coordinator.round_loop import decode
+from coordinator.telemetry.statistics import SessionStatistics
+from coordinator.workers.drafter import Drafter
+from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import Verifier
+from specd.model_info import ModelInfo
+from specd.sampling import Sampling
+
+VOCABULARY_SIZE = 5
+CONTEXT_LENGTH = 64
+END_TOKEN = 0
+MODEL = ModelInfo("fake", "fake", "", "", VOCABULARY_SIZE, CONTEXT_LENGTH, (), "", "")
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """Return the fake target's choice, which depends on every token before it."""
+    state = 7
+    for token_id in token_ids:
+        state = (state * 31 + token_id + 1) % 1_000_003
+    return state % VOCABULARY_SIZE
+
+
+def decode_with_target_alone(prompt: list[int], max_tokens: int, end_token: int | None = END_TOKEN) -> list[int]:
+    token_ids = list(prompt)
+    while len(token_ids) < len(prompt) + max_tokens:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] == end_token:
+            break
+    return token_ids[len(prompt) :]
+
+
+class FakeCache:
+    """A worker's cache that holds the protocol to its word."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def hold(self, position: int, token_ids: Sequence[int]) -> list[int]:
+        assert len(token_ids) >= 1
+        assert position <= len(self.token_ids), "the coordinator counted on tokens that the worker does not hold"
+        self.token_ids = [*self.token_ids[:position], *token_ids]
+        return self.token_ids
+
+
+class FakeTarget(RemoteWorker["FakeTargetStream"]):
+    """The target worker. Each verify takes the next of `events`; after the last all goes well."""
+
+    def __init__(self, events: list[str], *, comes_back: bool = True) -> None:
+        super().__init__("TARGET_UNAVAILABLE", MODEL)
+        self.events = events
+        self.comes_back = comes_back
+        self.num_open = 0
+
+    def open_stream(self, session_id: str, sampling: Sampling) -> FakeTargetStream:
+        self.num_open += 1
+        return FakeTargetStream(self)
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        return self.comes_back
+
+
+@dataclass
+class FakeTargetStream:
+    worker: FakeTarget
+    cache: FakeCache = field(default_factory=FakeCache)
+    broken: bool = False
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
+        assert not self.broken, "a stream that broke was used again"
+        event = self.worker.events.pop(0) if self.worker.events else "ok"
+        if event == "lost":
+            self.broken = True
+            raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
+        if event == "full":
+            self.broken = True
+            raise WorkerFullError("CACHE_FULL", "no room")
+        proposed = proposal.token_ids
+        held = self.cache.hold(position, [*token_ids, *proposed])
+        if event == "late":
+            raise WorkerLateError("TARGET_LATE", "late")
+        committed = len(held) - len(proposed)
+        own = [next_token(held[: committed + i]) for i in range(len(proposed) + 1)]
+        num_accepted = next((i for i, token in enumerate(proposed) if token != own[i]), len(proposed))
+        return Verdict(num_accepted, own[num_accepted], len(held))
+
+    def close(self) -> None:
+        self.worker.num_open -= 1
+
+
+class FakeDraft(RemoteWorker["FakeDraftStream"]):
+    """The draft worker: `choose` makes its proposals, `events` its failures."""
+
+    def __init__(
+        self, choose: Callable[[list[int]], int], events: list[str], *, model: ModelInfo | None = MODEL
+    ) -> None:
+        super().__init__("DRAFT_UNAVAILABLE", model)
+        self.choose = choose
+        self.events = events
+        self.num_open = 0
+
+    def open_stream(self, session_id: str, sampling: Sampling) -> FakeDraftStream:
+        self.num_open += 1
+        return FakeDraftStream(self)
+
+
+@dataclass
+class FakeDraftStream:
+    worker: FakeDraft
+    cache: FakeCache = field(default_factory=FakeCache)
+    prepared: tuple[list[int], int] = ([], 0)
+    event: str = "ok"
+    broken: bool = False
+    uses_when_broken: int = 0
+
+    async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
+        if self.broken:
+            self.uses_when_broken += 1
+            assert self.uses_when_broken == 1, "after a prefill whose error nobody saw, one use may find it broken"
+            raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
+        self.event = self.worker.events.pop(0) if self.worker.events else "ok"
+        self.broken = self.event in {"lost", "full", "refuses"}
+        if self.event == "lost":
+            raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
+        held = self.cache.hold(position, token_ids)
+        proposal: list[int] = []
+        # An early end: the plan's thresholds stand for how many tokens there are.
+        length = min(plan.num_draft_tokens, len(plan.min_confidences) or plan.num_draft_tokens)
+        while len(proposal) < length:
+            proposal.append(self.worker.choose([*held, *proposal]))
+        held.extend(proposal[:-1])
+        if not proposal:
+            del held[-1:]  # a prefill leaves the last tokens to the next request
+        self.prepared = proposal, len(held)
+
+    async def answer(self, timeout_seconds: float) -> Proposal:
+        token_ids, cached_len = self.prepared
+        match self.event:
+            case "late":
+                raise WorkerLateError("DRAFT_LATE", "late")
+            case "full":
+                raise WorkerFullError("CACHE_FULL", "no room")
+            case "refuses":
+                raise WorkerError("DRAFT_INTERNAL", "no")
+            case "short":
+                token_ids = token_ids[1:]
+            case "foreign":
+                token_ids = [VOCABULARY_SIZE] * len(token_ids)
+        confidences = {"unsure": [float("nan")] * len(token_ids), "few": [0.5] * (len(token_ids) + 1)}
+        return Proposal(token_ids, cached_len=cached_len, confidences=confidences.get(self.event, []))
+
+    def close(self) -> None:
+        self.worker.num_open -= 1
+
+
+class Planned:
+    """A planner that repeats given plans."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = itertools.cycle(plans)
+        self._will_draft = any(plan.num_draft_tokens for plan in plans)
+
+    def will_draft(self) -> bool:
+        return self._will_draft
+
+    def plan(self) -> Plan:
+        return next(self._plans)
+
+    def observe(self, plan: Plan, round_: Round) -> float:
+        assert round_.num_proposed <= plan.num_draft_tokens
+        return 0.0
+
+
+def make_session(prompt: list[int], max_tokens: int, end_token: int | None = END_TOKEN) -> Session:
+    return Session("s", list(prompt), max_tokens, frozenset() if end_token is None else frozenset({end_token}))
+
+
+def run(
+    session: Session, plans: int | Sequence[Plan], draft: FakeDraft, target: FakeTarget
+) -> tuple[list[Round], SessionStatistics]:
+    """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
+    clock = itertools.count().__next__
+    drafter = Drafter(draft, "s", Sampling(), timeout_seconds=1.0, clock=clock)
+    verifier = Verifier(target, "s", Sampling(), timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    planner = Planned([Plan(plans)] if isinstance(plans, int) else plans)
+    statistics = SessionStatistics(prompt_tokens=session.prompt_len)
+    rounds: list[Round] = []
+
+    async def drive() -> None:
+        try:
+            async for round_ in decode(session, planner, drafter, verifier, clock=clock):
+                assert round_.commit.finish_reason is session.finish_reason
+                rounds.append(round_)
+                statistics.add(round_, arrived_at=0.0)
+        finally:
+            drafter.close()
+            verifier.close()
+
+    asyncio.run(drive())
+    return rounds, statistics

@@ -1,0 +1,119 @@
+"""Rounds of sessions in a world with known costs and acceptance, for tests of the planner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from coordinator.core import Commit, Exchange, Plan, Proposal, Round, Verdict
+from coordinator.planner.cost_model import CostModel
+from coordinator.planner.planner import Planner
+from specd.sampling import Sampling
+from specd.step_costs import StepCosts
+
+SESSIONS, WIDTHS, LENGTHS = (1, 2, 4, 16), (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 33), (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class World:
+    """Costs in seconds, and the probability that a token is accepted after those before it, by session.
+
+    Calibration measured `verify(sessions, width)` times `target_bias`, and `draft(sessions, k)` times `draft_bias`.
+    A proposal in operation takes `cold_seconds` more. `wire` is the way to the draft and back. `informative` says
+    whether confidences tell acceptance.
+    """
+
+    acceptance: Callable[[int], float] = lambda _: 0.8
+    verify: Callable[[float, float], float] = lambda n, w: 0.020 + 0.0008 * n * w
+    draft: Callable[[float, float], float] = lambda n, k: 0.0016 * k
+    overhead: float = 0.001
+    wire: float = 0.0005
+    target_bias: float = 1.0
+    draft_bias: float = 1.0
+    contention: float = 1.0  # of shared rounds with drafts
+    cold_seconds: float = 0.0  # of each proposal in operation, when other work was done before
+    informative: bool = True
+
+
+@dataclass
+class Simulation:
+    """Sessions in a world, a clock, and a planner that may be asked; `new_planner` begins what plans for a session."""
+
+    world: World
+    seed: int = 0
+    now: float = 0.0
+    planner: Planner = field(init=False)
+
+    def __post_init__(self) -> None:
+        world = self.world
+        target = {n: {w: world.target_bias * world.verify(n, w) for w in WIDTHS} for n in SESSIONS}
+        draft = {n: {k: world.draft_bias * world.draft(n, k) for k in LENGTHS} for n in SESSIONS}
+        self.random = random.Random(self.seed)
+        verifies, proposals = StepCosts(target), StepCosts(draft)
+        self.planner = Planner(CostModel(lambda: verifies, lambda: proposals), clock=lambda: self.now)
+
+    def run(self, *, num_sessions: int, at_once: int, tokens: int, k: int | None = None) -> float:
+        """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""
+        self.now, started_at, total = self.now, self.now, 0
+        waiting = list(range(num_sessions))
+        running: dict[int, tuple[Any, int]] = {}
+        begin = self.planner.begin
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running[waiting.pop(0)] = (begin(Sampling(), k), tokens)
+            plans = {i: session.plan().within(left) for i, (session, left) in running.items()}
+            for i, round_ in self._round(plans).items():
+                session, left = running[i]
+                session.observe(plans[i], round_)
+                emitted = len(round_.commit.token_ids)
+                total += emitted
+                running[i] = (session, left - emitted)
+                if left - emitted <= 0:
+                    session.close()
+                    del running[i]
+        return total / (self.now - started_at)
+
+    def _round(self, plans: dict[int, Plan]) -> dict[int, Round]:
+        world, n = self.world, len(plans)
+        proposals = {i: self._propose(world.acceptance(i), plan) for i, plan in plans.items()}
+        longest = max(len(confidences) for confidences, _ in proposals.values())
+        width = 1 + sum(len(confidences) for confidences, _ in proposals.values()) / n
+        draft = world.cold_seconds + world.draft(n, longest) if longest else 0.0
+        verify = world.verify(n, width)
+        slower = world.contention if longest and n > 1 else 1.0
+        seconds = world.overhead + slower * (verify + draft) + (world.wire if longest else 0.0)
+        started_at, self.now = self.now, self.now + seconds
+        rounds = {}
+        for i, (confidences, accepted) in proposals.items():
+            k = len(confidences)
+            propose = (
+                Exchange(0.0, world.cold_seconds + world.draft(n, k), world.wire, num_sessions=n) if k else Exchange()
+            )
+            exchange = Exchange(0.0, verify, 0.0, num_sessions=n, step_tokens=round(width * n))
+            rounds[i] = Round(
+                Proposal([1] * k, exchange=propose, confidences=confidences if plans[i].min_confidences else ()),
+                Verdict(accepted, 1, exchange=exchange),
+                Commit([1] * (accepted + 1), accepted),
+                started_at,
+                self.now,
+            )
+        return rounds
+
+    def _propose(self, acceptance: float, plan: Plan) -> tuple[list[float], int]:
+        """Return the confidences of a proposal, which ends as the draft worker's do, and how many are accepted."""
+        confidences: list[float] = []
+        accepted: list[bool] = []
+        for _ in range(plan.num_draft_tokens):
+            # Tokens are easy or hard; their mean acceptance is the session's.
+            easy = self.random.random() < acceptance
+            p = (0.97 if easy else 0.1) if self.world.informative else acceptance
+            confidences.append(min(max(p, 0.5), 1.0) if self.world.informative else 0.9)
+            accepted.append(self.random.random() < p)
+            products = list(accumulate(confidences[:-1], mul))
+            if any(product < least for product, least in zip(products, plan.min_confidences, strict=False)):
+                break
+        return confidences, next((i for i, ok in enumerate(accepted) if not ok), len(accepted))

@@ -1,0 +1,143 @@
+"""Which package may import which: the rule of docs/design.md, for every module of every package."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").is_file())
+PACKAGES = ("specd", "draft_worker", "target_worker", "coordinator")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts)
+
+# What each layer may import of ours; the first that is a prefix of a module's name is its layer.
+FLOOR = ("specd",)
+WORKER = (*FLOOR, "specd.v1", "specd.rpc", "specd.worker")
+LAYERS: dict[str, tuple[str, ...]] = {
+    "specd.v1": ("specd.v1",),
+    "specd.rpc": (*FLOOR, "specd.v1", "specd.rpc"),
+    "specd.text": (*FLOOR, "specd.text"),
+    "specd.worker.sampling": (*FLOOR, "specd.worker.sampling"),
+    "specd.worker.cpu": (*FLOOR, "specd.worker.cpu", "specd.worker.model.disk_cache"),
+    "specd.worker.cache.layers": (*FLOOR, "specd.worker.cache.layers"),
+    "specd.worker.model": (
+        *FLOOR,
+        "specd.worker.model",
+        "specd.worker.engine",
+        "specd.worker.cpu",
+        "specd.worker.cache.layers",
+    ),
+    "specd.worker.engine": (*FLOOR, "specd.worker.engine", "specd.worker.cpu", "specd.worker.cache.layers"),
+    "specd.worker.cache": (
+        *FLOOR,
+        "specd.worker.cache",
+        "specd.worker.engine",
+        "specd.worker.sampling",
+        "specd.worker.model",
+    ),
+    "specd.worker": WORKER,
+    "specd.cli": (
+        *FLOOR,
+        "specd.v1",
+        "specd.rpc",
+        "specd.cli",
+        "specd.bench",
+        "specd.worker.cpu",
+    ),
+    "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.cli", "specd.bench", "specd.worker"),
+    "specd.__main__": ("specd.cli",),
+    "specd": FLOOR,
+    "draft_worker": (*WORKER, "draft_worker"),
+    "target_worker": (*WORKER, "target_worker"),
+    "coordinator.core": FLOOR,
+    "coordinator.sessions": (*FLOOR, "specd.text", "coordinator.core", "coordinator.sessions"),
+    "coordinator.planner": (*FLOOR, "coordinator.core", "coordinator.planner"),
+    "coordinator.telemetry": (*FLOOR, "coordinator.core", "coordinator.telemetry", "specd.rpc"),
+    "coordinator.workers": (
+        *FLOOR,
+        "specd.v1",
+        "specd.rpc",
+        "specd.text",
+        "coordinator.core",
+        "coordinator.workers",
+    ),
+    "coordinator.round_loop": (*FLOOR, "coordinator.core", "coordinator.workers"),
+    "coordinator.output": (*FLOOR, "specd.text", "coordinator.core"),
+    "coordinator.generation": (*FLOOR, "specd.text", "coordinator"),
+    "coordinator": (*WORKER[:3], "specd.text", "coordinator"),
+}
+# Modules that turn messages of the protocol into plain values and back.
+EDGE = {"coordinator.service", "coordinator.main", "coordinator.workers.stream", "coordinator.workers.link"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a module imports anywhere, as absolute names."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            modules.add(node.module or "")
+            # `from package import module`
+            modules.update(
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if (ROOT / str(node.module).replace(".", "/") / f"{alias.name}.py").is_file()
+            )
+    return modules
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def may_import(layer: str, module: str) -> bool:
+    """Say whether the layer allows a module; "specd" alone stands for its own modules, not for its packages."""
+    return any(
+        (module == "specd" or (module.count(".") == 1 and (ROOT / "specd" / f"{module.split('.')[1]}.py").is_file()))
+        if allowed == "specd"
+        else is_in(module, allowed)
+        for allowed in LAYERS[layer]
+        if allowed != "specd" or is_in(module, "specd")
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    layer = next(layer for layer in LAYERS if is_in(name_of(path), layer))
+    ours = {module for module in imports_of(path) if module.split(".")[0] in PACKAGES}
+    assert not {module for module in ours if not may_import(layer, module)}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_the_workers_import_mlx(path: Path) -> None:
+    allowed = ("specd.worker", "draft_worker", "target_worker", "specd.bench")
+    uses_mlx = any(module.split(".")[0] in {"mlx", "mlx_lm"} for module in imports_of(path))
+    assert not uses_mlx or any(is_in(name_of(path), package) for package in allowed)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if is_in(name_of(p), "coordinator")], ids=name_of)
+def test_protobuf_stays_at_the_edge(path: Path) -> None:
+    assert name_of(path) in EDGE or not any(is_in(module, "specd.v1") for module in imports_of(path))
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    names = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_file_is_long() -> None:
+    paths = [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    assert not {path: n for path in paths if (n := len(path.read_text().splitlines())) > 400}

@@ -1,0 +1,163 @@
+"""Where settings come from, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specd.errors import StartupError
+from specd.settings import (
+    CoordinatorSettings,
+    LogSettings,
+    TargetWorkerSettings,
+    UpSettings,
+    available_cpus,
+    load_settings,
+)
+
+WriteSettings = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the shell that runs the tests sets."""
+    for prefix in ("SPECD_", "SPECD_COORDINATOR_", "SPECD_TARGET_WORKER_"):
+        for name in ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", *CoordinatorSettings.model_fields):
+            monkeypatch.delenv(f"{prefix}{name}".upper(), raising=False)
+
+
+@pytest.fixture
+def write_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteSettings:
+    """Write the settings file that SPECD_CONFIG names."""
+
+    def write(content: str) -> Path:
+        path = tmp_path / "settings.toml"
+        path.write_text(content)
+        monkeypatch.setenv("SPECD_CONFIG", str(path))
+        return path
+
+    return write
+
+
+def test_flag_over_variable_over_file_over_default(
+    write_settings: WriteSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens is None
+    write_settings("[coordinator]\nnum_draft_tokens = 5\n")
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens == 5
+    monkeypatch.setenv("SPECD_COORDINATOR_NUM_DRAFT_TOKENS", "6")
+    assert load_settings(CoordinatorSettings, {}).given_num_draft_tokens == 6
+    assert load_settings(CoordinatorSettings, {"num_draft_tokens": "7"}).given_num_draft_tokens == 7
+    assert load_settings(CoordinatorSettings, {"num_draft_tokens": "auto"}).given_num_draft_tokens is None
+
+
+def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECD_COORDINATOR_NUM_DRAFT_TOKENS", "")
+    assert load_settings(CoordinatorSettings, {}).num_draft_tokens == "auto"
+
+
+def test_every_command_has_its_table(write_settings: WriteSettings) -> None:
+    write_settings(
+        'log_level = "debug"\n'
+        '[coordinator]\nlisten = "unix:/tmp/c"\n'
+        '[target-worker]\nlisten = "unix:/tmp/t"\n'
+        '[up]\nlisten = "unix:/tmp/u"\nmetrics = false\n'
+    )
+    assert load_settings(LogSettings, {}).log_level == "debug"
+    assert load_settings(CoordinatorSettings, {}).listen == "unix:/tmp/c"
+    assert load_settings(TargetWorkerSettings, {}).listen == "unix:/tmp/t"
+    assert load_settings(UpSettings, {}).listen == "unix:/tmp/u"
+    assert load_settings(UpSettings, {}).metrics is False
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        pytest.param("[coordinator]\nnum_drafts = 3\n", "num_drafts", id="unknown entry in a table"),
+        pytest.param("[coordinater]\nnum_draft_tokens = 3\n", "coordinater", id="unknown table"),
+        pytest.param("num_draft_tokens = 3\n", "num_draft_tokens", id="entry outside its table"),
+        pytest.param("coordinator = 3\n", "coordinator is 3", id="value for a table"),
+        pytest.param("[coordinator]\nlisten = 5\n", "listen", id="wrong type"),
+        pytest.param("[coordinator]\nlisten = 'here'\n", "'here'", id="wrong address"),
+        pytest.param("[coordinator]\ndraft_timeout_seconds = 0\n", "draft_timeout_seconds", id="zero seconds"),
+        pytest.param("[coordinator\n", "settings.toml", id="not TOML"),
+    ],
+)
+def test_a_wrong_entry_in_the_file_is_named(write_settings: WriteSettings, content: str, named: str) -> None:
+    write_settings(content)
+    with pytest.raises(StartupError) as raised:
+        load_settings(CoordinatorSettings, {})
+    assert named in str(raised.value)
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(StartupError) as raised:
+        load_settings(CoordinatorSettings, {"num_draft_tokens": "many", "draft_timeout_seconds": "-1"})
+    for named in ("num_draft_tokens", "'many'", "draft_timeout_seconds", "'-1'"):
+        assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+        # A quota of a group that this one is in.
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/x\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        # In a container, /proc may name a group of the host.
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/docker/1234\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            8,
+        ),
+        ({"proc/self/cgroup": "garbage\n", "sys/fs/cgroup/cpu.max": "garbage\n"}, 8),
+    ],
+)
+def test_cpus_are_those_that_the_process_may_use(
+    files: dict[str, str], cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)}, raising=False)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert available_cpus(tmp_path) == cpus
+
+
+@pytest.mark.parametrize("value", ["many", "0", "-2", "1.5", "²"])
+def test_threads_that_are_no_number_are_refused_with_the_value(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", value)
+    with pytest.raises(StartupError, match=f"OPENBLAS_NUM_THREADS is '{value}'"):
+        load_settings(TargetWorkerSettings, {})
+    assert load_settings(TargetWorkerSettings, {"blas_threads": 3}).blas_threads == 3

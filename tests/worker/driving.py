@@ -1,0 +1,84 @@
+"""Runs the jobs of a worker without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from specd.worker.cache.session_cache import SessionCache
+from specd.worker.engine.engine import Result, Steps
+from specd.worker.engine.forward import Evaluate, Feed, forward
+from specd.worker.engine.prefill_chunk import PrefillChunk
+
+
+class Chunks(PrefillChunk):
+    """Chunks of always as many tokens, however long they take."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(1.0)
+        self._fixed = num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._fixed
+
+
+class Driven:
+    """A job, a step at a time: the forward pass over what it wants to feed, and what it makes of the logits."""
+
+    def __init__(self, steps: Steps[Any]) -> None:
+        self._steps = steps
+        self._feed: Feed | None = None
+        self.has_ended = False
+        self.result: Any = None
+        self._send(None)
+
+    def step(self) -> None:
+        self.step_together([self])
+
+    @staticmethod
+    def step_together(jobs: Sequence[Driven]) -> None:
+        """Take a step of several jobs, or of those that have not ended, in one forward pass."""
+        going_on = [job for job in jobs if not job.has_ended]
+        if going_on:
+            outputs = forward([job._feed for job in going_on if job._feed is not None])
+            for job, logits in zip(going_on, outputs, strict=True):
+                job._send(logits)
+
+    def drop(self) -> None:
+        """End the job, as the engine does with one that nobody waits for."""
+        self._steps.close()
+
+    def _send(self, logits: mx.array | None) -> None:
+        try:
+            wants = self._steps.send(logits)
+            while isinstance(wants, Evaluate):
+                mx.eval(wants.arrays)
+                wants = self._steps.send(None)
+            self._feed = wants
+        except StopIteration as stop:
+            self.has_ended, self.result = True, stop.value
+
+
+def finish(steps: Steps[Result]) -> Result:
+    """Run a job to its end."""
+    driven = Driven(steps)
+    while not driven.has_ended:
+        driven.step()
+    result: Result = driven.result
+    return result
+
+
+def run_some(steps: Steps[Any], num_steps: int) -> None:
+    """Run a job and drop it, as when a newer request supersedes it."""
+    driven = Driven(steps)
+    for _ in range(num_steps):
+        driven.step()
+    driven.drop()
+
+
+def feed_now(cache: SessionCache, token_ids: list[int]) -> mx.array:
+    """Feed tokens, and return their logits."""
+    return finish(cache.feed(mx.array(token_ids)))

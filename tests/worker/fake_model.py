@@ -1,0 +1,72 @@
+"""A model that an engine runs without one: it keeps a record of what it is fed, and makes no logits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from specd.worker.engine.engine import Engine, Steps
+from specd.worker.engine.forward import Feed
+
+
+@dataclass(frozen=True)
+class FakeFeed:
+    """Something to feed, of so many tokens; its logits are its name."""
+
+    name: str
+    num_tokens: int = 1
+    wants_logits: bool = True
+
+
+class FakeModel:
+    """Keeps a record of its forward passes, each the names of what was fed."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[str]] = []
+        self.error: Exception | None = None
+
+    def forward(self, feeds: Sequence[Feed], *, owns_all_cores: bool) -> list[str]:
+        names = [cast(FakeFeed, feed).name for feed in feeds]
+        self.passes.append(names)
+        if self.error is not None:
+            raise self.error
+        return names
+
+
+def feed(name: str, **fields: Any) -> Feed:
+    return cast(Feed, FakeFeed(name, **fields))
+
+
+def steps(name: str, count: int, **fields: Any) -> Steps[str]:
+    for _ in range(count):
+        assert (yield feed(name, **fields)) == name  # and not somebody else's logits
+    return name
+
+
+def hold_until(event: threading.Event) -> Steps[None]:
+    event.wait()
+    return
+    yield
+
+
+@asynccontextmanager
+async def held_up(engine: Engine) -> AsyncIterator[None]:
+    """Keep the engine busy, so that all that is submitted meanwhile has arrived when it goes on."""
+    start = threading.Event()
+    holding = engine.submit(hold_until(start))
+    try:
+        yield
+    finally:
+        start.set()
+    await holding
+
+
+async def run_together(engine: Engine, *jobs: Steps[Any]) -> list[Any]:
+    """Submit jobs that arrive while the engine is busy, and return what they come to."""
+    async with held_up(engine):
+        submitted = [engine.submit(job) for job in jobs]
+    return [done.result for done in await asyncio.gather(*submitted)]

@@ -1,0 +1,75 @@
+"""The copy of OpenBLAS that is kept from one start to the next."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from specd.worker.cpu import openblas
+from specd.worker.model.disk_cache import user_cache_directory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has a BLAS of its own")
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the copy."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "specd").mkdir()
+    return tmp_path / "specd"
+
+
+def load_in_a_process() -> str:
+    code = "from specd.worker.cpu.openblas import load_blas; print(load_blas(1))"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_the_copy_is_of_this_architecture_and_is_used_again(kept: Path) -> None:
+    assert load_in_a_process().startswith("OpenBLAS")
+    (copy,) = kept.iterdir()
+    assert platform.machine() in copy.name
+    made_at = copy.stat().st_mtime_ns
+    assert load_in_a_process().startswith("OpenBLAS")
+    assert copy.stat().st_mtime_ns == made_at
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("is_named_after_its_size", [False, True])
+def test_a_damaged_copy_is_made_again_at_once(size: int, is_named_after_its_size: bool, kept: Path) -> None:
+    load_in_a_process()
+    (copy,) = kept.iterdir()
+    damaged = kept / f"libopenblas-{version('scipy-openblas32')}-{platform.machine()}-{size}.so"
+    copy.write_bytes(bytes(size))
+    if is_named_after_its_size:
+        copy.rename(damaged)
+    assert "OpenBLAS" in load_in_a_process().splitlines()[-1]
+    assert [*kept.iterdir()] == [copy]
+    ctypes.CDLL(str(copy))
+
+
+def test_nothing_stays_of_a_copy_that_fails(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(copy: Path) -> None:
+        copy.write_bytes(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(openblas, "_copy_without_prefix", fail)
+    with pytest.raises(OSError, match="No space"):
+        openblas._load_wheel_library()
+    assert [*kept.iterdir()] == []
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user id that has no name, in a container."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert user_cache_directory() is None

@@ -1,0 +1,197 @@
+"""The prefix protocol on real models: any order of requests gives what a fresh cache gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_worker.proposal import DraftedTokens, propose
+from specd.errors import CacheTooShortError
+from specd.sampling import Acceptance, Sampling
+from specd.worker.cache import session_cache
+from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.cache.session_cache import SessionCache
+from specd.worker.sampling.sampler import Sampler
+from target_worker.verification import Verification, verify
+from tests.worker.driving import Chunks, Driven, finish, run_some
+from tests.worker.models import TINY_VOCABULARY_SIZE, tiny_model
+
+MODEL = tiny_model()
+GREEDY = Sampler(Sampling(), TINY_VOCABULARY_SIZE)
+
+token_lists = st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), min_size=1, max_size=12)
+
+
+def greedy_choices(token_ids: Sequence[int]) -> list[int]:
+    logits = MODEL.network(mx.array([token_ids]))
+    return np.array(mx.argmax(logits[0], axis=-1)).tolist()
+
+
+def verify_in_one_go(cache: SessionCache, position: int, token_ids: list[int], proposal: list[int]) -> Verification:
+    return finish(verify(cache, GREEDY, position, token_ids, proposal, chunk=Chunks(3)))
+
+
+def propose_in_one_go(
+    cache: SessionCache, position: int, token_ids: list[int], k: int, min_confidences: Sequence[float] = ()
+) -> DraftedTokens:
+    return finish(propose(cache, GREEDY, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences))
+
+
+def greedy_continuation(token_ids: Sequence[int], count: int) -> list[int]:
+    expected = list(token_ids)
+    while len(expected) < len(token_ids) + count:
+        expected.append(greedy_choices(expected)[-1])
+    return expected[len(token_ids) :]
+
+
+@pytest.fixture(autouse=True)
+def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make even short requests take several steps."""
+    monkeypatch.setattr(session_cache, "MAX_PENDING", 2)
+
+
+@given(st.data())
+def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None:
+    cache = SessionCache(MODEL)
+    for _ in range(data.draw(st.integers(1, 8))):
+        position = data.draw(st.integers(0, cache.cached_len))
+        prefix = cache.token_ids[:position]
+        # Half of the time the tokens go on as the cache does, which is when it can reuse them.
+        token_ids = data.draw(token_lists)
+        if data.draw(st.booleans()) and position < cache.cached_len:
+            token_ids = cache.token_ids[position : position + len(token_ids)]
+        session = [*prefix, *token_ids]
+        kinds = ["verify", "propose", "superseded verify", "superseded propose"]
+        kind = data.draw(st.sampled_from(kinds))
+        if kind.endswith("propose"):
+            k = data.draw(st.integers(1, 6))
+            min_confidences = data.draw(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9]), max_size=k))
+        match kind:
+            case "verify":
+                proposed = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
+                if data.draw(st.booleans()):  # a proposal that is right for a while
+                    proposed = [*greedy_continuation(session, 3), *proposed][:6]
+                verdict = verify_in_one_go(cache, position, token_ids, proposed)
+                own = greedy_choices([*session, *proposed])[len(session) - 1 :]
+                agreeing = [token_id == chosen for token_id, chosen in zip(proposed, own, strict=False)]
+                assert verdict.num_accepted == [*agreeing, False].index(False)
+                assert verdict.next_token_id == own[verdict.num_accepted]
+                assert verdict.cached_len == cache.cached_len == len(session) + len(proposed)
+            case "propose":
+                proposal = propose_in_one_go(cache, position, token_ids, k, min_confidences)
+                check_proposal(proposal, session, k, min_confidences)
+                assert proposal.cached_len == cache.cached_len >= len(session) + len(proposal.token_ids) - 1
+            case "superseded verify":
+                run_some(verify(cache, GREEDY, position, token_ids, [], chunk=Chunks(3)), data.draw(st.integers(0, 3)))
+            case "superseded propose":
+                steps = propose(cache, GREEDY, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences)
+                run_some(steps, data.draw(st.integers(0, 6)))
+
+
+def check_proposal(proposal: DraftedTokens, session: list[int], k: int, min_confidences: Sequence[float]) -> None:
+    """Check that a proposal is the draft's greedy path, and that it ends where it should, or a token later."""
+    assert proposal.token_ids == greedy_continuation(session, len(proposal.token_ids))
+    assert len(proposal.confidences) == (len(proposal.token_ids) if min_confidences else len(proposal.confidences))
+    if not min_confidences:
+        assert len(proposal.token_ids) == k
+        return
+    products = list(accumulate(proposal.confidences, mul))
+    too_low = [i for i, least in enumerate(min_confidences) if i < len(products) and products[i] < least]
+    end = too_low[0] + 1 if too_low else k
+    assert len(proposal.token_ids) in {end, min(end + 1, k)}
+
+
+@given(token_lists, st.integers(1, 100))
+def test_a_position_beyond_the_cache_is_refused_with_its_length(token_ids: list[int], beyond: int) -> None:
+    cache = SessionCache(MODEL)
+    held = verify_in_one_go(cache, 0, token_ids, []).cached_len
+    with pytest.raises(CacheTooShortError) as error:
+        verify_in_one_go(cache, held + beyond, [1], [])
+    assert error.value.metadata == {"cached_len": str(held)}
+    assert cache.cached_len == held
+
+
+def test_a_repeated_request_computes_only_the_last_token_again() -> None:
+    cache = SessionCache(MODEL)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    first = verify_in_one_go(cache, 0, prompt, [])
+    again = Driven(verify(cache, GREEDY, 0, prompt, [], chunk=Chunks(3)))
+    again.step()  # the only one: there is no chunk to prefill
+    assert again.result == first
+
+
+def test_a_freed_cache_holds_nothing() -> None:
+    cache = SessionCache(MODEL)
+    verify_in_one_go(cache, 0, [1, 2, 3], [])
+    cache.free()
+    assert cache.cached_len == cache.num_fed == 0
+
+
+SAMPLINGS = [
+    Sampling(top_log_probabilities=2),
+    Sampling(temperature=1.0, seed=3, repetition_penalty=1.3, top_log_probabilities=2),
+    Sampling(temperature=1.0, seed=4, acceptance=Acceptance.REJECTION, top_log_probabilities=2),
+]
+
+
+@given(st.data())
+def test_padding_changes_no_verdict_of_any_request(data: st.DataObject) -> None:
+    """Whatever comes after the proposal: the verdict, what is committed, and the rounds that follow."""
+    sampling = data.draw(st.sampled_from(SAMPLINGS))
+    padded, plain = SessionCache(MODEL), SessionCache(MODEL)
+    samplers = {id(cache): Sampler(sampling, TINY_VOCABULARY_SIZE) for cache in (padded, plain)}
+    for _ in range(data.draw(st.integers(1, 6))):
+        position = data.draw(st.integers(0, plain.cached_len))
+        token_ids = data.draw(token_lists)
+        proposal = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
+        rows = np.full((len(proposal), TINY_VOCABULARY_SIZE), 1 / TINY_VOCABULARY_SIZE, np.float32)
+        surplus = data.draw(st.integers(0, 12))
+        verdicts = [
+            finish(verify(cache, samplers[id(cache)], position, token_ids, proposal, rows, chunk=Chunks(3), pad=pad))
+            for cache, pad in ((padded, surplus.__add__), (plain, int))
+        ]
+        assert without_log_probabilities(verdicts[0]) == without_log_probabilities(verdicts[1])
+        for with_padding, without in zip(*(verdict.log_probabilities for verdict in verdicts), strict=True):
+            # The tiny model's large weights magnify rounding, which goes by the width: 1.5e-4 has been seen.
+            assert (with_padding.model, with_padding.sampling) == pytest.approx(
+                (without.model, without.sampling), abs=1e-2
+            )
+        assert padded.token_ids == plain.token_ids
+        assert padded.num_fed == plain.num_fed + surplus
+        assert padded.cached_len == plain.num_fed
+
+
+def without_log_probabilities(verdict: Verification) -> Verification:
+    return replace(verdict, log_probabilities=[])
+
+
+def test_a_padded_verify_takes_one_step_and_feeds_as_many_tokens_as_it_is_told() -> None:
+    cache = SessionCache(MODEL)
+    asked: list[int] = []
+
+    def pad(width: int) -> int:
+        asked.append(width)
+        return 8
+
+    step = Driven(verify(cache, GREEDY, 0, [1, 2], [3, 4, 5], chunk=Chunks(3), pad=pad))
+    step.step()
+    assert step.has_ended
+    assert (asked, cache.cached_len, cache.num_fed) == ([5], 5, 8)
+
+
+def test_padding_is_not_kept_for_other_sessions() -> None:
+    prefixes = PrefixCache(10**6)
+    cache = SessionCache(MODEL, prefixes)
+    finish(verify(cache, GREEDY, 0, [1, 2, 3, 4], [], chunk=Chunks(3), pad=lambda width: width + 9))
+    cache.keep()
+    layers = prefixes.take([1, 2, 3, 4, 0, 0, 0])
+    assert layers is not None
+    assert layers.num_fed == layers.caches[0].offset == 4
