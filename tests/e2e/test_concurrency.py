@@ -248,7 +248,11 @@ def resources(child: Child) -> tuple[float, int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 async def test_two_thousand_sessions_leave_nothing_behind(small_stack: Stack) -> None:
-    """Ended, cancelled and rejected ones, at ten times the capacity; what is there after 500 is there after 2000."""
+    """Ended, cancelled and rejected ones, at ten times the capacity; what is there after 1000 is there after 2000.
+
+    A process's memory goes up and down by some 15 MiB as the allocator returns pages, so the least of several
+    readings counts.
+    """
     rng = random.Random(0)
 
     async def ask(client: Client) -> None:
@@ -268,24 +272,24 @@ async def test_two_thousand_sessions_leave_nothing_behind(small_stack: Stack) ->
             await asyncio.sleep(rng.random())
             await ask(client)
 
-    async def ask_again_and_again(count: int) -> None:
+    async def ask_in_turn(count: int) -> None:
         async with Client(small_stack.address) as client:
             for _ in range(count):
                 await ask(client)
 
     async def ask_all(count: int) -> list[tuple[float, int]]:
         async with asyncio.TaskGroup() as clients:
-            for _ in range(100):
-                clients.create_task(ask_again_and_again(count // 100))
+            for _ in range(50):
+                clients.create_task(ask_in_turn(count // 50))
         await wait_until_idle(small_stack)
         await eventually(lambda: read_metric(small_stack.coordinator, "specd_queued_requests") == 0)
         return [resources(child) for child in small_stack.children]
 
-    before = await ask_all(500)
-    after = await ask_all(1500)
-    for child, (memory, files), (memory_after, files_after) in zip(small_stack.children, before, after, strict=True):
-        assert memory_after - memory < 16, child.name
-        assert files_after - files <= 4, child.name
+    readings = [await ask_all(250) for _ in range(8)]
+    for child, *of_child in zip(small_stack.children, *readings, strict=True):
+        memory, files = zip(*of_child, strict=True)
+        assert min(memory[4:]) - min(memory[:4]) < 16, (child.name, memory)
+        assert min(files[4:]) - min(files[:4]) <= 4, (child.name, files)
     samples = {sample.name: sample.value for sample in read_metrics(small_stack.coordinator) if not sample.labels}
     assert samples["specd_reserved_tokens"] == samples["specd_active_sessions"] == 0
     for worker in (small_stack.target, small_stack.draft):
