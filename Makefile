@@ -17,14 +17,17 @@ demo: $(READY) ## Start the three processes, stream a completion, print its numb
 # Each floor by itself: the unit tests then show that they do without MLX.
 PYTEST := $(BIN)/python -m pytest
 
+# Two files at a time, in processes of their own. More would take the cores from the workers that the tests start.
+PARALLEL := -n 2 --dist loadfile
+
 test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of the slow cases every tenth
-	@$(PYTEST) tests/unit --fast $(PYTEST_ARGS)
-	@$(PYTEST) tests/worker --fast $(PYTEST_ARGS)
+	@$(PYTEST) tests/unit $(PARALLEL) --fast $(PYTEST_ARGS)
+	@$(PYTEST) tests/worker $(PARALLEL) --fast $(PYTEST_ARGS)
 
 test: $(READY) ## Run all tests but those of containers
-	@$(PYTEST) tests/unit $(PYTEST_ARGS)
-	@$(PYTEST) tests/worker $(PYTEST_ARGS)
-	@$(PYTEST) tests/e2e $(PYTEST_ARGS)
+	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
+	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
+	@$(PYTEST) tests/e2e $(PARALLEL) $(PYTEST_ARGS)
 
 EXPLORE_SECONDS ?= 300
 ifndef SEED
