@@ -4,8 +4,10 @@
     python benchmarks/planners.py --base ../base [--repeats 5] [--cells 'good 1 session T=0 0 ms' …] [--json FILE]
 
 A cell is a draft (the embedded one, or one of random weights), a number of sessions, a temperature, and a delay each
-way between coordinator and draft. Each checkout runs its own workers; Ollama's controller and fixed k run on ours. In
-each cell the contenders take turns on the same prompts; ratios are medians over the turns. All give the same tokens.
+way between coordinator and draft. All share one target worker, because two processes of the same program can differ by
+8 % as long as they run. The other checkout has its own draft workers, whose measured costs only its planner can read;
+Ollama's controller and fixed k run on ours. In each cell the contenders take turns on the same prompts; ratios are
+medians over the turns. All give the same tokens.
 Exit code 1 if ours is below 0.98 of the base's in a cell, below 0.97 of the target alone, or gives other tokens.
 """
 
@@ -108,7 +110,7 @@ class Candidate:
 
 
 async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[str, Candidate]:
-    """Start the workers of both checkouts, and a coordinator for each planner, draft and delay."""
+    """Start the workers, and a coordinator for each planner, draft and delay."""
     directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="specd-")))
     random_draft = directory / "random"
     save_random_draft(random_draft)
@@ -132,9 +134,9 @@ async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[s
     if base:
         planners[BASE] = (BASE, ["-m", "specd"])
     sockets: dict[tuple[str, str, int], str] = {}
+    target = f"unix:{directory}/target"
+    await start("target", checkouts[OURS], "-m", "specd", "target-worker", "--listen", target)
     for name, checkout in checkouts.items():
-        target = f"unix:{directory}/{name}-target"
-        await start("target", checkout, "-m", "specd", "target-worker", "--listen", target)
         for draft, model in drafts.items():
             path = f"{directory}/{name}-{draft}"
             await start(draft, checkout, "-m", "specd", "draft-worker", "--model", model, "--listen", f"unix:{path}")
@@ -146,7 +148,7 @@ async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[s
     for number, (planner, draft, delay) in enumerate(itertools.product(planners, drafts, DELAYS_MS)):
         name, command = planners[planner]
         address = f"unix:{directory}/coordinator-{number}"
-        workers = ["--target", f"unix:{directory}/{name}-target", "--draft", f"unix:{sockets[name, draft, delay]}"]
+        workers = ["--target", target, "--draft", f"unix:{sockets[name, draft, delay]}"]
         await start(planner, checkouts[name], *command, "coordinator", "--listen", address, *workers)
         clients[planner][draft, delay] = await running.enter_async_context(Client(address))
     given = clients.pop(GIVEN_K)

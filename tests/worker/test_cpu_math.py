@@ -21,7 +21,7 @@ from mlx_lm.models import activations, llama
 
 from specd.settings import EMBEDDED_DRAFT
 from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cpu import early_layers, openblas, ops, optimize, packed_linear, packed_mlp, rotary
+from specd.worker.cpu import constant, early_layers, norm, openblas, ops, optimize, packed_linear, packed_mlp, rotary
 from specd.worker.cpu.ops import attention, swiglu
 from specd.worker.cpu.rotary import RotaryEmbedding
 from specd.worker.cpu.streams import STREAMS
@@ -102,6 +102,32 @@ def test_masks_that_are_kept_stay_small() -> None:
     assert mx.get_active_memory() - before < 64 * 4 * ops._LARGEST_MASK
 
 
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    size=st.integers(1, 80),
+    eps=st.sampled_from([1e-6, 1e-5, 0.1]),
+    magnitude=st.sampled_from([1e-4, 1.0, 1e4]),
+    seed=st.integers(0, 2**32),
+)
+def test_norm(shape: list[int], size: int, eps: float, magnitude: float, seed: int) -> None:
+    keys = mx.random.split(mx.random.key(seed), 2)
+    plain = nn.RMSNorm(size, eps)
+    plain.weight = mx.random.normal((size,), key=keys[0])
+    x = magnitude * mx.random.normal((*shape, size), key=keys[1])
+    replacement = norm.Norm(plain)
+    for _ in range(2):  # the second time with what the first has left
+        np.testing.assert_allclose(np.array(replacement(x)), np.array(plain(x)), rtol=2e-6)
+    assert list(replacement.parameters()) == ["weight"]
+
+
+def test_a_constant_of_many_shapes_is_itself_and_does_not_grow() -> None:
+    pair = constant.Constant(mx.array([1.0, 2.0]))
+    for n in range(1, 3 * constant._MOST_SHAPES):
+        np.testing.assert_array_equal(np.array(pair.of((n, 2))), np.tile([1.0, 2.0], (n, 1)))
+        assert pair.of((n, 2)) is pair.of((n, 2))
+        assert len(pair._of_shape) <= constant._MOST_SHAPES
+
+
 @pytest.mark.parametrize("offset", [0, 7, 131_000, mx.array([3, 0, 4000])])
 @pytest.mark.parametrize("n", [1, 5, 40])
 @pytest.mark.parametrize(("dims", "scale"), [(16, 1.0), (8, 1.0), (16, 0.25)])
@@ -117,7 +143,8 @@ def test_rotary_embedding(offset: int | mx.array, n: int, dims: int, scale: floa
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every optimisation be tried, and put the functions of mlx-lm back."""
     monkeypatch.setattr(ops, "check_platform", lambda: None)
-    monkeypatch.setattr(rotary, "check_platform", lambda: None)
+    for module in (norm, rotary):
+        monkeypatch.setattr(module, "check_platform", lambda: None)
     monkeypatch.setattr(openblas, "has_small_products", lambda: True)
     monkeypatch.setattr(openblas, "keep_to_one_thread", lambda: None)
     monkeypatch.setattr(openblas, "use_all_threads", lambda: None)
@@ -144,7 +171,7 @@ def optimized(anywhere: None) -> Callable[..., tuple[dict[str, int], dict[str, s
 
 
 Optimized = Callable[..., tuple[dict[str, int], dict[str, str]]]
-ALL = {"attention", "swiglu", "rotary embeddings", "packed weights", "packed MLPs", "early layers"}
+ALL = {"attention", "swiglu", "norms", "rotary embeddings", "packed weights", "packed MLPs", "early layers"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -196,7 +223,17 @@ class Doubled(nn.Module):
         return 2 * self.plain(*args, **options)
 
 
-@pytest.mark.parametrize("faulty", ["pack", "pack_mlps", "start_layers_early", "replace_rotary", "replace_attention"])
+FAULTY = {
+    "pack": "packed weights",
+    "pack_mlps": "packed MLPs",
+    "start_layers_early": "early layers",
+    "replace_norms": "norms",
+    "replace_rotary": "rotary embeddings",
+    "replace_attention": "attention",
+}
+
+
+@pytest.mark.parametrize("faulty", FAULTY)
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_is_not_the_same_is_put_back(
     faulty: str, raises: bool, optimized: Optimized, monkeypatch: pytest.MonkeyPatch
@@ -212,16 +249,10 @@ def test_what_is_not_the_same_is_put_back(
         if raises:
             raise KeyError("changed in the next mlx-lm")
 
-    for module in (early_layers, ops, packed_linear, packed_mlp, rotary):
+    for module in (early_layers, norm, ops, packed_linear, packed_mlp, rotary):
         monkeypatch.setattr(module, faulty, double_the_mlp, raising=False)
     replaced, not_replaced = optimized(network)
-    [name] = {
-        "pack": ["packed weights"],
-        "pack_mlps": ["packed MLPs"],
-        "start_layers_early": ["early layers"],
-        "replace_rotary": ["rotary embeddings"],
-        "replace_attention": ["attention"],
-    }[faulty]
+    name = FAULTY[faulty]
     assert not_replaced[name] == ("KeyError('changed in the next mlx-lm')" if raises else "other logits")
     # Nothing is packed in MLPs whose layers are not.
     assert {*replaced} == ALL - {name} - ({"packed MLPs"} if faulty == "pack" else set())

@@ -32,6 +32,7 @@ def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) 
     are none.
     """
     from specd.worker.cpu.early_layers import start_layers_early
+    from specd.worker.cpu.norm import replace_norms
     from specd.worker.cpu.ops import replace_attention, replace_swiglu
     from specd.worker.cpu.packed_linear import pack
     from specd.worker.cpu.packed_mlp import pack_mlps
@@ -40,6 +41,7 @@ def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) 
     optimizations: dict[str, Callable[[], Iterable[Undo]]] = {
         "attention": partial(replace_attention, network),
         "swiglu": partial(replace_swiglu, network),
+        "norms": partial(replace_norms, network),
         "rotary embeddings": partial(replace_rotary, network),
         "packed weights": partial(pack, network, vocabulary_rows),
         "packed MLPs": partial(pack_mlps, network),

@@ -20,6 +20,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from specd.worker.cpu import Undo, UnsuitableError, openblas
+from specd.worker.cpu.constant import Constant
 from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import can_share, spread
 
@@ -30,8 +31,7 @@ _LEAST_EXPONENT = 0.05
 # The masks that are kept, one for each length that sessions of a step have, are at most this large, in values.
 _LARGEST_MASK = 65_536
 
-# Numbers would be converted in every call.
-_ONE, _ONE_OVER_E = mx.array(1.0), mx.array(1 / math.e)
+_ONE, _ONE_OVER_E = Constant(1.0), Constant(1 / math.e)
 
 
 def replace_attention(network: Module) -> list[Undo]:
@@ -55,7 +55,8 @@ def check_platform() -> None:
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Return silu(gate) * x."""
-    return gate * x / (_ONE + mx.power(_ONE_OVER_E, gate))
+    shape = gate.shape
+    return gate * x / (_ONE.of(shape) + mx.power(_ONE_OVER_E.of(shape), gate))
 
 
 def _attention_for(plain: Any) -> Any:
