@@ -8,10 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
-from mlx_lm.models import mamba
 
 from specd.errors import StartupError
 from specd.settings import EMBEDDED_DRAFT
@@ -51,27 +48,6 @@ def with_half_of_the_weights(directory: Path) -> Path:
     return directory
 
 
-def with_recurrent_states(directory: Path) -> Path:
-    copy_of_the_draft(directory)
-    config = {
-        "model_type": "mamba",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-        "state_size": 8,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-        "vocab_size": 8192,
-        "eos_token_id": 0,
-    }
-    network = mamba.Model(mamba.ModelArgs.from_dict(config))
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(network.parameters())))
-    return directory
-
-
 def just_a_file(path: Path) -> Path:
     path.write_text("weights")
     return path
@@ -98,7 +74,6 @@ UNSERVABLE_MODELS = [
         lambda d: copy_of_the_draft(d, config={"num_attention_heads": 0}), "cannot load the model", id="absurd config"
     ),
     pytest.param(lambda d: copy_of_the_draft(d, config={"model_file": "run_me.py"}), "run_me.py", id="code of its own"),
-    pytest.param(with_recurrent_states, "ArraysCache", id="recurrent states"),
 ]
 
 

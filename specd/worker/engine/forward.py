@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
+import structlog
 from mlx.nn.layers.base import Module
 
 from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.network import replace_function
-from specd.worker.cpu.streams import share_sessions, using_cores
+from specd.worker.cpu.streams import using_cores
+from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
+from specd.worker.engine.cache_users import watch_cache_users
+
+log = structlog.get_logger()
 
 
 class Cache(Protocol):
@@ -86,7 +90,7 @@ def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
     spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     offset = mx.array([feed.cache.layers.num_fed + i for feed in feeds for i in range(feed.num_tokens)])
     layers = [
-        _BatchLayer(of_sessions, spans, offset)
+        BatchLayer(of_sessions, spans, offset)
         for of_sessions in zip(*(feed.cache.layers.caches for feed in feeds), strict=True)
     ]
     tokens = mx.concatenate([feed.token_ids for feed in feeds])
@@ -105,18 +109,37 @@ def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
 
 
 def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
-    """Let the attention of a model, in whichever modules of mlx-lm it is, take the keys of several sessions.
+    """Let a model compute several sessions in one pass; return whether it can.
 
-    Returns whether the model can compute several sessions in one pass: two short sessions must get the logits that they
-    get alone. That need not try any length: each session's attention gets the mask of its own cache, and raises an
-    error if the model keeps it back. `expected` are the logits alone, if they are known.
+    The first way that gives two short sessions the logits that they get alone is taken: every layer for all tokens at
+    once but the attention function, wherever mlx-lm has it, or but the whole modules that use a cache. That need not
+    try any length: each session's attention gets the mask of its own cache, and raises an error if the model keeps it
+    back. `expected` are the logits alone, if they are known.
     """
-    replace_function(network, "scaled_dot_product_attention", _batched, mark="takes_batches")
-    try:
-        alone = expected if expected is not None else trial_logits(network, batches=False)
-        return agree(trial_logits(network, batches=True), alone)
-    except Exception:  # of any kind: the offset, the masks and the caches are not those that models expect
-        return False
+    if expected is None:
+        expected = trial_logits(network, batches=False)
+    replace_function(network, "scaled_dot_product_attention", attention_for_batches, mark="takes_batches")
+    for whole_modules in (False, True):
+        try:
+            if whole_modules:
+                watch_cache_users(network, by_session=True)
+            if agree(trial_logits(network, batches=True), expected):
+                return True
+        except Exception as error:  # of any kind: the offset, the masks and the caches are not what models expect
+            log.debug("cannot compute several sessions at once this way", error=repr(error))
+    return False
+
+
+def rewinds_exactly(network: Module) -> bool:
+    """Return whether a session that went back gets the logits that it gets in one pass."""
+    tokens = mx.array([1, 2, 3, 4, 5, 6, 7, 8])
+    cache, fresh = (BareCache(network, SessionLayers(network), False) for _ in range(2))
+    for feed in (tokens[:3], tokens[3:7], tokens[:1]):
+        mx.eval(forward([Feed(cache, feed)]))
+    if {each.offset for each in cache.layers.caches} != {8}:
+        return False  # a state that changes unseen
+    reached = cache.layers.rewind(5)
+    return agree(forward([Feed(cache, tokens[reached:])])[0][5 - reached :], forward([Feed(fresh, tokens)])[0][5:])
 
 
 def trial_logits(network: Module, *, batches: bool) -> mx.array:
@@ -139,82 +162,3 @@ def agree(logits: mx.array, expected: mx.array) -> bool:
     tolerance = max(1e-3, 8 * mx.finfo(logits.dtype).eps)
     # Not `>`: what is NaN does not agree.
     return bool(mx.max(mx.abs(logits - expected)) <= tolerance * mx.max(mx.abs(expected)))
-
-
-class _BatchLayer:
-    """A layer's caches of the sessions of a batch, in the place of one cache of mlx-lm.
-
-    The model sees every token as a row of its own, [tokens, heads, 1, size], at its own position.
-    """
-
-    def __init__(self, caches: Sequence[Any], spans: Sequence[slice], offset: mx.array) -> None:
-        self.caches = caches
-        self.spans = spans
-        self.offset = offset
-        self._begins = [span.start for span in spans[1:]]
-
-    def __getitem__(self, part: int) -> _BatchLayer:
-        """Return one of the caches that a layer has several of."""
-        return _BatchLayer([cache[part] for cache in self.caches], self.spans, self.offset)
-
-    def make_mask(self, _: int, **options: Any) -> _Masks:
-        """Return the mask of each session, as its own cache makes it; `options` are the model's, such as a window."""
-        pairs = zip(self.caches, self.spans, strict=True)
-        return _Masks([cache.make_mask(span.stop - span.start, **options) for cache, span in pairs])
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
-        """Append to each session's cache, and return what each has."""
-        pairs = [
-            cache.update_and_fetch(k, v)
-            for cache, k, v in zip(self.caches, self.by_session(keys), self.by_session(values), strict=True)
-        ]
-        return _Sessions([k for k, _ in pairs]), _Sessions([v for _, v in pairs])
-
-    def by_session(self, rows: mx.array) -> list[mx.array]:
-        """Part rows [tokens, heads, 1, size] into the sessions' sequences [1, heads, n, size]."""
-        sequences: list[mx.array] = mx.split(rows.swapaxes(0, 2), self._begins, axis=2)  # type: ignore[assignment]
-        return sequences
-
-
-@dataclass(frozen=True, eq=False)
-class _Sessions:
-    """The keys, or the values, of the sessions of a batch: arrays [1, heads, length, size]."""
-
-    arrays: list[mx.array]
-
-
-@dataclass(frozen=True, eq=False)
-class _Masks:
-    """The masks of the sessions of a batch, as mlx-lm's attention takes them: an array, "causal", or None."""
-
-    of_sessions: list[mx.array | str | None]
-
-
-def _batched(single: Any) -> Any:
-    """Return an attention that takes what sessions have as well, in the place of one that takes arrays."""
-
-    @wraps(single)
-    def scaled_dot_product_attention(
-        queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
-    ) -> mx.array:
-        if not isinstance(keys, _Sessions):
-            result: mx.array = single(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
-            return result
-        if not isinstance(mask, _Masks):
-            raise TypeError(f"attention over several sessions got {type(mask).__name__} in place of their masks")
-
-        own_queries = cache.by_session(queries)
-
-        def attend(some: slice) -> list[mx.array]:
-            outputs = []
-            sessions = zip(own_queries, keys.arrays, values.arrays, mask.of_sessions, strict=True)
-            for q, k, v, own_mask in [*sessions][some]:
-                outputs.append(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options))
-            return outputs
-
-        num_rows, heads = queries.shape[:2]
-        num_weights = [heads * q.shape[2] * k.shape[2] for q, k in zip(own_queries, keys.arrays, strict=True)]
-        outputs = share_sessions(num_rows, num_weights, attend)
-        return mx.concatenate(outputs, axis=2).swapaxes(0, 2)
-
-    return scaled_dot_product_attention

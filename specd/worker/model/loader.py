@@ -20,7 +20,8 @@ from specd.errors import StartupError
 from specd.model_info import ModelInfo
 from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedCacheError
 from specd.worker.cpu import optimize
-from specd.worker.engine.forward import agree, enable_batches, trial_logits
+from specd.worker.engine.cache_users import watch_cache_users
+from specd.worker.engine.forward import agree, enable_batches, rewinds_exactly, trial_logits
 from specd.worker.model.context import context_length
 from specd.worker.model.disk_cache import keep_compiled_kernels
 
@@ -75,8 +76,6 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
     except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
         why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
         raise StartupError(f"cannot load the model {name}: {why}") from error
-    _refuse_caches_without_rewind(name, network)
-
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -85,6 +84,7 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
         maybe_set_recommended_wired_limit()
         precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
     try:
+        _refuse_caches_without_rewind(name, network)
         rows, cache_bytes_per_token = _shapes(network)
         most_tokens = context_length(name, network, _text_config(config).get("max_position_embeddings"))
         expected = trial_logits(network, batches=False)
@@ -164,19 +164,20 @@ def _refuse_unsafe_weights(directory: Path) -> None:
 
 def _refuse_caches_without_rewind(name: str, network: Module) -> None:
     try:
-        SessionLayers(network)
+        layers = SessionLayers(network)
     except UnsupportedCacheError as error:
-        raise StartupError(
-            f"the model {name} keeps its state in {error}, which cannot be rewound exactly; "
-            "specd serves models with full and sliding-window attention for now"
-        ) from error
+        raise StartupError(f"the model {name} keeps its state in {error}, which specd cannot rewind exactly") from error
+    if layers.have_states:
+        watch_cache_users(network, by_session=False)
+    if not rewinds_exactly(network):
+        raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
 
 
 def _shapes(network: Module) -> tuple[int, int]:
     """Return the rows of the logits and the bytes of a token in the cache; only shapes, nothing is computed."""
     layers = SessionLayers(network)
     rows = network(mx.array([[0]]), cache=layers.caches).shape[-1]
-    return rows, layers.bytes_per_token
+    return rows, max(layers.bytes_per_token, 1)
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

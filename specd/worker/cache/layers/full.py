@@ -11,12 +11,15 @@ from mlx_lm.models.cache import KVCache
 class FullCache(KVCache):
     """Keys and values of all tokens: mlx-lm's own cache, whose rewind is a smaller offset."""
 
-    least_position = 0
     keys: Any
     values: Any
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def serves(self, position: int) -> int:
+        """See LayerCache."""
+        return position
 
     def rewind(self, position: int) -> None:
         """See LayerCache."""
@@ -36,6 +39,11 @@ class FullCache(KVCache):
         copy.offset = position
         mx.eval(copy.arrays)
         return copy
+
+    @property
+    def bytes_per_token(self) -> int:
+        """See LayerCache."""
+        return sum(array.nbytes // array.shape[-2] for array in self.arrays)
 
     @property
     def rows(self) -> list[mx.array]:

@@ -19,20 +19,23 @@ class LayerCache(Protocol):
     def offset(self) -> int:
         """The number of tokens that were fed, lazily, since the beginning or a rewind."""
 
-    @property
-    def least_position(self) -> int:
-        """The least position that it can be rewound to, and copied up to."""
+    def serves(self, position: int) -> int:
+        """Return the largest position, at most this one, that it can be rewound to, and copied up to."""
 
     def rewind(self, position: int) -> None:
-        """Forget all tokens but the first `position`, least_position <= position <= offset."""
+        """Forget all tokens but the first `position`, which it must serve."""
 
     def copy(self, position: int) -> LayerCache:
-        """Return a cache of the first `position` tokens that shares no memory, evaluated; bounds as of `rewind`."""
+        """Return a cache of the first `position` tokens, evaluated, that what happens to this one does not change."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that one more token takes; known once a token was fed."""
 
     @property
     def rows(self) -> Sequence[mx.array]:
-        """What it keeps of tokens, without room for more."""
+        """What it keeps, without room for more."""
 
     @property
     def arrays(self) -> Sequence[mx.array]:
-        """All arrays that it holds, [batch, heads, rows, size]; evaluated, they depend on nothing else."""
+        """All arrays that it holds; evaluated, they depend on nothing else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 import mlx.core as mx
@@ -23,10 +24,9 @@ class CacheParts(CacheList):
         """See LayerCache."""
         return self.caches[0].offset
 
-    @property
-    def least_position(self) -> int:
+    def serves(self, position: int) -> int:
         """See LayerCache."""
-        return max(part.least_position for part in self.caches)
+        return common_position(self.caches, position)
 
     def rewind(self, position: int) -> None:
         """See LayerCache."""
@@ -38,6 +38,11 @@ class CacheParts(CacheList):
         return CacheParts(*(part.copy(position) for part in self.caches))
 
     @property
+    def bytes_per_token(self) -> int:
+        """See LayerCache."""
+        return sum(part.bytes_per_token for part in self.caches)
+
+    @property
     def rows(self) -> list[mx.array]:
         """See LayerCache."""
         return [*chain.from_iterable(part.rows for part in self.caches)]
@@ -46,3 +51,10 @@ class CacheParts(CacheList):
     def arrays(self) -> list[mx.array]:
         """See LayerCache."""
         return [*chain.from_iterable(part.arrays for part in self.caches)]
+
+
+def common_position(caches: Iterable[LayerCache], position: int) -> int:
+    """Return the largest position, at most this one, that all caches serve."""
+    while (served := min(cache.serves(position) for cache in caches)) < position:
+        position = served
+    return position

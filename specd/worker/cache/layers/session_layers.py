@@ -8,11 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from specd.worker.cache.layers.chunk import ChunkCache
 from specd.worker.cache.layers.full import FullCache
 from specd.worker.cache.layers.kind import LayerCache
-from specd.worker.cache.layers.parts import CacheParts
+from specd.worker.cache.layers.parts import CacheParts, common_position
+from specd.worker.cache.layers.recurrent import RecurrentCache
 from specd.worker.cache.layers.window import WindowCache
 
 
@@ -37,13 +39,16 @@ class SessionLayers:
         self.num_fed += num_tokens
 
     @property
-    def least_position(self) -> int:
-        """The least position that all layers can be rewound to, besides 0."""
-        return max(cache.least_position for cache in self.caches)
+    def have_states(self) -> bool:
+        """Whether a layer has a recurrent state, with which the modules that update it must leave their arguments."""
+        parts = chain.from_iterable(
+            cache.caches if isinstance(cache, CacheParts) else (cache,) for cache in self.caches
+        )
+        return any(isinstance(part, RecurrentCache) for part in parts)
 
     def can_serve(self, position: int) -> int:
         """Return the largest position, at most this one, that `rewind` and `copy` get to."""
-        return position if position >= self.least_position else 0
+        return common_position(self.caches, position)
 
     def rewind(self, position: int) -> int:
         """Forget the tokens from `position` on, or more; return the position that it got to.
@@ -62,7 +67,7 @@ class SessionLayers:
         return reached
 
     def copy(self, position: int) -> SessionLayers:
-        """Return layers of the first `position` tokens that share no memory; `can_serve` must allow it."""
+        """Return layers of the first `position` tokens for another session; `can_serve` must allow it."""
         assert self.can_serve(position) == position
         layers = copy(self)
         layers.caches = [cache.copy(position) for cache in self.caches]
@@ -82,12 +87,12 @@ class SessionLayers:
     @property
     def nbytes(self) -> int:
         """Memory that all arrays take."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum({id(array): array.nbytes for array in self.arrays}.values())
 
     @property
     def bytes_per_token(self) -> int:
         """Memory that one more token takes, before windows are full; known once a token was fed."""
-        return sum(array.nbytes // array.shape[-2] for array in self.arrays)
+        return sum(cache.bytes_per_token for cache in self.caches)
 
 
 def _empty(network: Module) -> list[LayerCache]:
@@ -100,6 +105,10 @@ def _ours(cache: Any) -> LayerCache:
         return FullCache()
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return WindowCache(cache.max_size)
+    if type(cache) is ChunkedKVCache:
+        return ChunkCache(cache.chunk_size)
+    if type(cache) is ArraysCache:
+        return RecurrentCache(len(cache.cache))
     if type(cache) is CacheList:
         return CacheParts(*map(_ours, cache.caches))
     raise UnsupportedCacheError(type(cache).__name__)

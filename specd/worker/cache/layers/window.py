@@ -8,7 +8,7 @@ from mlx_lm.models.base import create_causal_mask
 from specd.worker.cache.layers.full import FullCache, with_room
 
 # Tokens that it can be rewound by: more than a request feeds with logits, twice, for superseded ones.
-_SLACK = 128
+SLACK = 128
 
 
 class WindowCache:
@@ -40,7 +40,7 @@ class WindowCache:
                 mx.zeros((*array.shape[:2], room, array.shape[3]), array.dtype) for array in (keys, values)
             )
         elif held + n > self._keys.shape[2]:
-            kept = min(held, self.window - 1 + _SLACK)
+            kept = min(held, self.window - 1 + SLACK)
             self._keys, self._values = (
                 with_room(array[..., held - kept : held, :], room) for array in (self._keys, self._values)
             )
@@ -63,25 +63,29 @@ class WindowCache:
             return mask
         return "causal" if n > 1 else None
 
-    @property
-    def least_position(self) -> int:
+    def serves(self, position: int) -> int:
         """See LayerCache."""
-        return self._first + self.window - 1 if self._first else 0
+        return position if position >= (self._first + self.window - 1 if self._first else 0) else 0
 
     def rewind(self, position: int) -> None:
         """See LayerCache."""
-        assert self.least_position <= position <= self.offset
+        assert self.serves(position) == position <= self.offset
         self.offset = position
 
     def copy(self, position: int) -> WindowCache:
         """See LayerCache. Of the slack, the copy has nothing."""
-        assert self.least_position <= position <= self.offset
+        assert self.serves(position) == position <= self.offset
         copy = WindowCache(self.window)
         copy.offset, copy._first = position, max(position - (self.window - 1), self._first)
         rows = slice(copy._first - self._first, position - self._first)
         copy._keys, copy._values = (with_room(array[..., rows, :], FullCache.step) for array in self.arrays)
         mx.eval(copy.arrays)
         return copy
+
+    @property
+    def bytes_per_token(self) -> int:
+        """See LayerCache. Of a window that is not full."""
+        return sum(array.nbytes // array.shape[-2] for array in self.arrays)
 
     @property
     def rows(self) -> list[mx.array]:

@@ -1,0 +1,208 @@
+"""The cache of a layer with a recurrent state: a state space, a linear attention or a short convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import ArraysCache
+
+# Passes with more tokens than this are prefills: nobody goes back into one.
+_MOST_TOKENS = 40
+# Tokens between two states that are kept, and between which a rewind computes again.
+_SPACING = 8
+# States that are kept for longer, for sessions that begin alike: at the ends of chunks of a prompt, and besides at
+# positions so far apart.
+_MOST_CHECKPOINTS = 4
+_CHECKPOINT_SPACING = 256
+
+_State = tuple[mx.array | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call `function(module, *args, **options)`, in which a _Place stands for the cache."""
+
+    module: Module
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of the cache among the parts of an argument, or of the whole argument; a copy has its own there."""
+
+    of_parts: tuple[bool, ...] = ()
+
+
+@dataclass(eq=False)
+class _Pass:
+    """The calls of a pass over the tokens from `begin` on, and the state before them, if it is kept."""
+
+    begin: int
+    num_tokens: int
+    before: _State | None
+    calls: list[_Call] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.num_tokens
+
+
+class _Scratch:
+    """Keys and values of a module that has attention beside its state: nobody reads what that computes again."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return keys, values
+
+
+class RecurrentCache(ArraysCache):
+    """The state after the last token, and what it takes to go back.
+
+    A state cannot forget a token. So the modules that update it leave their arguments here, and a rewind sets an
+    earlier state and calls them again with the tokens up to the position. That is lazy: of these calls, only what leads
+    to the state is ever computed, together with the next pass (checkpointing and recomputation; Chen et al., arXiv
+    1604.06174). Arrays of a state are replaced and never written to, so keeping one costs its memory and nothing else.
+
+    Invariants: passes follow one another up to `offset`; the first has its state.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Begin empty, with this many arrays."""
+        super().__init__(size)
+        self.cache: Any  # list[mx.array | None]
+        self.offset = 0
+        self._passes: list[_Pass] = []
+        self._checkpoints: list[tuple[int, _State]] = [(0, tuple(self.cache))]
+
+    def record(
+        self, module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], n: int
+    ) -> None:
+        """Keep the arguments of the call by which a module is about to update the state; n tokens are among them.
+
+        A module's second call begins the next pass.
+        """
+        if not self._passes or any(call.module is module for call in self._passes[-1].calls):
+            self._begin(n)
+        named = {name: self._without_caches(arg) for name, arg in options.items()}
+        self._passes[-1].calls.append(_Call(module, function, tuple(map(self._without_caches, args)), named))
+
+    def _begin(self, num_tokens: int) -> None:
+        state = tuple(self.cache)
+        if self._passes and self._passes[-1].num_tokens > _MOST_TOKENS:
+            self._passes.clear()
+            self._keep(self.offset, state)
+        self._passes.append(_Pass(self.offset, num_tokens, state))
+        self.offset += num_tokens
+        kept = [each for each in self._passes if each.before is not None]
+        if len(kept) > 2 and kept[-1].begin - kept[-3].begin <= _SPACING:
+            kept[-2].before = None
+        while len(kept) > 2 and kept[1].begin <= kept[-1].begin - _MOST_TOKENS:
+            oldest = kept.pop(0)
+            del self._passes[: self._passes.index(kept[0])]
+            if oldest.begin >= self._checkpoints[-1][0] + _CHECKPOINT_SPACING:
+                self._keep(oldest.begin, oldest.before or ())
+
+    def _keep(self, position: int, state: _State) -> None:
+        """Add a checkpoint. Of too many, the one goes that leaves the smallest gap; the first and the latest stay."""
+        self._checkpoints.append((position, state))
+        if len(self._checkpoints) > _MOST_CHECKPOINTS + 1:
+            positions = [at for at, _ in self._checkpoints]
+            gaps = [positions[i + 1] - positions[i - 1] for i in range(1, len(positions) - 1)]
+            del self._checkpoints[1 + gaps.index(min(gaps))]
+
+    def serves(self, position: int) -> int:
+        """See LayerCache."""
+        if position == self.offset or (self._passes and position >= self._passes[0].begin):
+            return position
+        return max(at for at, _ in self._checkpoints if at <= position)
+
+    def rewind(self, position: int) -> None:
+        """See LayerCache."""
+        if position == self.offset:
+            return
+        if not self._passes or position < self._passes[0].begin:
+            self._checkpoints = [each for each in self._checkpoints if each[0] <= position]
+            assert self._checkpoints[-1][0] == position
+            self.cache, self._passes, self.offset = list(self._checkpoints[-1][1]), [], position
+            return
+        passes = [each for each in self._passes if each.begin < position]
+        later = self._passes[len(passes)] if len(passes) < len(self._passes) else None
+        if later is not None and later.begin == position and later.before is not None:
+            self.cache, self._passes = list(later.before), passes
+        else:
+            first = max(i for i, each in enumerate(passes) if each.before is not None)
+            self.cache, self._passes = list(passes[first].before or ()), passes[:first]
+            for each in passes[first:]:
+                self._passes.append(self._again(each, min(position - each.begin, each.num_tokens)))
+        self._checkpoints = [each for each in self._checkpoints if each[0] <= position]
+        self.offset = position
+
+    def _again(self, earlier: _Pass, num_tokens: int) -> _Pass:
+        """Update the state with the first tokens of a pass."""
+        cut = _Pass(earlier.begin, num_tokens, earlier.before)
+        for call in earlier.calls:
+            args = tuple(_first(arg, earlier.num_tokens, num_tokens) for arg in call.args)
+            options = {name: _first(arg, earlier.num_tokens, num_tokens) for name, arg in call.options.items()}
+            cut.calls.append(_Call(call.module, call.function, args, options))
+            named = {name: self._with_caches(arg, earlier.begin) for name, arg in options.items()}
+            call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
+        return cut
+
+    def _without_caches(self, arg: Any) -> Any:
+        if arg is self:
+            return _Place()
+        parts = getattr(arg, "caches", ())
+        return _Place(tuple(part is self for part in parts)) if parts else arg
+
+    def _with_caches(self, arg: Any, position: int) -> Any:
+        if isinstance(arg, _Place):
+            return [self if own else _Scratch(position) for own in arg.of_parts] if arg.of_parts else self
+        return None if isinstance(arg, mx.array) and arg.dtype == mx.bool_ else arg  # a mask of attention
+
+    def copy(self, position: int) -> RecurrentCache:
+        """See LayerCache. States are shared: nobody writes to them."""
+        copy = RecurrentCache(len(self.cache))
+        copy.cache, copy.offset = list(self.cache), self.offset
+        copy._passes, copy._checkpoints = list(self._passes), list(self._checkpoints)
+        copy.rewind(position)
+        mx.eval(copy.arrays)
+        return copy
+
+    @property
+    def bytes_per_token(self) -> int:
+        """See LayerCache."""
+        return 0
+
+    @property
+    def rows(self) -> Sequence[mx.array]:
+        """See LayerCache."""
+        return [array for array in self.cache if array is not None]
+
+    @property
+    def arrays(self) -> Sequence[mx.array]:
+        """See LayerCache."""
+        states = [self.cache, *(each.before or () for each in self._passes), *(state for _, state in self._checkpoints)]
+        arguments = [
+            arg
+            for each in self._passes
+            for call in each.calls
+            for arg in (*call.args, *call.options.values())
+            if isinstance(arg, mx.array)
+        ]
+        return [*(array for array in chain.from_iterable(states) if array is not None), *arguments]
+
+
+def _first(arg: Any, of: int, num_tokens: int) -> Any:
+    """Return the first tokens of an argument, if it is an array [1, of, …]."""
+    if isinstance(arg, mx.array) and arg.ndim > 1 and arg.shape[1] == of:
+        return arg[:, :num_tokens]
+    return arg

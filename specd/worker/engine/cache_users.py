@@ -1,0 +1,138 @@
+"""The modules of a network that read and write caches, such as attention, and what happens when they are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial, wraps
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from specd.worker.cache.layers.parts import CacheParts
+from specd.worker.cache.layers.recurrent import RecurrentCache
+from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.engine.batch_layer import BatchLayer, Masks
+
+
+def watch_cache_users(network: Module, *, by_session: bool) -> None:
+    """Let the modules that use a cache leave their arguments with recurrent states, and compute several sessions.
+
+    These are the innermost that get it; one pass over a token finds them. Their class changes to one that differs in
+    nothing else, since a network may ask for it. Modules with a recurrent state compute several sessions one by one,
+    and with `by_session` the others do, too.
+    """
+    candidates = [module for module in network.modules() if module is not network and _takes_cache(type(module))]
+    users: dict[int, Module] = {}
+    calls: list[tuple[Module, Sequence[Any], list[bool]]] = []
+
+    def observe(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        caches = [arg for arg in (*args, *options.values()) if _is_cache(arg)]
+        for _, outer, has_inner in calls:
+            if any(own is other or own in _recurrent([other]) for own in caches for other in outer):
+                has_inner.append(True)
+        calls.append((module, caches, has_inner := []))
+        result = function(module, *args, **options)
+        calls.pop()
+        if caches and not has_inner:
+            users[id(module)] = module
+        return result
+
+    with _calling(candidates, observe):
+        layers = SessionLayers(network)
+        mx.eval(network(mx.array([[0]]), cache=layers.caches), layers.arrays)
+    for module in users.values():
+        plain = getattr(type(module), "unwatched", type(module))
+        module.__class__ = _watched(plain, by_session)
+
+
+def _takes_cache(kind: type) -> bool:
+    function = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
+    return function is not None and "cache" in inspect.signature(function).parameters
+
+
+def _is_cache(arg: Any) -> bool:
+    return hasattr(arg, "rewind") and hasattr(arg, "serves")
+
+
+def _recurrent(caches: Sequence[Any]) -> list[RecurrentCache]:
+    """Return the recurrent states among caches and their parts."""
+    parts = [part for each in caches for part in (each.caches if isinstance(each, CacheParts) else (each,))]
+    return [part for part in parts if isinstance(part, RecurrentCache)]
+
+
+@contextmanager
+def _calling(modules: Sequence[Module], intercept: Callable[..., Any]) -> Iterator[None]:
+    """Let `intercept(module, function, args, options)` answer calls of modules, for as long as the context lasts."""
+    kinds = [(module, type(module)) for module in modules]
+    for module, kind in kinds:
+        module.__class__ = _intercepted(kind, intercept)
+    try:
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+
+
+def _intercepted(plain: Any, intercept: Callable[..., Any]) -> Any:
+    class Intercepted(plain):  # type: ignore[misc]
+        @wraps(plain.__call__)  # with its signature
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            return intercept(self, plain.__call__, args, options)
+
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Intercepted, name, getattr(plain, name))
+    return Intercepted
+
+
+@cache
+def _watched(plain: Any, by_session: bool) -> Any:
+    kind = _intercepted(plain, partial(_call, by_session=by_session))
+    kind.unwatched = plain
+    return kind
+
+
+def _call(
+    module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], *, by_session: bool
+) -> Any:
+    """Call a module that uses a cache: recorded, and for each session on its own where it has to be."""
+    for arg in (*args, *options.values()):
+        if isinstance(arg, BatchLayer) and (by_session or _recurrent(arg.caches)):
+            return _call_by_session(arg, partial(_call, module, function, by_session=by_session), args, options)
+        if recurrent := _recurrent([arg]):
+            num_tokens = next(own.shape[1] for own in (*args, *options.values()) if isinstance(own, mx.array))
+            for own in recurrent:
+                own.record(module, function, args, options, num_tokens)
+    return function(module, *args, **options)
+
+
+def _call_by_session(
+    batch: BatchLayer, call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Return the outputs for rows [tokens, 1, …] of `call`, made with [1, n, …] for each session."""
+    outputs = []
+    for i, span in enumerate(batch.spans):
+        own = partial(_of_session, batch=batch, i=i, span=span)
+        outputs.append(call([own(arg) for arg in args], {name: own(arg) for name, arg in options.items()}))
+    return _joined(outputs)
+
+
+def _of_session(arg: Any, *, batch: BatchLayer, i: int, span: slice) -> Any:
+    if isinstance(arg, BatchLayer):
+        return arg.caches[i]
+    if isinstance(arg, Masks):
+        return arg.of_sessions[i]
+    if isinstance(arg, mx.array) and arg.ndim and arg.shape[0] == batch.spans[-1].stop:
+        # The only arrays with one axis are positions, of which a session has that of its first token.
+        return arg[span].swapaxes(0, 1) if arg.ndim > 1 else arg[span][:1]
+    return arg
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    if isinstance(outputs[0], mx.array):
+        return mx.concatenate([output.swapaxes(0, 1) for output in outputs])
+    if isinstance(outputs[0], tuple):
+        return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
+    return outputs[0]
