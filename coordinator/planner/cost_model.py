@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.core import Exchange, Round
+from coordinator.core import Round
 from coordinator.planner.policy import RoundCosts
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import MovingAverage, StepCosts
@@ -45,6 +45,7 @@ class CostModel:
         self._proposals = Line(_WEIGHT)
         self._draft_overhead = MovingAverage(_WEIGHT)
         self._round_overhead = MovingAverage(_WEIGHT)
+        self._draft_wait = MovingAverage(_WEIGHT)
 
     def costs(self, num_sessions: int) -> RoundCosts | None:
         """Return the costs of a round that so many sessions share; None without a draft."""
@@ -52,13 +53,13 @@ class CostModel:
         if target is None or draft is None:
             return None
         proposals = [0.0, *(draft.seconds(num_sessions, k) for k in range(1, MAX_NUM_DRAFT_TOKENS + 1))]
+        widths: Sequence[int] = range(1, MAX_NUM_DRAFT_TOKENS + 2)
         if num_sessions == 1:
             proposals[1:] = map(self._proposals.at, proposals[1:])
-        widths: Sequence[int] = range(1, MAX_NUM_DRAFT_TOKENS + 2)
-        if num_sessions == 1:  # the target pads
-            widths = [target.cheapest_width(1, width) for width in widths]
+            widths = [target.cheapest_width(1, width) for width in widths]  # the target pads
         verify = [target.seconds(num_sessions, width) for width in widths]
-        return RoundCosts(proposals, verify, self._draft_overhead.value, self._round_overhead.value)
+        overheads = (self._draft_overhead, self._round_overhead, self._draft_wait)
+        return RoundCosts(proposals, verify, *(each.value for each in overheads))
 
     def observe(self, round_: Round, num_sessions: int) -> None:
         """Learn from a round, while so many sessions are active."""
@@ -66,6 +67,9 @@ class CostModel:
         if max(propose.num_tokens, verify.num_tokens) > _MOST_NEW_TOKENS or round_.verdict.was_retried:
             return
         is_shared = num_sessions > 1
+        # Of several sessions, each waits for the others' steps, and the longer the further these draft. As an overhead,
+        # that would make each of them draft further.
+        draft_queue, queue = (0.0, 0.0) if is_shared else (propose.queue_seconds, verify.queue_seconds)
         costs, draft = self._target(), self._draft()
         # A step for one of several sessions had only some of the cores.
         if costs is not None and is_shared == (verify.num_sessions > 1):
@@ -74,20 +78,12 @@ class CostModel:
         if round_.proposal.fault:
             return  # the round waited for the draft
         if round_.num_proposed:
-            self._draft_overhead.add(propose.wire_seconds + _queue_seconds(propose, is_shared))
+            if is_shared:  # at most for as long as they draft: longer, it is for somebody's prompt
+                self._draft_wait.add(min(propose.queue_seconds + verify.queue_seconds, propose.compute_seconds))
+            self._draft_overhead.add(propose.wire_seconds + draft_queue)
             n, k, seconds = propose.num_sessions, round_.num_proposed, propose.compute_seconds
             if draft is not None and is_shared:
                 draft.observe(n, k, seconds, weight=1 / n)
             elif draft is not None:  # after a verify it begins with cold caches and cores, which is no cost of a token
                 self._proposals.add(draft.seconds(n, k), seconds)
-        coordinator = round_.stage_seconds["coordinator"]
-        self._round_overhead.add(verify.wire_seconds + _queue_seconds(verify, is_shared) + coordinator)
-
-
-def _queue_seconds(exchange: Exchange, is_shared: bool) -> float:
-    """Return the part of the queue that counts as overhead.
-
-    One of several sessions waits for the others' steps, the longer the further these draft. As an overhead, that would
-    make each draft further, and wait longer.
-    """
-    return 0.0 if is_shared else exchange.queue_seconds
+        self._round_overhead.add(verify.wire_seconds + queue + round_.stage_seconds["coordinator"])

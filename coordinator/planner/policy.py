@@ -16,13 +16,15 @@ class RoundCosts:
     """Costs of a round by number k of draft tokens, in seconds.
 
     `draft[k]` is a proposal of k tokens, `verify[k]` its verification; both have the same length. `draft_overhead` is
-    the rest of asking the draft, `round_overhead` the rest of any round.
+    the rest of asking the draft, `round_overhead` the rest of any round. Sessions that share rounds besides wait
+    `draft_wait` for each other when they draft.
     """
 
     draft: Sequence[float]
     verify: Sequence[float]
     draft_overhead: float
     round_overhead: float
+    draft_wait: float = 0.0
 
     @property
     def target_only(self) -> float:
@@ -91,9 +93,8 @@ def share_out(
         key=lambda token: (-token[0], token[2]),
     )
     verify = dict(enumerate(costs.verify))
-    floor = n / costs.target_only
     best: list[Hashable] = []
-    best_rate = floor
+    best_rate = best_tokens = 0.0
     for longest in range(1, 1 + max((i + 1 for _, _, i in tokens), default=0)):
         fixed = costs.round_overhead + costs.draft_overhead + costs.draft[longest]
         expected, chosen = float(n), list[Hashable]()
@@ -103,6 +104,9 @@ def share_out(
             expected += p
             chosen.append(session)
             rate = expected / (fixed + interpolate(verify, len(chosen) / n))
-            if rate > max(best_rate, least_gain * floor):
-                best_rate, best = rate, chosen.copy()
+            if rate > best_rate:
+                best_rate, best_tokens, best = rate, expected, chosen.copy()
+    # The wait decides whether to draft and not how far: longer proposals would make it longer, and it these.
+    if best and best_tokens / (best_tokens / best_rate + costs.draft_wait) <= least_gain * n / costs.target_only:
+        best = []
     return {session: best.count(session) for session in accepted}

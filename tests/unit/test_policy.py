@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from itertools import accumulate, product
 
 import pytest
@@ -306,6 +307,18 @@ def test_a_session_that_accepts_nothing_gets_nothing_while_others_draft() -> Non
     first, second, third = share_out(dict(enumerate([good, hopeless, good])), costs).values()
     assert first == third > 1
     assert second == 0
+
+
+@given(acceptance=st.floats(0.1, 0.95), wait=st.floats(0.0, 50.0))
+def test_waits_decide_whether_sessions_draft_and_not_how_far(acceptance: float, wait: float) -> None:
+    costs = costs_of(step=1.0, verify=lambda k: 10.0 + 2.0 * k, asking=1.0, always=1.0)
+    sessions: dict[Hashable, list[float]] = dict.fromkeys(range(3), independent(acceptance))
+    without, with_wait = (share_out(sessions, replace(costs, draft_wait=seconds)) for seconds in (0.0, wait))
+    k = without[0]
+    tokens = 1 + sum(independent(acceptance)[:k])
+    seconds = 1.0 + 1.0 + costs.draft[k] + costs.verify[k] + wait
+    pays = k > 0 and tokens / seconds > 1 / costs.target_only
+    assert with_wait == (without if pays else dict.fromkeys(range(3), 0))
 
 
 def test_equal_sessions_get_the_k_of_one() -> None:
