@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test explore fuzz test-newest test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-families models explore fuzz test-newest test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -55,6 +55,12 @@ test-newest: $(READY) ## Run the core of the suite on the newest mlx and mlx-lm 
 	  echo "test-newest: $$(tr '\n' ' ' < $(NEWEST)/newest.txt)" && \
 	  $(NEWEST)/venv/bin/python -m pytest tests/worker tests/e2e/test_exactness.py --fast $(PYTEST_ARGS); \
 	else echo "test-newest: the newest mlx and mlx-lm of the index are those of requirements.lock"; fi
+
+test-families: $(READY) ## Decode with every family of mlx-lm that a tiny configuration is known of
+	@$(PYTEST) tests/worker/test_families.py tests/worker/test_layer_caches.py $(PARALLEL) $(PYTEST_ARGS)
+
+models: $(READY) ## Write docs/models.md
+	@$(BIN)/python -m tests.worker.families > docs/models.md
 
 fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processes
 	@$(BIN)/python -m tests.e2e.fuzzing $(FUZZ_ARGS)

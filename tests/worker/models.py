@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import gemma3_text, llama
+from mlx_lm.models import llama
 from mlx_lm.utils import dequantize_model, load_model
 
 from specd.model_info import ModelInfo
@@ -150,19 +150,40 @@ def save_chat_target(directory: Path) -> str:
     return link_variant(EMBEDDED_TARGET, directory, changes)
 
 
-def save_window_model(directory: Path, *, noise: float = 0.0) -> str:
-    """Save a small random Gemma 3 with windows and the embedded tokenizer; noise makes a draft of the target."""
-    config = SMALL | {
-        "model_type": "gemma3_text",
-        "vocab_size": 8192,
-        "num_hidden_layers": 4,
-        "sliding_window": LARGE_WINDOW,
-        "sliding_window_pattern": 2,
-        "query_pre_attn_scalar": 8,
-        "eos_token_id": 0,
-    }
+# Models with windows, with recurrent states, and with such states in some layers, by the model of mlx-lm.
+SAVED: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": LARGE_WINDOW, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 8,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": (0.001, 100.0),
+        "time_step_rank": 4,
+    },
+    "falcon_h1": {
+        "mamba_d_head": 8,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 8,
+        "mamba_n_heads": 8,
+        "mlp_multipliers": [0.9, 0.3],
+        "ssm_multipliers": [0.4, 0.25, 0.2, 0.5, 0.3],
+    },
+}
+
+
+def save_random_model(directory: Path, name: str, *, noise: float = 0.0) -> str:
+    """Save a small random model with the embedded tokenizer; noise makes a draft of the target."""
+    config = SMALL | {"vocab_size": 8192, "num_hidden_layers": 4} | SAVED[name]
+    config |= {"model_type": name, "eos_token_id": 0}
+    del config["rope_scaling"]
+    module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
-    network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(config))
+    network = module.Model(module.ModelArgs.from_dict(config))
     weights: Any = tree_flatten(network.parameters())
     mx.random.seed(1)
     grown = {

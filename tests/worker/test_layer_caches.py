@@ -18,7 +18,7 @@ from specd.worker.cache.layers.full import FullCache
 from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedCacheError
 from specd.worker.cache.layers.window import WindowCache
 from specd.worker.engine.forward import BareCache, Feed, enable_batches, forward, rewinds_exactly
-from tests.worker.families import CHUNKS, NETWORKS, STATES, WINDOW, make_network
+from tests.worker.families import CHUNKS, KINDS, STATES, WINDOW, make_network
 from tests.worker.models import TINY_VOCABULARY_SIZE
 
 SLACK = 6
@@ -40,7 +40,7 @@ def feed(layers: SessionLayers, network: Any, ids: list[int]) -> np.ndarray[Any,
     return np.array(logits)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=20)
 @given(st.data())
 def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(name: str, data: st.DataObject) -> None:
@@ -71,7 +71,7 @@ def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(n
         assert {layers.num_fed for layers, _ in held[i : i + 1]} == {len(tokens)}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_session_in_a_batch_gets_what_it_gets_alone(name: str) -> None:
     network = make_network(name)
     batches = enable_batches(network)

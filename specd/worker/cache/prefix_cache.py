@@ -30,8 +30,9 @@ class PrefixCache:
     to the place where it would stand itself: so the longest common prefix over all entries is that of one of its two
     neighbours. A trie would find the same, with a node of hundreds of bytes for each token.
 
-    Invariants: no entry is a prefix of another, the entries' arrays take `nbytes` bytes, and that is no more than the
-    budget. Sessions do not share memory: what two entries have in common is held twice.
+    Invariants: no entry is a prefix of another whose layers can serve its length, the entries' arrays take `nbytes`
+    bytes, and that is no more than the budget. Sessions do not share memory: what two entries have in common is held
+    twice.
     Its arrays belong to the engine's thread: only jobs may call its methods.
     """
 
@@ -58,7 +59,10 @@ class PrefixCache:
         """
         wanted = tuple(token_ids)
         place = self._place(wanted)
-        neighbours = self._entries[max(place - 1, 0) : place + 1]
+        first = max(place - 1, 0)
+        while first > 0 and _starts_with(self._entries[first].token_ids, self._entries[first - 1].token_ids):
+            first -= 1  # a shorter entry is there because a longer one cannot go back to its end
+        neighbours = self._entries[first : place + 1]
         # Of two that share as much, the one that has less to lose.
         candidates = [
             (entry.layers.can_serve(common_prefix_len(entry.token_ids, wanted)), -len(entry.token_ids))
@@ -80,20 +84,23 @@ class PrefixCache:
     def store(self, token_ids: Sequence[int], layers: SessionLayers) -> None:
         """Keep `layers`, which hold exactly `token_ids` and now belong to the prefix cache.
 
-        An entry that is a prefix of it goes; when it is a prefix of an entry itself, that one is enough. The buffers
+        An entry that is a prefix of it goes; when it is a prefix of an entry itself, that one is enough: as far as the
+        longer one can go back to the end of the shorter. The buffers
         stay as they are, with room for up to a few hundred more tokens, and count in full.
         """
         tokens = tuple(token_ids)
         place = self._place(tokens)
-        # By the invariant both can only be neighbours.
-        if place < len(self._entries) and _starts_with(self._entries[place].token_ids, tokens):
-            self._entries[place].last_used = next(self._clock)
+        longer = self._entries[place] if place < len(self._entries) else None
+        if longer and _starts_with(longer.token_ids, tokens) and longer.layers.can_serve(len(tokens)) == len(tokens):
+            longer.last_used = next(self._clock)
             return
         nbytes = layers.nbytes
         if nbytes > self._budget_bytes:
             return
-        if place > 0 and _starts_with(tokens, self._entries[place - 1].token_ids):
-            self._remove(self._entries[place - 1])
+        before = [entry for entry in self._entries[:place] if _starts_with(tokens, entry.token_ids)]
+        for entry in before:
+            if layers.can_serve(len(entry.token_ids)) == len(entry.token_ids):
+                self._remove(entry)
         while self.nbytes + nbytes > self._budget_bytes:
             self._remove(min(self._entries, key=lambda entry: entry.last_used))
             self.num_evictions += 1

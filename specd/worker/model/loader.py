@@ -14,7 +14,7 @@ import mlx.core as mx
 import structlog
 from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
+from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from specd.errors import StartupError
 from specd.model_info import ModelInfo
@@ -22,6 +22,7 @@ from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedC
 from specd.worker.cpu import optimize
 from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, enable_batches, rewinds_exactly, trial_logits
+from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
 from specd.worker.model.disk_cache import keep_compiled_kernels
 
@@ -71,7 +72,7 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
     try:
-        network, config = load_model(directory)
+        network, config = load_model(directory, get_model_classes=_classes)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
         why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
@@ -126,6 +127,15 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
         batches=batches,
         cache_bytes_per_token=cache_bytes_per_token,
     )
+
+
+def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
+    """Return mlx-lm's classes of a network and its arguments, or ours in place of them."""
+    network, arguments = _get_classes(config)
+    if config["model_type"] == "gpt2":
+        gpt2.complete(config)
+        network = gpt2.Model
+    return network, arguments
 
 
 def _find(name: str) -> Path:
