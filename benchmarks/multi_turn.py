@@ -1,6 +1,6 @@
 """Time to first token over the turns of a session, with the workers' prefix cache and without.
 
-    python benchmarks/multi_turn.py [--turns 10] [--repeats 3] [--json FILE]
+    python benchmarks/multi_turn.py [--target DIR] [--draft DIR] [--turns 10] [--repeats 3] [--json FILE]
 
 Each turn adds the same number of new tokens to a session, which is continued by its id. With the cache only these are
 computed; without it, everything is, and the time grows with the session.
@@ -24,14 +24,17 @@ NEW_CHARACTERS = 320  # about a hundred tokens of code
 MAX_TOKENS = 32
 
 
-async def measure(environment: dict[str, str], turns: list[str], repeats: int) -> list[list[dict[str, float]]]:
+async def measure(
+    target: str, draft: str, environment: dict[str, str], turns: list[str], repeats: int
+) -> list[list[dict[str, float]]]:
     """Return what each turn took, for each repeat."""
     async with (
-        Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment) as stack,
+        Stack(target=target, draft=draft, environment=environment) as stack,
         Client(stack.address) as client,
     ):
         await run_session(client, turns[:1])  # warms up
-        return [await run_session(client, turns) for _ in range(repeats)]
+        # Each begins with another line, so that none finds what the one before has left.
+        return [await run_session(client, [f"# {i}\n{turns[0]}", *turns[1:]]) for i in range(repeats)]
 
 
 async def run_session(client: Client, turns: list[str]) -> list[dict[str, float]]:
@@ -61,6 +64,8 @@ def medians(sessions: list[list[dict[str, float]]]) -> list[dict[str, float]]:
 def main() -> None:
     """Measure both, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=EMBEDDED_TARGET)
+    parser.add_argument("--draft", default=EMBEDDED_DRAFT)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -69,7 +74,8 @@ def main() -> None:
     text = "\n".join(load_prompts().values())
     turns = [text[i * NEW_CHARACTERS : (i + 1) * NEW_CHARACTERS] for i in range(options.turns)]
     with_cache, without = (
-        medians(asyncio.run(measure(environment, turns, options.repeats))) for environment in ({}, NO_PREFIX_CACHE)
+        medians(asyncio.run(measure(options.target, options.draft, environment, turns, options.repeats)))
+        for environment in ({}, NO_PREFIX_CACHE)
     )
     print("turn  prompt tokens  reused by target, draft  first token  without the cache")
     for number, (own, other) in enumerate(zip(with_cache, without, strict=True), start=1):

@@ -14,25 +14,25 @@ def compare(results: Sequence[SetupResult]) -> dict[str, float]:
     """Return ratios by name: the best specd to its target alone and to the best mlx-lm, and between acceptance rules.
 
     The best is the best of those that sample from the target's own distribution, adaptive ones included. An adaptive
-    one is also put beside all these by itself, and beside the best of those whose k is fixed.
+    one is also put beside all these by itself, and beside the best of those whose k is fixed. mlx-lm may be missing.
     """
     by_setup = {result.setup: result for result in results}
     own, mlx_lm = (
         [result for result in results if result.setup.system == system and result.setup.speculates]
         for system in (SPECD, MLX_LM)
     )
-    best, best_mlx_lm = _best(own), _best(mlx_lm)
-    plain_mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
-    verdicts = {
-        f"best specd ({best.setup.label}) / specd with the target alone": best.speedup,
-        f"best specd / best mlx-lm ({best_mlx_lm.setup.label})": best.speedup / best_mlx_lm.speedup,
-    }
+    best, best_mlx_lm = _best(own), _best(mlx_lm) if mlx_lm else None
+    verdicts = {f"best specd ({best.setup.label}) / specd with the target alone": best.speedup}
+    if best_mlx_lm:
+        verdicts[f"best specd / best mlx-lm ({best_mlx_lm.setup.label})"] = best.speedup / best_mlx_lm.speedup
     if best.of_limit is not None:
         verdicts["best specd, % of its limit"] = 100 * best.of_limit
     verdicts.update(_by_adaptive(own, best_mlx_lm))
-    verdicts["time to first token, best specd / mlx-lm"] = (
-        best.time_to_first_token_seconds / plain_mlx_lm.time_to_first_token_seconds
-    )
+    if best_mlx_lm:
+        plain_mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
+        verdicts["time to first token, best specd / mlx-lm"] = (
+            best.time_to_first_token_seconds / plain_mlx_lm.time_to_first_token_seconds
+        )
     verdicts["wire and coordinator, ms a round"] = best.round_milliseconds["wire_and_coordinator"]
     if best.setup.temperature:
         verdicts.update(_by_acceptance(by_setup))
@@ -44,7 +44,7 @@ def _best(results: Iterable[SetupResult]) -> SetupResult:
     return max(results, key=lambda result: (result.setup.is_faithful, result.speedup))
 
 
-def _by_adaptive(own: Sequence[SetupResult], best_mlx_lm: SetupResult) -> Iterator[tuple[str, float]]:
+def _by_adaptive(own: Sequence[SetupResult], best_mlx_lm: SetupResult | None) -> Iterator[tuple[str, float]]:
     """Yield the ratios of the best adaptive contender, if there is one."""
     adaptive = [result for result in own if result.setup.is_adaptive]
     fixed = [result for result in own if not result.setup.is_adaptive]
@@ -53,7 +53,8 @@ def _by_adaptive(own: Sequence[SetupResult], best_mlx_lm: SetupResult) -> Iterat
     best = _best(adaptive)
     name = best.setup.label
     yield f"{name} / specd with the target alone", best.speedup
-    yield f"{name} / best mlx-lm ({best_mlx_lm.setup.label})", best.speedup / best_mlx_lm.speedup
+    if best_mlx_lm:
+        yield f"{name} / best mlx-lm ({best_mlx_lm.setup.label})", best.speedup / best_mlx_lm.speedup
     if fixed:
         best_fixed = _best(fixed)
         yield f"{name} / best fixed k ({best_fixed.setup.label})", best.speedup / best_fixed.speedup

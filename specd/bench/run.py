@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,8 +19,9 @@ from specd.bench.contenders import Contender, MlxLm, Specd
 from specd.bench.environment import console, environment, new_table
 from specd.bench.plot import save_plot
 from specd.bench.prompts import encode, short
+from specd.bench.replay import replaying
 from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
-from specd.bench.setup import SPECD, Setup, setups
+from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import Client
@@ -37,7 +39,11 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses."""
+    """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses.
+
+    `replay` is the acceptance of a draft that replays the target's texts, a token in `step_seconds`, in place of
+    `draft`; None for none.
+    """
 
     target: str
     draft: str
@@ -52,6 +58,8 @@ class Options:
     adaptive: bool = False
     concurrency: Sequence[int] = ()
     cached_prompts: bool = False
+    replay: float | None = None
+    step_seconds: float = 0.0
 
 
 def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
@@ -59,7 +67,8 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
 
     The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse.
     """
-    target, draft = load(options.target, blas=options.blas), load(options.draft, blas=options.blas)
+    target = load(options.target, blas=options.blas)
+    draft = None if options.replay is not None else load(options.draft, blas=options.blas)
     prompt_ids = encode(options.prompts, target.tokenizer_json)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
     output = console()
@@ -92,25 +101,40 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=1) + "\n")
     if plot_path is not None:
-        models = f"{Path(options.target).name} with draft {Path(options.draft).name}"
+        models = f"{Path(options.target).name} with draft {_draft_name(options)}"
         title = f"{models}, {len(options.prompts)} prompts, up to {options.max_tokens} tokens each"
         save_plot(all_results, title, plot_path)
     return bool(report["same_tokens"])
 
 
 async def _measure(
-    target: LoadedModel, draft: LoadedModel, prompt_ids: dict[str, list[int]], options: Options
+    target: LoadedModel, draft: LoadedModel | None, prompt_ids: dict[str, list[int]], options: Options
 ) -> dict[float, dict[Setup, list[Sample]]]:
-    """Return the samples by temperature and contender, specd with the target alone first, all in the same order."""
-    async with (
+    """Return the samples by temperature and contender, specd with the target alone first, all in the same order.
+
+    mlx-lm takes part if there is a draft.
+    """
+    async with AsyncExitStack() as running:
         # All contenders share the prompts, and mlx-lm computes them each time.
-        Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE) as stack,
-        Client(stack.address) as client,
-    ):
+        stack = await running.enter_async_context(
+            Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)
+        )
+        client = await running.enter_async_context(Client(stack.address))
+        if options.replay is not None:
+            client = await running.enter_async_context(
+                replaying(
+                    stack,
+                    client,
+                    prompt_ids,
+                    max_tokens=options.max_tokens,
+                    acceptance=options.replay,
+                    step_seconds=options.step_seconds,
+                )
+            )
         measured = {}
         for temperature in options.temperatures:
             contenders: dict[Setup, Contender] = {
-                setup: Specd(client, setup) if setup.system == SPECD else MlxLm(target, draft, setup)
+                setup: MlxLm(target, draft, setup) if draft and setup.system == MLX_LM else Specd(client, setup)
                 for setup in (
                     setups(
                         temperature,
@@ -120,6 +144,7 @@ async def _measure(
                         adaptive=options.adaptive,
                     )
                 )
+                if draft or setup.system == SPECD
             }
             warm_up = next(iter(prompt_ids.values()))
             for contender in contenders.values():
@@ -217,11 +242,15 @@ def _cell(value: float | None, layout: str) -> str:
     return format(value, layout) if value is not None else ""
 
 
+def _draft_name(options: Options) -> str:
+    return Path(options.draft).name if options.replay is None else f"replayed text, {options.replay:g} accepted"
+
+
 def _facts(options: Options) -> dict[str, object]:
     return {
         "blas": options.blas,
         "target": Path(options.target).name,
-        "draft": Path(options.draft).name,
+        "draft": _draft_name(options),
         "temperatures": list(options.temperatures),
         "max_tokens": options.max_tokens,
         "repeats": options.repeats,

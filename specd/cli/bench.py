@@ -47,6 +47,16 @@ def bench(
         list[int] | None,
         typer.Option("--concurrency", "-c", min=1, help="Measure throughput at this many sessions; can be repeated."),
     ] = None,
+    replay: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="In place of a draft model, replay the target's own texts, with so many of the tokens right: what a "
+            "draft would bring before you have it.",
+        ),
+    ] = None,
+    step_ms: Annotated[float, typer.Option(min=0, help="With --replay: milliseconds that a draft token takes.")] = 0.0,
     cached_prompts: Annotated[
         bool, typer.Option("--cached-prompts", help="With --concurrency: compute the prompts beforehand.")
     ] = False,
@@ -87,6 +97,12 @@ def bench(
         raise StartupError("--plot shows one session for each k: drop --plot or --concurrency")
     if cached_prompts and not concurrency:
         raise StartupError("--cached-prompts needs --concurrency: add it")
+    if replay is not None and (concurrency or any(temperature or ()) or Acceptance.REJECTION in (acceptance or ())):
+        raise StartupError(
+            "--replay is for greedy decoding of one session: drop --concurrency, --temperature and --acceptance"
+        )
+    if step_ms and replay is None:
+        raise StartupError("--step-ms needs --replay: add it")
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
         raise StartupError("--lenience needs rejection: add --acceptance rejection")
     if plot_path is not None and plot_path.suffix.lower() != ".png":
@@ -120,6 +136,8 @@ def bench(
         adaptive=adaptive is not False,
         concurrency=concurrency or [],
         cached_prompts=cached_prompts,
+        replay=replay,
+        step_seconds=step_ms / 1000,
     )
     same = run_throughput(options, json_path) if concurrency else run_bench(options, json_path, plot_path)
     if not same:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,8 @@ from rich.console import Console
 from specd.bench import throughput
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.rpc.client import Client
+from specd.settings import EMBEDDED_DRAFT
+from tests.e2e.processes import run_specd
 
 if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
@@ -49,6 +52,20 @@ async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decode
         assert 24 <= run.num_tokens <= 26
         assert run.tokens_per_second == run.num_tokens / run.seconds > 0
     assert (await contenders[0].decode(prompts, 1, 12)).num_tokens == 36
+
+
+async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_path: Path) -> None:
+    """Of some 170 tries: 0.15 is more than four standard deviations."""
+    report = tmp_path / "report.json"
+    models = ["--target", str(EMBEDDED_DRAFT), "--draft", "none of them"]
+    options = ["--replay", "0.7", "--step-ms", "1", "-k", "4", "--num-prompts", "3", "-n", "64", "--json", str(report)]
+    done = run_specd("bench", *models, *options)
+    assert done.returncode == 0, done.stderr
+    assert "gave the same tokens" in done.stdout
+    alone, fixed, _ = json.loads(report.read_text())["results"]
+    assert alone["acceptance_per_try"] is None
+    assert fixed["acceptance_per_try"] == pytest.approx(0.7, abs=0.15)
+    assert fixed["round_milliseconds"]["draft"] >= 4
 
 
 def test_plot_keeps_away_from_pyplot_whose_state_is_global(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,9 +23,6 @@ from specd.cli.app import app
 from specd.errors import StartupError
 from specd.rpc.client import Client
 from specd.v1 import generation_pb2
-
-if TYPE_CHECKING:
-    pass
 from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
 
@@ -61,6 +58,9 @@ def test_bench_is_adaptive_unless_told_otherwise(measured: list[Options], argume
         (["--plot", "plot.svg"], "plot.svg"),
         (["--cached-prompts"], "--concurrency"),
         (["--lenience", "0.1"], "--acceptance rejection"),
+        (["--replay", "0.7", "-t", "0.5"], "--temperature"),
+        (["--replay", "0.7", "-c", "2"], "--concurrency"),
+        (["--step-ms", "2"], "--replay"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_measured(
