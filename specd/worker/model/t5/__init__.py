@@ -1,0 +1,1 @@
+"""T5 and its relatives: encoder-decoder models, which mlx-lm does not have."""

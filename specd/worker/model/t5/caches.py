@@ -1,0 +1,66 @@
+"""The two caches of a decoder's layer: of the answer so far, and of the source."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import mlx.core as mx
+
+from specd.cache_footprint import CacheFootprint
+from specd.worker.cache.layers.full import FullCache
+
+
+class DecoderCache(FullCache):
+    """Keys and values of the answer's tokens, whose mask is the bias of their distances."""
+
+    def make_mask(self, n: int, *, biases: Any) -> mx.array:
+        """Return what `biases` gives for the next n tokens: [1, heads, n, tokens with them]."""
+        mask: mx.array = biases(self.offset, n, self.offset + n)
+        return mask
+
+
+class SourceCache:
+    """Keys and values [1, heads, source tokens, size] of the source: no token of the answer changes them."""
+
+    def __init__(self) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    def hold(self, keys: mx.array, values: mx.array) -> None:
+        """Keep what the encoder has made of a source."""
+        self.keys, self.values = keys, values
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return what the tokens of the answer attend to."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def make_mask(self, _: int) -> None:
+        """Return none: every token sees all of the source."""
+
+    def serves(self, position: int) -> int:
+        """See LayerCache."""
+        return position
+
+    def rewind(self, position: int) -> None:
+        """See LayerCache."""
+
+    def copy(self, _: int) -> Self:
+        """See LayerCache. Nobody writes to it."""
+        return self
+
+    @property
+    def footprint(self) -> CacheFootprint:
+        """See LayerCache. It takes nothing for the answer's tokens."""
+        return CacheFootprint({})
+
+    @property
+    def rows(self) -> list[mx.array]:
+        """See LayerCache."""
+        return []
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """See LayerCache."""
+        return [array for array in (self.keys, self.values) if array is not None]

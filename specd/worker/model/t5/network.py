@@ -1,0 +1,180 @@
+"""The network of a T5: an encoder that reads the source once, and a decoder that attends to what it made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.base import scaled_dot_product_attention
+
+from specd.worker.model.t5 import weights
+from specd.worker.model.t5.arguments import Arguments
+from specd.worker.model.t5.caches import DecoderCache, SourceCache
+from specd.worker.model.t5.relative_positions import RelativePositions
+
+
+class Attention(nn.Module):
+    """Attention without a scale and without biases of the projections."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        size = args.num_heads * args.d_kv
+        self._num_heads = args.num_heads
+        self.q = nn.Linear(args.d_model, size, bias=False)
+        self.k = nn.Linear(args.d_model, size, bias=False)
+        self.v = nn.Linear(args.d_model, size, bias=False)
+        self.o = nn.Linear(size, args.d_model, bias=False)
+
+    def keys_and_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return keys and values [batch, heads, n, d_kv] for x [batch, n, d_model]."""
+        return self._heads(self.k(x)), self._heads(self.v(x))
+
+    def __call__(self, x: mx.array, keys: Any, values: Any, mask: Any, cache: Any = None) -> mx.array:
+        """Return [batch, n, d_model]; the mask is added to the weights."""
+        attended = scaled_dot_product_attention(self._heads(self.q(x)), keys, values, cache=cache, scale=1.0, mask=mask)
+        batch, n, _ = x.shape
+        output: mx.array = self.o(attended.swapaxes(1, 2).reshape(batch, n, -1))
+        return output
+
+    def _heads(self, x: mx.array) -> mx.array:
+        batch, n, _ = x.shape
+        return x.reshape(batch, n, self._num_heads, -1).swapaxes(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Two matrices with an activation between them, or three, of which one is the gate."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._activation = args.activation
+        if args.is_gated:
+            self.wi_0 = nn.Linear(args.d_model, args.d_ff, bias=False)
+            self.wi_1 = nn.Linear(args.d_model, args.d_ff, bias=False)
+        else:
+            self.wi = nn.Linear(args.d_model, args.d_ff, bias=False)
+        self.wo = nn.Linear(args.d_ff, args.d_model, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return [batch, n, d_model]."""
+        hidden = self._activation(self.wi_0(x)) * self.wi_1(x) if "wi_0" in self else self._activation(self.wi(x))
+        output: mx.array = self.wo(hidden)
+        return output
+
+
+class EncoderLayer(nn.Module):
+    """Attention of all tokens to all."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.attention = Attention(args)
+        self.attention_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+        self.feed_forward = FeedForward(args)
+        self.feed_forward_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+
+    def __call__(self, x: mx.array, biases: mx.array) -> mx.array:
+        """Return [1, n, d_model]."""
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, *self.attention.keys_and_values(normed), biases)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderLayer(nn.Module):
+    """Attention to the tokens before, then to the source."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.attention = Attention(args)
+        self.attention_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+        self.cross_attention = Attention(args)
+        self.cross_attention_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+        self.feed_forward = FeedForward(args)
+        self.feed_forward_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+
+    def __call__(self, x: mx.array, biases: Any, no_mask: Any, cache: Any) -> mx.array:
+        """Return [batch, n, d_model]; `cache` has one part for each attention."""
+        own, source = cache[0], cache[1]
+        normed = self.attention_norm(x)
+        keys, values = own.update_and_fetch(*self.attention.keys_and_values(normed))
+        x = x + self.attention(normed, keys, values, biases, own)
+        keys, values = source.keys_and_values()
+        x = x + self.cross_attention(self.cross_attention_norm(x), keys, values, no_mask, source)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Encoder(nn.Module):
+    """The encoder's layers."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers = [EncoderLayer(args) for _ in range(args.num_layers)]
+        self.relative_positions = RelativePositions(
+            args.relative_attention_num_buckets,
+            args.relative_attention_max_distance,
+            args.num_heads,
+            is_causal=False,
+        )
+        self.norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+
+
+class T5(nn.Module):
+    """A T5. Called, it is the decoder: to a worker, a network like any other, whose caches hold a source."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._args = args
+        self.shared = nn.Embedding(args.vocab_size, args.d_model)
+        self.encoder = Encoder(args)
+        self.layers = [DecoderLayer(args) for _ in range(args.num_decoder_layers)]
+        self.relative_positions = RelativePositions(
+            args.relative_attention_num_buckets,
+            args.relative_attention_max_distance,
+            args.num_heads,
+            is_causal=True,
+        )
+        self.norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
+
+    def make_cache(self) -> list[tuple[DecoderCache, SourceCache]]:
+        """Return a layer's two caches, for each."""
+        return [(DecoderCache(), SourceCache()) for _ in self.layers]
+
+    def encode(self, source: mx.array) -> Iterator[mx.array]:
+        """Yield the outputs [1, n, d_model] of the encoder's layers for a source [1, n], lazily; the last is its own.
+
+        Every token sees all others, so a long source can be computed in steps by layers only.
+        """
+        n = source.shape[1]
+        biases = self.encoder.relative_positions(0, n, n)
+        x = self.shared(source)
+        for layer in self.encoder.layers[:-1]:
+            x = layer(x, biases)
+            yield x
+        yield self.encoder.norm(self.encoder.layers[-1](x, biases))
+
+    def read(self, encoded: mx.array, caches: Sequence[Any]) -> None:
+        """Give the decoder's layers what they see of a source that the encoder has read."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            cache[1].hold(*layer.cross_attention.keys_and_values(encoded))
+
+    def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
+        """Return the logits [batch, n, vocab_size] after tokens [batch, n] of the answer."""
+        first, source = cache[0][0], cache[0][1]
+        n = inputs.shape[1]
+        biases = first.make_mask(n, biases=self.relative_positions)
+        no_mask = source.make_mask(n)
+        x = self.shared(inputs)
+        for layer, own in zip(self.layers, cache, strict=True):
+            x = layer(x, biases, no_mask, own)
+        x = self.norm(x)
+        if (factor := self._args.output_factor) != 1.0:
+            x = factor * x
+        logits: mx.array = self.lm_head(x) if "lm_head" in self else self.shared.as_linear(x)
+        return logits
+
+    def sanitize(self, named: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Return the weights by our names, and have an output layer if they do."""
+        ours = weights.renamed(named)
+        if "lm_head.weight" in ours:
+            self.lm_head = nn.Linear(self._args.d_model, self._args.vocab_size, bias=False)
+        return ours

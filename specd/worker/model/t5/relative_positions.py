@@ -1,0 +1,53 @@
+"""Attention biases by the distance between two tokens."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+
+class RelativePositions(nn.Module):
+    """A bias for each head and distance. Near distances have one of their own, farther ones share some.
+
+    Buckets grow with the logarithm of the distance up to `max_distance`, and beyond it there is one (Raffel et al.,
+    arXiv 1910.10683, section 2.1). An encoder has half of the buckets for each direction.
+    """
+
+    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, *, is_causal: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weight = mx.zeros((num_buckets, num_heads))
+        self._max_distance = max_distance
+        self._is_causal = is_causal
+        distances = np.arange(0 if is_causal else -max_distance, max_distance + 1)
+        self._buckets = mx.array(buckets(distances, num_buckets, max_distance, is_causal=is_causal))
+
+    def __call__(self, begin: int, num_queries: int, num_keys: int) -> mx.array:
+        """Return the biases [1, heads, queries, keys] of the queries from position `begin` on.
+
+        Of a decoder, they hide the keys that come later.
+        """
+        distances = (begin + mx.arange(num_queries))[:, None] - mx.arange(num_keys)
+        least = 0 if self._is_causal else -self._max_distance
+        rows = self._buckets[mx.clip(distances, least, self._max_distance) - least]
+        biases = self.weight[rows].transpose(2, 0, 1)
+        if self._is_causal:
+            biases = mx.where(distances >= 0, biases, mx.array(-mx.inf, biases.dtype))
+        return biases[None]
+
+
+def buckets(distances: np.ndarray, num_buckets: int, max_distance: int, *, is_causal: bool) -> np.ndarray:
+    """Return the bucket of each distance, query minus key."""
+    offset = np.zeros_like(distances)
+    if not is_causal:
+        num_buckets //= 2
+        offset = np.where(distances < 0, num_buckets, 0)
+        distances = np.abs(distances)
+    distances = np.maximum(distances, 0)
+    exact = num_buckets // 2
+    with np.errstate(divide="ignore"):
+        far = np.log(distances / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    shared = np.minimum(exact + np.where(distances < exact, 0, far).astype(np.int64), num_buckets - 1)
+    return offset + np.where(distances < exact, distances, shared)
