@@ -56,8 +56,9 @@ test-newest: $(READY) ## Run the core of the suite on the newest mlx and mlx-lm 
 	  $(NEWEST)/venv/bin/python -m pytest tests/worker tests/e2e/test_exactness.py --fast $(PYTEST_ARGS); \
 	else echo "test-newest: the newest mlx and mlx-lm of the index are those of requirements.lock"; fi
 
-test-families: $(READY) ## Decode with every family of mlx-lm that a tiny configuration is known of
-	@$(PYTEST) tests/worker/test_families.py tests/worker/test_layer_caches.py $(PARALLEL) $(PYTEST_ARGS)
+# It goes on where `make test`, which has them in one process, ends.
+test-families: $(READY) ## Decode with every family of mlx-lm, in real processes; SHARD=1/3 runs a third
+	@$(PYTEST) tests/families -n 2 $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
 
 models: $(READY) ## Write docs/models.md
 	@$(BIN)/python -m tests.worker.families > docs/models.md
@@ -98,7 +99,7 @@ dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboar
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks
 # What only workers need. A coordinator downloads nothing either, which is what hf-xet is for.
-WORKERS_ONLY := mlx mlx-lm scipy-openblas32 lief hf-xet
+WORKERS_ONLY := greenlet mlx mlx-lm scipy-openblas32 lief hf-xet
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock

@@ -83,7 +83,8 @@ class Coordinator:
         self.admission = Admission(
             max_sessions=settings.max_sessions,
             max_queued=settings.max_queued,
-            capacity_tokens=lambda: target.capacity_tokens,
+            capacity_bytes=lambda: target.cache_bytes,
+            bytes_for=lambda num_tokens: target.footprint.bytes_for(num_tokens),  # noqa: PLW0108 - of now
             clock=time.perf_counter,
         )
         costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
@@ -229,8 +230,8 @@ class Coordinator:
         show("queued_requests", lambda: self.admission.num_queued)
         show("max_sessions", lambda: self.settings.max_sessions)
         show("max_queued_requests", lambda: self.settings.max_queued)
-        show("reserved_tokens", lambda: self.admission.reserved_tokens)
-        show("capacity_tokens", lambda: self.target.capacity_tokens)
+        show("reserved_bytes", lambda: self.admission.reserved_bytes)
+        show("capacity_bytes", lambda: self.target.cache_bytes)
         show("kept_sessions", lambda: len(self.sessions))
         show("kept_session_tokens", lambda: self.sessions.num_tokens)
         for state, is_decoding in (("prefilling", False), ("decoding", True)):

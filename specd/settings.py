@@ -66,6 +66,10 @@ MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
+# Flags and variables are text.
+_Number = BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
+KvBits = Annotated[Literal[16, 8, 4], _Number]
+KvGroupSize = Annotated[Literal[32, 64, 128], _Number]
 DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
 _DRAFT_TOKENS = (
     f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
@@ -202,6 +206,12 @@ class WorkerSettings(Settings):
         _part_of_memory(16),
         description="Memory for the prefix cache, which new sessions with the same beginning reuse, such as 512MiB; "
         "by default a sixteenth of the machine's, 0 for none.",
+    )
+    kv_bits: KvBits = Field(
+        16, description="Bits for a number in the caches of full attention; 16 keeps it as the model computes it."
+    )
+    kv_group_size: KvGroupSize = Field(
+        64, description="Numbers that share a scale, with 8 or 4 bits; it must divide the size of a head."
     )
     calibration_seconds: Seconds = Field(
         4.0, description="Time to measure step costs at the first start of a model; they are kept on disk."

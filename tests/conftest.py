@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
 
 # What fails in a helper module shows its values, as it would in the test itself.
-pytest.register_assert_rewrite("tests.unit", "tests.worker", "tests.e2e", "tests.containers")
+pytest.register_assert_rewrite("tests.unit", "tests.worker", "tests.e2e", "tests.families", "tests.containers")
 
 # The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others, about which
 # the seed alone decides, so that it shows a failure again.
@@ -36,6 +36,7 @@ TWENTY_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test-fast` and `make explore` ask for."""
     parser.addoption("--fast", action="store_true", help="of the cases marked slow, run every tenth")
+    parser.addoption("--shard", metavar="I/N", help="run each N-th test, from the I-th on")
     parser.addoption("--seconds", type=float, help="shuffle the tests, and skip those that are not begun in this time")
 
 
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its floor, the directory that it is in; with --fast, leave nine of ten slow ones out."""
+    """Mark each test with its floor, the directory that it is in, and leave out what was not asked for."""
     num_slow, left_out = 0, []
     for item in items:
         item.add_marker(item.path.relative_to(TESTS).parts[0])
@@ -54,6 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if num_slow % 10:
                 left_out.append(item)
             num_slow += 1
+    if config.option.shard:
+        shard, _, count = config.option.shard.partition("/")
+        left_out += [item for i, item in enumerate(items) if i % int(count) != int(shard)]
     if config.option.seconds:
         Random(config.option.hypothesis_seed).shuffle(items)
     if left_out:

@@ -21,7 +21,7 @@ class Place:
 
     _admission: Admission
     _turn: asyncio.Future[None] | None = None
-    _num_tokens: int = 0
+    _num_bytes: int = 0
     _runs: bool = False
 
     async def admit(self, num_tokens: int) -> None:
@@ -35,7 +35,7 @@ class Place:
 class Admission:
     """Lets requests run while there is room for so many sessions, and for their tokens in the target's cache.
 
-    A session reserves room for all the tokens that it can come to, so that one that has begun can end. The others wait,
+    A session reserves memory for all tokens that it can come to, so that one that has begun can end. The others wait,
     first come first served: small requests do not overtake a large one for ever. When too many wait, the next ones are
     turned away at once.
     """
@@ -45,16 +45,18 @@ class Admission:
         *,
         max_sessions: int,
         max_queued: int,
-        capacity_tokens: Callable[[], int],
+        capacity_bytes: Callable[[], int],
+        bytes_for: Callable[[int], int],
         clock: Callable[[], float],
     ) -> None:
-        """`capacity_tokens` returns the target's room now; `clock` returns seconds."""
+        """The target has `capacity_bytes` for caches, now, of which so many tokens of a session take `bytes_for`."""
         self.num_running = 0
-        self.reserved_tokens = 0
+        self.reserved_bytes = 0
         self._num_present = 0
         self._max_sessions = max_sessions
         self._max_queued = max_queued
-        self._capacity_tokens = capacity_tokens
+        self._capacity_bytes = capacity_bytes
+        self._bytes_for = bytes_for
         self._clock = clock
         self._queue: deque[Place] = deque()
         self._last_end_at = 0.0  # of a session, or when the first request came
@@ -87,14 +89,13 @@ class Admission:
             self._leave(place)
 
     async def _admit(self, place: Place, num_tokens: int) -> None:
-        capacity = self._capacity_tokens()
-        if num_tokens > capacity:
+        place._num_bytes = self._bytes_for(num_tokens)
+        if place._num_bytes > (capacity := self._capacity_bytes()):
             raise InvalidRequestError(
                 "CACHE_EXCEEDED",
-                f"the prompt and max_tokens make {num_tokens} tokens, but the target worker has room for {capacity} "
-                "in its cache: lower max_tokens, or raise the worker's --cache-bytes",
+                f"the prompt and max_tokens make {num_tokens} tokens, which take {place._num_bytes} bytes, but the "
+                f"target worker's cache has room for {capacity}: lower max_tokens, or raise the worker's --cache-bytes",
             )
-        place._num_tokens = num_tokens
         place._turn = asyncio.get_running_loop().create_future()
         self._queue.append(place)
         self._admit_next()
@@ -108,19 +109,19 @@ class Admission:
                 continue  # it is about to leave
             place._runs = True
             self.num_running += 1
-            self.reserved_tokens += place._num_tokens
+            self.reserved_bytes += place._num_bytes
             place._turn.set_result(None)
 
     def _has_room_for(self, place: Place) -> bool:
         # The capacity can shrink when the worker comes back with less: one session runs in any case.
-        fits = self.reserved_tokens + place._num_tokens <= self._capacity_tokens() or self.num_running == 0
+        fits = self.reserved_bytes + place._num_bytes <= self._capacity_bytes() or self.num_running == 0
         return self.num_running < self._max_sessions and fits
 
     def _leave(self, place: Place) -> None:
         self._num_present -= 1
         if place._runs:
             self.num_running -= 1
-            self.reserved_tokens -= place._num_tokens
+            self.reserved_bytes -= place._num_bytes
             now = self._clock()
             self._seconds_between_ends.add(now - self._last_end_at)
             self._last_end_at = now

@@ -14,7 +14,7 @@ from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
 from specd.rpc.channel import open_channel
-from specd.rpc.messages import model_from, step_costs_from
+from specd.rpc.messages import footprint_from, model_from, step_costs_from
 from specd.sampling import Sampling
 from specd.text.chat import ChatTemplate
 from specd.text.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ class WorkerLink(RemoteWorker[Stream]):
         except RefusedModelError as error:
             await self._refuse(str(error))
             return
-        self.capacity_tokens = response.cache_capacity_tokens
+        self.cache_bytes, self.footprint = response.cache_capacity_bytes, footprint_from(response.cache_parts)
         self.step_costs = step_costs_from(response.step_costs)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._become(model)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from specd.cache_footprint import CacheFootprint
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
@@ -19,7 +20,7 @@ class RemoteWorker(Generic[Stream_co]):
 
     `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason, such as
     DRAFT_UNAVAILABLE, and `refusal` says for people why a worker that is there cannot be used. `step_costs`, in seconds
-    by sessions and tokens, and `capacity_tokens` for the caches of all sessions are as last known.
+    by sessions and tokens, `cache_bytes` for the caches of all sessions and the `footprint` of one are as last known.
     """
 
     def __init__(self, fault: str, model: ModelInfo | None = None) -> None:
@@ -27,7 +28,7 @@ class RemoteWorker(Generic[Stream_co]):
         self.model = model
         self.refusal = ""
         self.step_costs: StepCosts | None = None
-        self.capacity_tokens = 0
+        self.cache_bytes, self.footprint = 0, CacheFootprint()
         self._changed = asyncio.Event()
 
     def open_stream(self, session_id: str, sampling: Sampling) -> Stream_co:

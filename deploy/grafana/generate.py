@@ -153,7 +153,7 @@ def speculation() -> dashboard.Dashboard:
 def service() -> dashboard.Dashboard:
     """Make the dashboard of availability, requests, latency, load and memory."""
     worker = variable("worker", "label_values(specd_worker_active_sessions, instance)", label="Worker")
-    capacity = f"sum (specd_capacity_tokens{COORDINATOR})"
+    capacity = f"sum (specd_capacity_bytes{COORDINATOR})"
     return make_dashboard(
         "Service",
         "specd-service",
@@ -248,12 +248,10 @@ def service() -> dashboard.Dashboard:
             "Use of the target's cache",
             unit="percentunit",
             axis="of the capacity",
-            text="Tokens of the running sessions (held), and tokens that these sessions can grow to (reserved), as "
-            "parts of the capacity. When everything is reserved, new requests wait: raise the target worker's "
-            "--cache-bytes, or ask for fewer max_tokens.",
+            text="Memory that the running sessions can grow to, as a part of the capacity. When everything is "
+            "reserved, new requests wait: raise the target worker's --cache-bytes, or ask for fewer max_tokens.",
             queries={
-                "held": per(f"sum (specd_session_tokens{COORDINATOR})", capacity),
-                "reserved": per(f"sum (specd_reserved_tokens{COORDINATOR})", capacity),
+                "reserved": per(f"sum (specd_reserved_bytes{COORDINATOR})", capacity),
             },
         ),
         lines(

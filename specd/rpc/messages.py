@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
@@ -114,6 +115,16 @@ def model_from(message: model_pb2.Model) -> ModelInfo:
 def to_model(model: ModelInfo) -> model_pb2.Model:
     """Return the message for the description of a model."""
     return model_pb2.Model(**dataclasses.asdict(model))
+
+
+def footprint_from(messages: Iterable[model_pb2.CachePart]) -> CacheFootprint:
+    """Return the memory of a session's caches in messages."""
+    return CacheFootprint.total(CacheFootprint({part.most_tokens: part.bytes_per_token}) for part in messages)
+
+
+def to_cache_parts(footprint: CacheFootprint) -> list[model_pb2.CachePart]:
+    """Return the messages for the memory of a session's caches."""
+    return [model_pb2.CachePart(most_tokens=k, bytes_per_token=v) for k, v in footprint.bytes_per_token.items()]
 
 
 def step_costs_from(messages: Iterable[model_pb2.StepCost]) -> StepCosts | None:

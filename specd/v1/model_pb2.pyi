@@ -11,14 +11,24 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "cache_capacity_tokens", "step_costs")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    CACHE_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_PARTS_FIELD_NUMBER: _ClassVar[int]
     model: Model
-    cache_capacity_tokens: int
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., cache_capacity_tokens: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ...) -> None: ...
+    cache_capacity_bytes: int
+    cache_parts: _containers.RepeatedCompositeFieldContainer[CachePart]
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ...) -> None: ...
+
+class CachePart(_message.Message):
+    __slots__ = ("most_tokens", "bytes_per_token")
+    MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    most_tokens: int
+    bytes_per_token: int
+    def __init__(self, most_tokens: _Optional[int] = ..., bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("sessions", "width", "seconds")

@@ -77,9 +77,9 @@ async def run_worker(
             model, costs = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **facts)
-            caches = CacheCapacity(max(settings.cache_bytes // model.cache_bytes_per_token, 1))
+            caches = CacheCapacity(settings.cache_bytes, model.cache_footprint)
             prefixes = PrefixCache(settings.prefix_cache_bytes)
-            metrics = WorkerMetrics(registry, caches, prefixes, bytes_per_token=model.cache_bytes_per_token)
+            metrics = WorkerMetrics(registry, caches, prefixes)
 
             def on_step(step: StepTime) -> None:
                 metrics.count_step(step)
@@ -108,7 +108,13 @@ def _load(
     rehearse: Callable[[LoadedModel], Steps[None]],
 ) -> Steps[tuple[LoadedModel, StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
-    model = load(settings.model, blas=blas, is_optimized=True)
+    model = load(
+        settings.model,
+        blas=blas,
+        is_optimized=True,
+        kv_bits=settings.kv_bits,
+        kv_group_size=settings.kv_group_size,
+    )
     yield from warm_up(model, workload.widths, rehearse)
     return model, (yield from calibrate(model, workload, settings.calibration_seconds))
 

@@ -20,22 +20,17 @@ _POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 class WorkerMetrics:
     """The metrics of one worker, in a registry that the caller chose."""
 
-    def __init__(
-        self, registry: CollectorRegistry, caches: CacheCapacity, prefixes: PrefixCache, *, bytes_per_token: int
-    ) -> None:
-        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape.
-
-        A token takes `bytes_per_token` of a cache.
-        """
+    def __init__(self, registry: CollectorRegistry, caches: CacheCapacity, prefixes: PrefixCache) -> None:
+        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape."""
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
         cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
         cached_tokens.set_function(lambda: sum(cache.cached_len for cache in caches))
         cache_bytes = Gauge("specd_worker_cache_bytes", "Memory that these tokens take.", registry=registry)
-        cache_bytes.set_function(lambda: sum(cache.cached_len for cache in caches) * bytes_per_token)
+        cache_bytes.set_function(lambda: sum(caches.footprint.bytes_for(cache.cached_len) for cache in caches))
         Gauge(
             "specd_worker_cache_capacity_bytes", "Memory that the caches of sessions may take.", registry=registry
-        ).set(caches.capacity_tokens * bytes_per_token)
+        ).set(caches.capacity_bytes)
         memory = Gauge(
             "specd_worker_memory_bytes",
             "MLX's memory: in use (active), kept to be used again (cached), and the most that was in use (peak).",

@@ -9,7 +9,7 @@ import grpc
 
 from specd.errors import SpecdError, to_status
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import to_model, to_step_costs
+from specd.rpc.messages import to_cache_parts, to_model, to_step_costs
 from specd.v1 import model_pb2, model_pb2_grpc
 from specd.worker.session_stream import Worker
 
@@ -29,7 +29,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         worker = await self._get(context)
         return model_pb2.DescribeResponse(
             model=to_model(worker.model.info),
-            cache_capacity_tokens=worker.caches.capacity_tokens,
+            cache_capacity_bytes=worker.caches.capacity_bytes,
+            cache_parts=to_cache_parts(worker.caches.footprint),
             step_costs=to_step_costs(worker.costs),
         )
 

@@ -93,7 +93,11 @@ class Crowd:
         self.clock = Clock()
         self.loop = loop or asyncio.get_running_loop()
         self.admission = Admission(
-            max_sessions=max_sessions, max_queued=max_queued, capacity_tokens=lambda: self.capacity, clock=self.clock
+            max_sessions=max_sessions,
+            max_queued=max_queued,
+            capacity_bytes=lambda: self.capacity,
+            bytes_for=lambda num_tokens: num_tokens,
+            clock=self.clock,
         )
         self.everyone: list[Request] = []
         self.present: list[Request] = []
@@ -114,7 +118,7 @@ class Crowd:
         if error is None:
             assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
             self.check_books()
-            assert (self.admission.num_running, self.admission.num_queued, self.admission.reserved_tokens) == (0, 0, 0)
+            assert (self.admission.num_running, self.admission.num_queued, self.admission.reserved_bytes) == (0, 0, 0)
 
     def come(self, num_tokens: int | None = 1) -> Request:
         """Let a request come, which asks for its turn at once, or not yet."""
@@ -145,7 +149,7 @@ class Crowd:
     def check_books(self) -> None:
         """Check the admission's numbers against ours, once nobody is on the way from one state to the next."""
         assert self.admission.num_running == len(self.running)
-        assert self.admission.reserved_tokens == sum(request.num_tokens for request in self.running)
+        assert self.admission.reserved_bytes == sum(request.num_tokens for request in self.running)
         assert self.admission.num_queued == len(self.present) - len(self.running)
         assert self.overtaken == []
 

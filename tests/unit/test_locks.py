@@ -40,7 +40,17 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
         assert requirement.specifier.contains(version)
     assert locks["worker"].items() <= tested.items()
 
-    for_workers = {"mlx", "mlx-cpu", "mlx-metal", "mlx-lm", "sentencepiece", "scipy-openblas32", "lief", "hf-xet"}
+    for_workers = {
+        "greenlet",
+        "mlx",
+        "mlx-cpu",
+        "mlx-metal",
+        "mlx-lm",
+        "sentencepiece",
+        "scipy-openblas32",
+        "lief",
+        "hf-xet",
+    }
     for_tracing = {name: v for name, v in locks["coordinator"].items() if name.startswith("opentelemetry-")}
     assert for_tracing
     assert for_tracing.items() <= tested.items()

@@ -183,7 +183,11 @@ def save_random_model(directory: Path, name: str, *, noise: float = 0.0) -> str:
     del config["rope_scaling"]
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
-    network = module.Model(module.ModelArgs.from_dict(config))
+    return save_tiny(directory, config, module.Model(module.ModelArgs.from_dict(config)), noise=noise)
+
+
+def save_tiny(directory: Path, config: Mapping[str, Any], network: Any, *, noise: float) -> str:
+    """Save a network with the embedded tokenizer, its weights doubled and with noise."""
     weights: Any = tree_flatten(network.parameters())
     mx.random.seed(1)
     grown = {

@@ -21,7 +21,18 @@ from mlx_lm.models import activations, llama
 
 from specd.settings import EMBEDDED_DRAFT
 from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cpu import constant, early_layers, norm, openblas, ops, optimize, packed_linear, packed_mlp, rotary
+from specd.worker.cpu import (
+    constant,
+    convolution,
+    early_layers,
+    norm,
+    openblas,
+    ops,
+    optimize,
+    packed_linear,
+    packed_mlp,
+    rotary,
+)
 from specd.worker.cpu.ops import attention, swiglu
 from specd.worker.cpu.rotary import RotaryEmbedding
 from specd.worker.cpu.streams import STREAMS
@@ -197,6 +208,36 @@ def test_a_network_that_multiplies_by_its_embedding(optimized: Optimized) -> Non
     embedding = network.model.embed_tokens
     assert type(embedding) is packed_linear.PackedEmbedding
     assert list(dict(tree_flatten(embedding.parameters()))) == ["embedding.weight"], "the packed weight goes"
+
+
+@given(
+    n=st.integers(1, 20),
+    channels=st.integers(1, 9),
+    width=st.integers(1, 8),
+    padding=st.integers(0, 7),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_short_convolution(n: int, channels: int, width: int, padding: int, bias: bool, seed: int) -> None:
+    mx.random.seed(seed)
+    plain = nn.Conv1d(channels, channels, width, groups=channels, padding=padding, bias=bias)
+    if bias:
+        plain.bias = mx.random.normal((channels,))
+    parent = nn.Sequential(plain)
+    parent.conv = plain
+    assert len([*convolution.replace_convolutions(parent)]) == 1
+    x = mx.random.normal((2, n + width - 1, channels))
+    np.testing.assert_allclose(parent.conv(x), plain(x), atol=1e-5)
+
+
+def test_other_convolutions_stay() -> None:
+    parent = nn.Module()
+    parent.across = nn.Conv1d(4, 4, 3)
+    parent.in_groups = nn.Conv1d(4, 4, 3, groups=2)
+    parent.with_stride = nn.Conv1d(4, 4, 3, groups=4, stride=2)
+    parent.dilated = nn.Conv1d(4, 4, 3, groups=4, dilation=2)
+    parent.long = nn.Conv1d(4, 4, 9, groups=4)
+    assert not [*convolution.replace_convolutions(parent)]
 
 
 class Asking(llama.Model):

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import llama
-from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, RotatingKVCache, make_prompt_cache
 
 from specd.worker.cache.layers import recurrent
-from specd.worker.cache.layers import window as window_module
-from specd.worker.cache.layers.full import FullCache
-from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedCacheError
+from specd.worker.cache.layers import rows as rows_module
+from specd.worker.cache.layers.full import FullCache, QuantizedCache
+from specd.worker.cache.layers.parts import flatten
+from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.layers.window import WindowCache
 from specd.worker.engine.forward import BareCache, Feed, enable_batches, forward, rewinds_exactly
-from tests.worker.families import CHUNKS, KINDS, STATES, WINDOW, make_network
+from tests.worker.families import make_network, make_quantized
+from tests.worker.family_kinds import CHUNKS, KINDS, QUANTIZED, STATES, WINDOW
 from tests.worker.models import TINY_VOCABULARY_SIZE
 
 SLACK = 6
@@ -30,9 +32,9 @@ token_ids = st.integers(0, TINY_VOCABULARY_SIZE - 1)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make buffers move with a few tokens, so that windows lose what they cannot go back to."""
     monkeypatch.setattr(FullCache, "step", 4)
-    monkeypatch.setattr(window_module, "SLACK", SLACK)
-    for name, value in {"MOST_TOKENS": 10, "SPACING": 4, "MOST_CHECKPOINTS": 2, "CHECKPOINT_SPACING": 12}.items():
-        monkeypatch.setattr(recurrent, f"_{name}", value)
+    monkeypatch.setattr(rows_module, "SLACK", SLACK)
+    for name, value in {"MOST_TOKENS": 10, "_SPACING": 4, "_MOST_CHECKPOINTS": 2, "_CHECKPOINT_SPACING": 12}.items():
+        monkeypatch.setattr(recurrent, name, value)
 
 
 def feed(layers: SessionLayers, network: Any, ids: list[int]) -> np.ndarray[Any, Any]:
@@ -71,6 +73,67 @@ def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(n
         assert {layers.num_fed for layers, _ in held[i : i + 1]} == {len(tokens)}
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+@settings(max_examples=20)
+@given(st.data())
+def test_quantised_caches_give_what_a_fresh_one_gives(name: str, data: st.DataObject) -> None:
+    """With values on the border of two levels, which rounding moves by a whole level: 1 % of a logit was seen."""
+    network = make_quantized(name)
+    layers, tokens = SessionLayers(network), list[int]()
+    for _ in range(data.draw(st.integers(1, 8))):
+        match data.draw(st.sampled_from(["feed", "feed", "rewind", "copy"])):
+            case "feed":
+                ids = data.draw(st.lists(token_ids, min_size=1, max_size=2 * WINDOW))
+                logits = feed(layers, network, ids)
+                tokens += ids
+                expected = feed(SessionLayers(network), network, tokens)[-len(ids) :]
+                np.testing.assert_allclose(logits, expected, atol=0.03 * float(np.abs(expected).max()))
+            case "rewind":
+                del tokens[layers.rewind(data.draw(st.integers(0, len(tokens)))) :]
+            case "copy":
+                if position := layers.can_serve(len(tokens)):
+                    layers = layers.copy(position)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@given(st.data())
+def test_a_quantised_cache_keeps_each_row_as_if_it_had_come_alone(bits: int, data: st.DataObject) -> None:
+    mx.random.seed(0)
+    everything = mx.random.normal((2, 1, 2, 60, 32))
+    cache = QuantizedCache(32, bits)
+    for _ in range(data.draw(st.integers(1, 12))):
+        n = data.draw(st.integers(1, 60 - cache.offset))
+        kept = cache.update_and_fetch(*everything[..., cache.offset : cache.offset + n, :])
+        for quantized, plain in zip(kept, everything, strict=True):
+            for array, expected in zip(quantized, mx.quantize(plain[..., : cache.offset, :], 32, bits), strict=True):
+                assert mx.array_equal(array, expected)
+        cache.rewind(data.draw(st.integers(0, min(cache.offset, 59))))
+        if cache.offset and data.draw(st.booleans()):
+            cache = cache.copy(data.draw(st.integers(1, cache.offset)))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_a_quantised_number_takes_its_bits_and_a_share_of_scale_and_bias(bits: int, group_size: int) -> None:
+    plain, quantized = FullCache(), QuantizedCache(group_size, bits)
+    for cache in (plain, quantized):
+        cache.update_and_fetch(*(mx.ones((1, 2, 3, 64)) for _ in range(2)))
+    assert quantized.footprint.bytes_for(1) == plain.footprint.bytes_for(1) * (bits + 64 / group_size) / 32
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_sessions_with_quantised_caches_go_together(name: str) -> None:
+    network = make_quantized(name)
+    assert enable_batches(network)
+    sessions = [BareCache(network, SessionLayers(network), True) for _ in range(3)]
+    alone = [SessionLayers(network) for _ in sessions]
+    for ids in ([1, 2, 3], [4], [5, 6, 7, 8, 9]):
+        outputs = forward([Feed(own, mx.array([i, *ids])) for i, own in enumerate(sessions)])
+        for i, (own, logits) in enumerate(zip(alone, outputs, strict=True)):
+            expected = feed(own, network, [i, *ids])
+            np.testing.assert_allclose(np.array(logits), expected, atol=0.03 * float(np.abs(expected).max()))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_session_in_a_batch_gets_what_it_gets_alone(name: str) -> None:
     network = make_network(name)
@@ -96,14 +159,27 @@ def test_a_session_can_go_back_by_the_slack_at_any_time() -> None:
         assert layers.can_serve(max(layers.num_fed - SLACK, 0)) == max(layers.num_fed - SLACK, 0)
 
 
-def test_a_window_stops_growing() -> None:
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
+def test_a_window_stops_growing(widths: list[int]) -> None:
     window = WindowCache(WINDOW)
-    sizes = set()
-    for i in range(400):
-        window.update_and_fetch(*(mx.ones((1, 2, 1 + i % 5, 8)) for _ in range(2)))
-        if i > 50:
-            sizes.add(sum(array.nbytes for array in window.arrays))
-    assert max(sizes) <= 2 * 2 * 8 * 4 * (WINDOW + SLACK + 2 * 8)
+    for n in [*widths, *[1] * (FullCache.step + 1)]:  # a long prefill leaves a large buffer, for as long as it has room
+        window.update_and_fetch(*(mx.ones((1, 2, n, 8)) for _ in range(2)))
+    assert sum(array.nbytes for array in window.arrays) <= window.footprint.bytes_for(10**9)
+    assert window.footprint.bytes_for(10**9) == 2 * 2 * 8 * 4 * (WINDOW - 1 + SLACK + FullCache.step)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_session_takes_no_more_than_its_footprint(name: str) -> None:
+    """With room for more: of full attention up to the next multiple of the step, of states a pass in the making."""
+    network = make_network(name)
+    layers = SessionLayers(network)
+    feed(layers, network, [1])
+    footprint = layers.footprint
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        feed(layers, network, [*map(int, rng.integers(0, TINY_VOCABULARY_SIZE, rng.integers(1, 5)))])
+        assert layers.nbytes <= footprint.bytes_for(layers.num_fed + 2 * FullCache.step)
+        layers.rewind(layers.num_fed - 1)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -128,19 +204,39 @@ def test_states_take_no_more_memory_in_a_long_session(name: str) -> None:
     for _ in range(120):
         feed(layers, network, [5, 6, 7])
         layers.rewind(layers.num_fed - 2)
-        parts = [part for each in layers.caches for part in getattr(each, "caches", (each,))]
-        states = [part for part in parts if isinstance(part, recurrent.RecurrentCache)]
+        states = [part for part in flatten(layers.caches) if isinstance(part, recurrent.RecurrentCache)]
         sizes.append(sum(array.nbytes for state in states for array in state.arrays))
     assert max(sizes[60:]) <= max(sizes[:60])
 
 
-def test_what_cannot_be_rewound_is_refused_by_name() -> None:
-    class Concatenating:
-        def make_cache(self) -> list[Any]:
-            return [ConcatenateKVCache()]
+class Odd(llama.Model):
+    """A network with caches that no other has: one that says it can be trimmed and cannot, and a ring that writes."""
 
-    with pytest.raises(UnsupportedCacheError, match="ConcatenateKVCache"):
-        SessionLayers(Concatenating())  # type: ignore[arg-type]
+    def make_cache(self) -> list[Any]:
+        return [*(ConcatenateKVCache() for _ in self.layers[:-1]), RotatingKVCache(3 * WINDOW, keep=2)]
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_caches_of_unknown_classes_go_back_by_their_copies(data: st.DataObject) -> None:
+    network = make_network("llama")
+    plain = type(network)
+    network.__class__ = Odd
+    try:
+        layers, tokens = SessionLayers(network), list[int]()
+        for _ in range(data.draw(st.integers(1, 12))):
+            ids = data.draw(st.lists(token_ids, min_size=1, max_size=WINDOW))
+            logits = feed(layers, network, ids)
+            tokens += ids
+            fresh = SessionLayers(network)
+            expected = np.concatenate([feed(fresh, network, [token]) for token in tokens])[-len(ids) :]
+            np.testing.assert_allclose(logits, expected, atol=2e-3 * float(np.abs(expected).max()))
+            if data.draw(st.booleans()):
+                layers = layers.copy(layers.can_serve(len(tokens)))
+            reached = layers.rewind(data.draw(st.integers(0, len(tokens))))
+            del tokens[reached:]
+    finally:
+        network.__class__ = plain
 
 
 class Unseen(llama.Model):

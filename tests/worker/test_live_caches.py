@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import ResourceExhaustedError
 from specd.worker.cache.capacity import CacheCapacity
 from specd.worker.cache.session_cache import SessionCache
@@ -24,7 +25,7 @@ def make_cache() -> SessionCache:
 
 @pytest.fixture
 def caches() -> CacheCapacity:
-    return CacheCapacity(CAPACITY_TOKENS)
+    return CacheCapacity(CAPACITY_TOKENS, CacheFootprint({ALL_TOKENS: 1}))
 
 
 def add(caches: CacheCapacity, num_tokens: int) -> SessionCache:
@@ -36,7 +37,7 @@ def add(caches: CacheCapacity, num_tokens: int) -> SessionCache:
 
 @given(st.data())
 def test_in_any_order_of_calls_all_get_the_room_that_there_is_and_no_more(data: st.DataObject) -> None:
-    caches = CacheCapacity(CAPACITY_TOKENS)
+    caches = CacheCapacity(CAPACITY_TOKENS, CacheFootprint({ALL_TOKENS: 1}))
     expected: dict[SessionCache, int] = {}
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.sampled_from(["add", "reserve", "reserve", "discard"])):
@@ -69,7 +70,7 @@ def test_a_cache_that_finds_no_room_is_told_why_and_what_helps(caches: CacheCapa
         caches.reserve(cache, 5)
     assert refused.value.reason == "CACHE_FULL"
     assert refused.value.retry_after_seconds > 0
-    assert "would hold 5 tokens and the 2 others hold 7" in str(refused.value)
+    assert "would hold 5 tokens (5 bytes) and the 2 others hold 7" in str(refused.value)
     assert "room for 10" in str(refused.value)
     assert "--cache-bytes" in str(refused.value)
 

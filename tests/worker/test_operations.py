@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.telemetry.metrics import CoordinatorMetrics
+from specd.cache_footprint import CacheFootprint
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
 from specd.worker.cache.capacity import CacheCapacity
 from specd.worker.cache.prefix_cache import PrefixCache
@@ -25,7 +26,7 @@ def metrics_of(registry: CollectorRegistry) -> set[str]:
 def test_the_page_names_every_metric_and_no_other() -> None:
     coordinator, worker, process = CollectorRegistry(), CollectorRegistry(), new_registry()
     CoordinatorMetrics(coordinator)
-    WorkerMetrics(worker, CacheCapacity(1), PrefixCache(1), bytes_per_token=1)
+    WorkerMetrics(worker, CacheCapacity(1, CacheFootprint()), PrefixCache(1))
     add_build_info(process, "coordinator")
 
     tables = re.split("^### ", PAGE.split("## Alerts")[0], flags=re.MULTILINE)[1:]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 from prometheus_client import CollectorRegistry
 
+from specd.cache_footprint import CacheFootprint
 from specd.sampling import Sampling
 from specd.worker.cache.capacity import CacheCapacity
 from specd.worker.cache.layers.session_layers import SessionLayers
@@ -314,7 +315,7 @@ def test_a_job_that_outlives_its_session_changes_nothing(after_steps: int) -> No
 def test_the_metrics_say_what_it_holds_and_gave() -> None:
     prefixes = PrefixCache(4 * BLOCK_BYTES)
     registry = CollectorRegistry()
-    WorkerMetrics(registry, CacheCapacity(1), prefixes, bytes_per_token=1)
+    WorkerMetrics(registry, CacheCapacity(1, CacheFootprint()), prefixes)
     leave(prefixes, [1, 2, 3, 4, 5])
     session(prefixes, [1, 9]).keep()
     leave(prefixes, [2, 2, 2, 2, 2, 2, 2])
@@ -346,3 +347,28 @@ def test_the_parts_of_a_state_may_change(state: Any, monkeypatch: pytest.MonkeyP
     logits = MODEL.network(mx.array([[5]]), cache=layers.caches)[0, -1]
     expected = MODEL.network(mx.array([[*[*long[:50], 3, 3][:reused], 5]]))[0, -1]
     np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-3)
+
+
+class EndOnly:
+    """Layers that can go back to their end only, as recurrent states do after a long prompt."""
+
+    nbytes = 1
+
+    def __init__(self, num_fed: int) -> None:
+        self.num_fed = num_fed
+
+    def can_serve(self, position: int) -> int:
+        return self.num_fed if position >= self.num_fed else 0
+
+    def rewind(self, position: int) -> None:
+        assert position == self.num_fed
+
+
+@given(st.lists(token_lists(1, 6), max_size=12), token_lists(1, 8))
+def test_of_entries_that_cannot_go_back_the_longest_prefix_is_found(stored: list[list[int]], wanted: list[int]) -> None:
+    prefixes = PrefixCache(PLENTY)
+    for tokens in stored:
+        prefixes.store(tokens, cast(SessionLayers, EndOnly(len(tokens))))
+    longest = max((len(tokens) for tokens in stored if tokens == wanted[: len(tokens)]), default=0)
+    taken = prefixes.take(wanted)
+    assert (taken.num_fed if taken else 0) == longest

@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.step_costs import StepCosts
@@ -31,6 +32,7 @@ from tests.worker.prefixes import CHUNK, MODEL, PLENTY, request_stepwise, stored
 pytestmark = pytest.mark.usefixtures("small_sizes")
 
 PATIENCE_SECONDS = 30.0
+FOOTPRINT = CacheFootprint({ALL_TOKENS: 1})
 
 
 class FakeContext:
@@ -68,8 +70,8 @@ class Streams:
 
     def __init__(self, engine: Engine) -> None:
         self.prefixes = PrefixCache(PLENTY)
-        caches = CacheCapacity(10**9)
-        metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes, bytes_per_token=1)
+        caches = CacheCapacity(10**9, FOOTPRINT)
+        metrics = WorkerMetrics(CollectorRegistry(), caches, self.prefixes)
         self.worker = Worker(engine, MODEL, caches, self.prefixes, metrics, CHUNK, StepCosts({1: {1: 0.01}}))
         deferred = Deferred[Worker]("the model")
         deferred.set(self.worker)
@@ -228,7 +230,7 @@ async def test_nothing_goes_on_from_a_superseded_request_that_failed(streams: St
 
 
 def test_the_end_of_a_session_leaves_others_the_free_buffers_of_the_allocator() -> None:
-    caches = CacheCapacity(1000)
+    caches = CacheCapacity(1000, FOOTPRINT)
     one, other = SessionCache(MODEL), SessionCache(MODEL)
     for cache in (one, other):
         caches.add(cache)
@@ -282,8 +284,8 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
             raise grpc.aio.AbortError
 
     worker = Deferred[Worker]("the model")
-    engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), CacheCapacity(10**9)
-    metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes, bytes_per_token=1)
+    engine, prefixes, caches = Engine(mx.clear_streams), PrefixCache(0), CacheCapacity(10**9, FOOTPRINT)
+    metrics = WorkerMetrics(CollectorRegistry(), caches, prefixes)
     costs = StepCosts({1: {1: 0.01}})
     worker.set(Worker(engine, tiny_model(), caches, prefixes, metrics, chunk=Chunks(512), costs=costs))
     streams = SessionStreams[ProposeRequest, None, None](worker, begin=begin, answer=lambda *_: None)

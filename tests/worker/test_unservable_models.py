@@ -67,6 +67,7 @@ UNSERVABLE_MODELS = [
     pytest.param(with_file_content("config.json", b"{}"), "model_type", id="config is empty"),
     pytest.param(with_file_content("tokenizer.json", b"{}"), "cannot load the model", id="tokenizer is empty"),
     pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "nosuch"}), "nosuch", id="unknown architecture"),
+    pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "olmo"}), "needs a package", id="package"),
     pytest.param(
         lambda d: copy_of_the_draft(d, config={"num_hidden_layers": 3}), "Missing", id="weights of another shape"
     ),

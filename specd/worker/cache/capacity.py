@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specd.cache_footprint import CacheFootprint
 from specd.errors import ResourceExhaustedError
 from specd.worker.cache.session_cache import SessionCache
 
@@ -11,15 +12,16 @@ _RETRY_SECONDS = 1.0
 
 
 class CacheCapacity:
-    """The caches of open streams, and the room that they share.
+    """The caches of open streams, and the memory that they share.
 
     A coordinator admits no more than there is room for; this holds whoever else calls to it.
     Read and changed from the event loop, and `discard` from the engine's thread.
     """
 
-    def __init__(self, capacity_tokens: int) -> None:
-        """Have room for this many tokens, in all caches together."""
-        self.capacity_tokens = capacity_tokens
+    def __init__(self, capacity_bytes: int, footprint: CacheFootprint) -> None:
+        """Have this much memory for all caches together; `footprint` is what the caches of one session take."""
+        self.capacity_bytes = capacity_bytes
+        self.footprint = footprint
         self._reserved: dict[SessionCache, int] = {}
 
     def __iter__(self) -> Iterator[SessionCache]:
@@ -36,15 +38,17 @@ class CacheCapacity:
 
     def reserve(self, cache: SessionCache, num_tokens: int) -> None:
         """Let a cache hold this many tokens. Raises ResourceExhaustedError (CACHE_FULL) if there is no room."""
+        num_bytes = self.footprint.bytes_for(num_tokens)
         others = sum(tuple(self._reserved.values())) - self._reserved[cache]
-        if others + num_tokens > self.capacity_tokens:
+        if others + num_bytes > self.capacity_bytes:
             raise ResourceExhaustedError(
                 "CACHE_FULL",
-                f"the session would hold {num_tokens} tokens and the {len(self) - 1} others hold {others}, but this "
-                f"worker has room for {self.capacity_tokens}: end sessions, or raise --cache-bytes",
+                f"the session would hold {num_tokens} tokens ({num_bytes} bytes) and the {len(self) - 1} others hold "
+                f"{others} bytes, but this worker has room for {self.capacity_bytes}: end sessions, or raise "
+                "--cache-bytes",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        self._reserved[cache] = num_tokens
+        self._reserved[cache] = num_bytes
 
     def discard(self, cache: SessionCache) -> None:
         """Forget the cache of a session that has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +28,8 @@ class PrefixCache:
 
     In lexicographic order, the entries that begin like a query stand together, and those that share most with it next
     to the place where it would stand itself: so the longest common prefix over all entries is that of one of its two
-    neighbours. A trie would find the same, with a node of hundreds of bytes for each token.
+    neighbours. Where neither can go back to there, an entry that is a prefix of the query can be the best. A trie would
+    find the same, with a node of hundreds of bytes for each token.
 
     Invariants: no entry is a prefix of another whose layers can serve its length, the entries' arrays take `nbytes`
     bytes, and that is no more than the budget. Sessions do not share memory: what two entries have in common is held
@@ -58,20 +59,16 @@ class PrefixCache:
         cached prefix, or where windows have moved on past its end.
         """
         wanted = tuple(token_ids)
-        place = self._place(wanted)
-        first = max(place - 1, 0)
-        while first > 0 and _starts_with(self._entries[first].token_ids, self._entries[first - 1].token_ids):
-            first -= 1  # a shorter entry is there because a longer one cannot go back to its end
-        neighbours = self._entries[first : place + 1]
+        alike = self._alike(wanted)
         # Of two that share as much, the one that has less to lose.
         candidates = [
             (entry.layers.can_serve(common_prefix_len(entry.token_ids, wanted)), -len(entry.token_ids))
-            for entry in neighbours
+            for entry in alike
         ]
         reused, _ = best = max(candidates, default=(0, 0))
         if not reused:
             return None
-        entry = neighbours[candidates.index(best)]
+        entry = alike[candidates.index(best)]
         self.num_reused_tokens += reused
         if surplus := len(entry.token_ids) - reused:
             if surplus > _MAX_LOST:
@@ -84,9 +81,8 @@ class PrefixCache:
     def store(self, token_ids: Sequence[int], layers: SessionLayers) -> None:
         """Keep `layers`, which hold exactly `token_ids` and now belong to the prefix cache.
 
-        An entry that is a prefix of it goes; when it is a prefix of an entry itself, that one is enough: as far as the
-        longer one can go back to the end of the shorter. The buffers
-        stay as they are, with room for up to a few hundred more tokens, and count in full.
+        Of an entry and its prefix, the longer one is enough, if it can go back to the end of the shorter: that goes.
+        The buffers stay as they are, with room for up to a few hundred more tokens, and count in full.
         """
         tokens = tuple(token_ids)
         place = self._place(tokens)
@@ -97,15 +93,28 @@ class PrefixCache:
         nbytes = layers.nbytes
         if nbytes > self._budget_bytes:
             return
-        before = [entry for entry in self._entries[:place] if _starts_with(tokens, entry.token_ids)]
-        for entry in before:
-            if layers.can_serve(len(entry.token_ids)) == len(entry.token_ids):
+        for entry in self._alike(tokens):
+            length = len(entry.token_ids)
+            if _starts_with(tokens, entry.token_ids) and layers.can_serve(length) == length:
                 self._remove(entry)
         while self.nbytes + nbytes > self._budget_bytes:
             self._remove(min(self._entries, key=lambda entry: entry.last_used))
             self.num_evictions += 1
         self._entries.insert(self._place(tokens), _Entry(tokens, layers, nbytes, next(self._clock)))
         self.nbytes += nbytes
+
+    def _alike(self, tokens: tuple[int, ...]) -> list[_Entry]:
+        """Return the two neighbours of `tokens`, and all entries that are prefixes of them."""
+        place = self._place(tokens)
+        alike = self._entries[place : place + 1]
+        while place:
+            entry = self._entries[place - 1]
+            alike.append(entry)
+            common = common_prefix_len(entry.token_ids, tokens)
+            # Entries between this one and the part in common begin with that part, and go on differently.
+            up_to = bisect_right(self._entries, tokens[:common], key=lambda entry: entry.token_ids)
+            place = min(place - 1, up_to)
+        return alike
 
     def _place(self, tokens: tuple[int, ...]) -> int:
         return bisect_left(self._entries, tokens, key=lambda entry: entry.token_ids)

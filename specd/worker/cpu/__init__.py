@@ -31,6 +31,7 @@ def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) 
     so that there are never two copies of them. One line of the log lists the replacements, and the reasons where there
     are none.
     """
+    from specd.worker.cpu.convolution import replace_convolutions
     from specd.worker.cpu.early_layers import start_layers_early
     from specd.worker.cpu.norm import replace_norms
     from specd.worker.cpu.ops import replace_attention, replace_swiglu
@@ -42,6 +43,7 @@ def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) 
         "attention": partial(replace_attention, network),
         "swiglu": partial(replace_swiglu, network),
         "norms": partial(replace_norms, network),
+        "convolutions": partial(replace_convolutions, network),
         "rotary embeddings": partial(replace_rotary, network),
         "packed weights": partial(pack, network, vocabulary_rows),
         "packed MLPs": partial(pack_mlps, network),

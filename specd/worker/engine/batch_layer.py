@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -35,11 +35,19 @@ class BatchLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
         """Append to each session's cache, and return what each has."""
-        pairs = [
+        return self._sessions(
             cache.update_and_fetch(k, v)
             for cache, k, v in zip(self.caches, self.by_session(keys), self.by_session(values), strict=True)
-        ]
-        return _Sessions([k for k, _ in pairs]), _Sessions([v for _, v in pairs])
+        )
+
+    def keys_and_values(self) -> tuple[_Sessions, _Sessions]:
+        """Return what each session's cache holds, for layers that do not add to it."""
+        return self._sessions(cache.keys_and_values() for cache in self.caches)
+
+    def _sessions(self, pairs: Iterable[tuple[Any, Any]]) -> tuple[_Sessions, _Sessions]:
+        # Nothing here refers to them: with such a cycle they would stay until Python looks for cycles.
+        keys, values = zip(*pairs, strict=True)
+        return _Sessions(keys, self), _Sessions(values, self)
 
     def by_session(self, rows: mx.array) -> list[mx.array]:
         """Part rows [tokens, heads, 1, size] into the sessions' sequences [1, heads, n, size]."""
@@ -49,9 +57,10 @@ class BatchLayer:
 
 @dataclass(frozen=True, eq=False)
 class _Sessions:
-    """The keys, or the values, of the sessions of a batch: arrays [1, heads, length, size]."""
+    """The keys, or the values, of the sessions of a batch: arrays [1, heads, length, size], or quantised ones."""
 
-    arrays: list[mx.array]
+    of_sessions: Sequence[Any]
+    batch: BatchLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +83,25 @@ def attention_for_batches(single: Any) -> Any:
         if not isinstance(mask, Masks):
             raise TypeError(f"attention over several sessions got {type(mask).__name__} in place of their masks")
 
-        own_queries = cache.by_session(queries)
+        own_queries = keys.batch.by_session(queries)
 
         def attend(some: slice) -> list[mx.array]:
             outputs = []
-            sessions = zip(own_queries, keys.arrays, values.arrays, mask.of_sessions, strict=True)
-            for q, k, v, own_mask in [*sessions][some]:
-                outputs.append(single(q, k, v, cache=None, scale=scale, mask=own_mask, **options))
+            sessions = zip(
+                own_queries, keys.of_sessions, values.of_sessions, keys.batch.caches, mask.of_sessions, strict=True
+            )
+            for q, k, v, own_cache, own_mask in [*sessions][some]:
+                outputs.append(single(q, k, v, cache=own_cache, scale=scale, mask=own_mask, **options))
             return outputs
 
         num_rows, heads = queries.shape[:2]
-        num_weights = [heads * q.shape[2] * k.shape[2] for q, k in zip(own_queries, keys.arrays, strict=True)]
+        num_weights = [heads * q.shape[2] * _length(k) for q, k in zip(own_queries, keys.of_sessions, strict=True)]
         outputs = share_sessions(num_rows, num_weights, attend)
         return mx.concatenate(outputs, axis=2).swapaxes(0, 2)
 
     return scaled_dot_product_attention
+
+
+def _length(keys: Any) -> int:
+    array: mx.array = keys if isinstance(keys, mx.array) else keys[0]
+    return array.shape[2]

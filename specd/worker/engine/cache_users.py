@@ -10,11 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv1d
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
 
-from specd.worker.cache.layers.parts import CacheParts
-from specd.worker.cache.layers.recurrent import RecurrentCache
+from specd.worker.cache.layers.parts import flatten
+from specd.worker.cache.layers.products import Products, convolution, making, product
+from specd.worker.cache.layers.recurrent import MOST_TOKENS, RecurrentCache
 from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.cpu.convolution import ShortConvolution
+from specd.worker.cpu.packed_linear import PackedLinear
 from specd.worker.engine.batch_layer import BatchLayer, Masks
+from specd.worker.engine.lockstep import ask, in_lockstep
 
 
 def watch_cache_users(network: Module, *, by_session: bool) -> None:
@@ -26,14 +33,15 @@ def watch_cache_users(network: Module, *, by_session: bool) -> None:
     """
     candidates = [module for module in network.modules() if module is not network and _takes_cache(type(module))]
     users: dict[int, Module] = {}
-    calls: list[tuple[Module, Sequence[Any], list[bool]]] = []
+    calls: list[tuple[Sequence[Any], list[bool]]] = []  # those under way: their caches, and an item for each inner user
 
     def observe(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         caches = [arg for arg in (*args, *options.values()) if _is_cache(arg)]
-        for _, outer, has_inner in calls:
+        for outer, inner in calls:
             if any(own is other or own in _recurrent([other]) for own in caches for other in outer):
-                has_inner.append(True)
-        calls.append((module, caches, has_inner := []))
+                inner.append(True)
+        has_inner: list[bool] = []
+        calls.append((caches, has_inner))
         result = function(module, *args, **options)
         calls.pop()
         if caches and not has_inner:
@@ -48,6 +56,20 @@ def watch_cache_users(network: Module, *, by_session: bool) -> None:
         module.__class__ = _watched(plain, by_session)
 
 
+def share_products(network: Module) -> None:
+    """Let the products in the modules that `watch_cache_users` found be computed once, linear ones for all sessions.
+
+    After whatever replaces linear layers.
+    """
+    users = [module for module in network.modules() if hasattr(type(module), "unwatched")]
+    for part in [part for user in users for part in user.modules()]:
+        plain: Any = getattr(type(part), "unshared", type(part))  # and no other class: it may return something else
+        if plain in (Linear, QuantizedLinear, PackedLinear):
+            part.__class__ = _sharing(plain, product)
+        elif plain in (Conv1d, ShortConvolution):
+            part.__class__ = _sharing(plain, convolution)
+
+
 def _takes_cache(kind: type) -> bool:
     function = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
     return function is not None and "cache" in inspect.signature(function).parameters
@@ -59,8 +81,7 @@ def _is_cache(arg: Any) -> bool:
 
 def _recurrent(caches: Sequence[Any]) -> list[RecurrentCache]:
     """Return the recurrent states among caches and their parts."""
-    parts = [part for each in caches for part in (each.caches if isinstance(each, CacheParts) else (each,))]
-    return [part for part in parts if isinstance(part, RecurrentCache)]
+    return [part for part in flatten(caches) if isinstance(part, RecurrentCache)]
 
 
 @contextmanager
@@ -88,6 +109,13 @@ def _intercepted(plain: Any, intercept: Callable[..., Any]) -> Any:
 
 
 @cache
+def _sharing(plain: Any, intercept: Callable[..., Any]) -> Any:
+    kind = _intercepted(plain, intercept)
+    kind.unshared = plain
+    return kind
+
+
+@cache
 def _watched(plain: Any, by_session: bool) -> Any:
     kind = _intercepted(plain, partial(_call, by_session=by_session))
     kind.unwatched = plain
@@ -100,23 +128,45 @@ def _call(
     """Call a module that uses a cache: recorded, and for each session on its own where it has to be."""
     for arg in (*args, *options.values()):
         if isinstance(arg, BatchLayer) and (by_session or _recurrent(arg.caches)):
-            return _call_by_session(arg, partial(_call, module, function, by_session=by_session), args, options)
-        if recurrent := _recurrent([arg]):
-            num_tokens = next(own.shape[1] for own in (*args, *options.values()) if isinstance(own, mx.array))
-            for own in recurrent:
-                own.record(module, function, args, options, num_tokens)
-    return function(module, *args, **options)
+            return _call_by_session(arg, partial(_call_of_session, module, function), args, options)
+    return _call_of_session(module, function, args, options)
+
+
+def _call_of_session(
+    module: Module,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    compute: Callable[..., mx.array] | None = None,
+) -> Any:
+    """Call a module for one session; `compute` is for the products of its linear layers."""
+    num_tokens = next((own.shape[1] for own in (*args, *options.values()) if isinstance(own, mx.array)), 0)
+    products = Products(num_tokens)
+    for recurrent in _recurrent([arg for arg in (*args, *options.values()) if _is_cache(arg)]):
+        products = recurrent.record(module, function, args, options, num_tokens)
+    if compute:
+        products.compute = compute
+    with making(products):
+        return function(module, *args, **options)
 
 
 def _call_by_session(
     batch: BatchLayer, call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Return the outputs for rows [tokens, 1, …] of `call`, made with [1, n, …] for each session."""
-    outputs = []
+    """Return the outputs for rows [tokens, 1, …] of `call`, made with [1, n, …] for each session.
+
+    Those with a few tokens are computed in lockstep. A chunk of a prompt gains nothing from others, and would stay in
+    memory for as long as they keep their part of a product with it.
+    """
+    is_short = [span.stop - span.start <= MOST_TOKENS for span in batch.spans]
+    calls = []
     for i, span in enumerate(batch.spans):
         own = partial(_of_session, batch=batch, i=i, span=span)
-        outputs.append(call([own(arg) for arg in args], {name: own(arg) for name, arg in options.items()}))
-    return _joined(outputs)
+        own_options = {name: own(arg) for name, arg in options.items()}
+        compute = ask if is_short[i] else None
+        calls.append(partial(call, [own(arg) for arg in args], own_options, compute))
+    in_step = iter(in_lockstep([each for each, short in zip(calls, is_short, strict=True) if short]))
+    return _joined([next(in_step) if short else each() for each, short in zip(calls, is_short, strict=True)])
 
 
 def _of_session(arg: Any, *, batch: BatchLayer, i: int, span: slice) -> Any:

@@ -15,7 +15,7 @@ from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import using_cores
 from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
-from specd.worker.engine.cache_users import watch_cache_users
+from specd.worker.engine.cache_users import share_products, watch_cache_users
 
 log = structlog.get_logger()
 
@@ -123,6 +123,7 @@ def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
         try:
             if whole_modules:
                 watch_cache_users(network, by_session=True)
+            share_products(network)
             if agree(trial_logits(network, batches=True), expected):
                 return True
         except Exception as error:  # of any kind: the offset, the masks and the caches are not what models expect

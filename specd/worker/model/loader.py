@@ -16,9 +16,12 @@ from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
+from specd.cache_footprint import CacheFootprint
 from specd.errors import StartupError
 from specd.model_info import ModelInfo
-from specd.worker.cache.layers.session_layers import SessionLayers, UnsupportedCacheError
+from specd.worker.cache.layers.full import QuantizedCache, quantize_caches
+from specd.worker.cache.layers.parts import flatten
+from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu import optimize
 from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, enable_batches, rewinds_exactly, trial_logits
@@ -52,16 +55,19 @@ class LoadedModel:
     info: ModelInfo
     tokenizer_json: bytes
     tokenizer_config: TokenizerConfig = TokenizerConfig()
-    cache_bytes_per_token: int = 1
+    cache_footprint: CacheFootprint = field(default_factory=CacheFootprint)
     batches: bool = False
 
 
-def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
+def load(
+    name: str, *, blas: str, is_optimized: bool = False, kv_bits: int = 16, kv_group_size: int = 64
+) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
     On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
     nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. `is_optimized`
-    asks for the faster forms that a CPU has; else the network is as mlx-lm has it.
+    asks for the faster forms that a CPU has; else the network is as mlx-lm has it. With 8 or 4 `kv_bits`, its caches of
+    full attention are quantised in groups of `kv_group_size`.
 
     Raises StartupError when there is no such model, or when it is not one that specd can serve.
     """
@@ -71,12 +77,7 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
     fingerprint = _fingerprint(directory)
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
-    try:
-        network, config = load_model(directory, get_model_classes=_classes)
-        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
-    except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
-        why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
-        raise StartupError(f"cannot load the model {name}: {why}") from error
+    network, config, tokenizer = _read(name, directory)
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -85,8 +86,9 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
         maybe_set_recommended_wired_limit()
         precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
     try:
-        _refuse_caches_without_rewind(name, network)
-        rows, cache_bytes_per_token = _shapes(network)
+        if SessionLayers(network).have_states:
+            watch_cache_users(network, by_session=False)
+        rows = _num_rows(network)
         most_tokens = context_length(name, network, _text_config(config).get("max_position_embeddings"))
         expected = trial_logits(network, batches=False)
     except (ValueError, RuntimeError, TypeError) as error:  # as of a layer that the device has no kernel for
@@ -99,6 +101,13 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
     if backend is None:
         raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
+    batches = enable_batches(network, expected)
+    if not rewinds_exactly(network):
+        raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
+    if kv_bits < 16:
+        _quantize_caches(name, network, batches, kv_bits, kv_group_size)
+        fingerprint = _digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
+        precision += f", caches in {kv_bits} bits"
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
@@ -111,7 +120,6 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
         precision=precision,
         device=device,
     )
-    batches = enable_batches(network, expected)
     if not batches:
         log.warning(
             "this model cannot compute several sessions at once: they take turns", architecture=info.architecture
@@ -125,7 +133,7 @@ def load(name: str, *, blas: str, is_optimized: bool = False) -> LoadedModel:
         backend.to_str().encode(),
         TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
         batches=batches,
-        cache_bytes_per_token=cache_bytes_per_token,
+        cache_footprint=_footprint(network),
     )
 
 
@@ -172,22 +180,44 @@ def _refuse_unsafe_weights(directory: Path) -> None:
     raise StartupError(f"{directory} has no weights: no model*.safetensors in it")
 
 
-def _refuse_caches_without_rewind(name: str, network: Module) -> None:
+def _read(name: str, directory: Path) -> tuple[Module, dict[str, Any], Any]:
+    """Return the network, its configuration and the tokenizer, as mlx-lm makes them."""
     try:
-        layers = SessionLayers(network)
-    except UnsupportedCacheError as error:
-        raise StartupError(f"the model {name} keeps its state in {error}, which specd cannot rewind exactly") from error
-    if layers.have_states:
-        watch_cache_users(network, by_session=False)
-    if not rewinds_exactly(network):
-        raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
+        network, config = load_model(directory, get_model_classes=_classes)
+        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+    except SystemExit as error:  # of mlx-lm, which printed the name of the package
+        raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
+    except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
+        why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
+        raise StartupError(f"cannot load the model {name}: {why}") from error
+    return network, config, tokenizer
 
 
-def _shapes(network: Module) -> tuple[int, int]:
-    """Return the rows of the logits and the bytes of a token in the cache; only shapes, nothing is computed."""
+def _quantize_caches(name: str, network: Module, batches: bool, bits: int, group_size: int) -> None:
+    """Let the network keep its caches quantised.
+
+    The checks were with plain ones: a value on the border of two levels makes logits differ by more than rounding.
+    """
+    quantize_caches(network, bits=bits, group_size=group_size)
+    if not any(isinstance(cache, QuantizedCache) for cache in flatten(SessionLayers(network).caches)):
+        raise StartupError(f"the model {name} has no cache of full attention to quantise: leave --kv-bits out")
+    try:
+        trial_logits(network, batches=batches)
+    except Exception as error:  # such as of a head that groups do not divide, or of attention with sinks
+        raise StartupError(f"the model {name} cannot compute with quantised caches (--kv-bits): {error}") from error
+
+
+def _num_rows(network: Module) -> int:
+    """Return the rows of the logits; only shapes, nothing is computed."""
+    logits: mx.array = network(mx.array([[0]]), cache=SessionLayers(network).caches)
+    return logits.shape[-1]
+
+
+def _footprint(network: Module) -> CacheFootprint:
+    """Return the memory of a session's caches; only shapes, nothing is computed."""
     layers = SessionLayers(network)
-    rows = network(mx.array([[0]]), cache=layers.caches).shape[-1]
-    return rows, max(layers.bytes_per_token, 1)
+    network(mx.array([[0]]), cache=layers.caches)
+    return layers.footprint
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

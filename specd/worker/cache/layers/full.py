@@ -1,61 +1,57 @@
-"""The cache of a layer with full attention."""
+"""The caches of layers with full attention: as they come, and in 8 or 4 bits."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+
+from specd.worker.cache.layers.rows import TokenRows
 
 
-class FullCache(KVCache):
+class _AllRows(TokenRows):
+    """Rows of all tokens, of which a copy has room up to the next multiple of `step`."""
+
+    step: int
+
+    def copy(self, position: int) -> Self:
+        """See LayerCache."""
+        return self._copied(0, position, room=self.step - position % self.step)
+
+
+class FullCache(_AllRows, KVCache):
     """Keys and values of all tokens: mlx-lm's own cache, whose rewind is a smaller offset."""
-
-    keys: Any
-    values: Any
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def serves(self, position: int) -> int:
-        """See LayerCache."""
-        return position
 
-    def rewind(self, position: int) -> None:
-        """See LayerCache."""
-        assert 0 <= position <= self.offset
-        self.offset = position
+class QuantizedCache(_AllRows, QuantizedKVCache):
+    """The same in 8 or 4 bits: mlx-lm's own cache, too.
 
-    def copy(self, position: int) -> FullCache:
-        """See LayerCache.
+    A row is quantised by itself, so a pass of several tokens keeps what single passes keep, but for rounding: the last
+    bits of a key depend on the width of a product, and a value on the border of two levels falls to either side.
+    """
 
-        The first token that is written would copy the whole buffer anyway. And it must never be the same `mx.array`: an
-        assignment to a slice of it, by which mlx-lm writes, changes that object for all who refer to it.
-        """
-        copy = FullCache()
-        copy.keys, copy.values = (
-            with_room(array[..., :position, :], self.step - position % self.step) for array in (self.keys, self.values)
-        )
-        copy.offset = position
-        mx.eval(copy.arrays)
-        return copy
-
-    @property
-    def bytes_per_token(self) -> int:
-        """See LayerCache."""
-        return sum(array.nbytes // array.shape[-2] for array in self.arrays)
-
-    @property
-    def rows(self) -> list[mx.array]:
-        """See LayerCache."""
-        return [array[..., : self.offset, :] for array in self.arrays]
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """See LayerCache."""
-        return [] if self.keys is None else [self.keys, self.values]
+    def __init__(self, group_size: int, bits: int) -> None:
+        """Keep `bits` for each number, and a scale and a bias for each `group_size` of them."""
+        super().__init__(group_size, bits)
+        self.step = FullCache.step
 
 
-def with_room(array: mx.array, num_rows: int) -> mx.array:
-    """Return rows [batch, heads, length, size] with room for more behind them."""
-    return mx.pad(array, [(0, 0), (0, 0), (0, num_rows), (0, 0)])
+def quantize_caches(network: Module, *, bits: int, group_size: int) -> None:
+    """Let a network make quantised caches where it makes those of full attention.
+
+    From the first token on: mlx-lm quantises after the first chunk of a prompt, so that its tokens depend on chunks.
+    """
+    make_plain = getattr(network, "make_cache", lambda: [KVCache() for _ in network.layers])
+
+    def quantized(cache: Any) -> Any:
+        if type(cache) is KVCache:
+            return QuantizedKVCache(group_size, bits)
+        if type(cache) is CacheList:
+            return CacheList(*map(quantized, cache.caches))
+        return cache
+
+    network.make_cache = lambda: [*map(quantized, make_plain())]

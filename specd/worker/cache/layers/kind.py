@@ -7,6 +7,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from specd.cache_footprint import CacheFootprint
+
 
 class LayerCache(Protocol):
     """What one layer keeps of a session's first `offset` tokens. To a network it is one of mlx-lm's caches.
@@ -29,8 +31,8 @@ class LayerCache(Protocol):
         """Return a cache of the first `position` tokens, evaluated, that what happens to this one does not change."""
 
     @property
-    def bytes_per_token(self) -> int:
-        """Memory that one more token takes; known once a token was fed."""
+    def footprint(self) -> CacheFootprint:
+        """Memory that it takes by the number of tokens; known once a token was fed."""
 
     @property
     def rows(self) -> Sequence[mx.array]:

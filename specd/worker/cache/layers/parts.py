@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
+from specd.cache_footprint import CacheFootprint
 from specd.worker.cache.layers.kind import LayerCache
 
 
@@ -38,9 +40,9 @@ class CacheParts(CacheList):
         return CacheParts(*(part.copy(position) for part in self.caches))
 
     @property
-    def bytes_per_token(self) -> int:
+    def footprint(self) -> CacheFootprint:
         """See LayerCache."""
-        return sum(part.bytes_per_token for part in self.caches)
+        return CacheFootprint.total(part.footprint for part in self.caches)
 
     @property
     def rows(self) -> list[mx.array]:
@@ -51,6 +53,11 @@ class CacheParts(CacheList):
     def arrays(self) -> list[mx.array]:
         """See LayerCache."""
         return [*chain.from_iterable(part.arrays for part in self.caches)]
+
+
+def flatten(caches: Iterable[Any]) -> list[Any]:
+    """Return caches, with the parts of those that have several in their place."""
+    return [part for cache in caches for part in (cache.caches if isinstance(cache, CacheParts) else (cache,))]
 
 
 def common_position(caches: Iterable[LayerCache], position: int) -> int:

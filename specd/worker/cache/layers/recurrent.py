@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -11,9 +11,12 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache
 
+from specd.cache_footprint import CacheFootprint
+from specd.worker.cache.layers.products import Products, making
+
 # Passes with more tokens than this are prefills: nobody goes back into one.
-_MOST_TOKENS = 40
-# Tokens between two states that are kept, and between which a rewind computes again.
+MOST_TOKENS = 40
+# Tokens between two states that are kept, the latest besides. Between them a rewind computes again.
 _SPACING = 8
 # States that are kept for longer, for sessions that begin alike: at the ends of chunks of a prompt, and besides at
 # positions so far apart.
@@ -25,12 +28,13 @@ _State = tuple[mx.array | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call `function(module, *args, **options)`, in which a _Place stands for the cache."""
+    """A call `function(module, *args, **options)`, in which a _Place stands for the cache, and what it computed."""
 
     module: Module
     function: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any]
+    products: Products
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,24 @@ class _Place:
     of_parts: tuple[bool, ...] = ()
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Pass:
-    """The calls of a pass over the tokens from `begin` on, and the state before them, if it is kept."""
+    """The calls of a pass over the tokens from `begin` on, and the state before them, if it is kept.
+
+    It never changes: copies of a cache share it.
+    """
 
     begin: int
     num_tokens: int
     before: _State | None
-    calls: list[_Call] = field(default_factory=list)
+    calls: tuple[_Call, ...] = ()
 
     @property
-    def end(self) -> int:
-        return self.begin + self.num_tokens
+    def arguments(self) -> list[mx.array]:
+        """The arrays among the arguments, and the products."""
+        every = chain.from_iterable((*call.args, *call.options.values()) for call in self.calls)
+        products = [output for call in self.calls for _, output in call.products.made]
+        return [*(arg for arg in every if isinstance(arg, mx.array)), *products]
 
 
 class _Scratch:
@@ -85,31 +95,39 @@ class RecurrentCache(ArraysCache):
 
     def record(
         self, module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], n: int
-    ) -> None:
+    ) -> Products:
         """Keep the arguments of the call by which a module is about to update the state; n tokens are among them.
 
-        A module's second call begins the next pass.
+        Returns where to keep its products, too. A module's second call begins the next pass.
         """
         if not self._passes or any(call.module is module for call in self._passes[-1].calls):
             self._begin(n)
         named = {name: self._without_caches(arg) for name, arg in options.items()}
-        self._passes[-1].calls.append(_Call(module, function, tuple(map(self._without_caches, args)), named))
+        call = _Call(module, function, tuple(map(self._without_caches, args)), named, Products(n))
+        self._passes[-1] = replace(self._passes[-1], calls=(*self._passes[-1].calls, call))
+        return call.products if n <= MOST_TOKENS else Products(n)
 
     def _begin(self, num_tokens: int) -> None:
         state = tuple(self.cache)
-        if self._passes and self._passes[-1].num_tokens > _MOST_TOKENS:
+        if self._passes and self._passes[-1].num_tokens > MOST_TOKENS:
             self._passes.clear()
             self._keep(self.offset, state)
         self._passes.append(_Pass(self.offset, num_tokens, state))
         self.offset += num_tokens
-        kept = [each for each in self._passes if each.before is not None]
-        if len(kept) > 2 and kept[-1].begin - kept[-3].begin <= _SPACING:
-            kept[-2].before = None
-        while len(kept) > 2 and kept[1].begin <= kept[-1].begin - _MOST_TOKENS:
-            oldest = kept.pop(0)
-            del self._passes[: self._passes.index(kept[0])]
-            if oldest.begin >= self._checkpoints[-1][0] + _CHECKPOINT_SPACING:
-                self._keep(oldest.begin, oldest.before or ())
+        self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Drop states close to others, and passes from before those that anybody goes back into."""
+        kept = [i for i, each in enumerate(self._passes) if each.before is not None]
+        if len(kept) > 2 and self._passes[kept[-2]].begin - self._passes[kept[-3]].begin < _SPACING:
+            dropped = kept.pop(-2)
+            self._passes[dropped] = replace(self._passes[dropped], before=None)
+        latest = self._passes[-1].begin
+        far = [i for i in kept if self._passes[i].begin <= latest - MOST_TOKENS]
+        for i in far[:-1]:
+            if self._passes[i].begin >= self._checkpoints[-1][0] + _CHECKPOINT_SPACING:
+                self._keep(self._passes[i].begin, self._passes[i].before or ())
+        del self._passes[: far[-1] if far else 0]
 
     def _keep(self, position: int, state: _State) -> None:
         """Add a checkpoint. Of too many, the one goes that leaves the smallest gap; the first and the latest stay."""
@@ -148,14 +166,15 @@ class RecurrentCache(ArraysCache):
 
     def _again(self, earlier: _Pass, num_tokens: int) -> _Pass:
         """Update the state with the first tokens of a pass."""
-        cut = _Pass(earlier.begin, num_tokens, earlier.before)
+        calls = []
         for call in earlier.calls:
             args = tuple(_first(arg, earlier.num_tokens, num_tokens) for arg in call.args)
             options = {name: _first(arg, earlier.num_tokens, num_tokens) for name, arg in call.options.items()}
-            cut.calls.append(_Call(call.module, call.function, args, options))
+            calls.append(_Call(call.module, call.function, args, options, Products(num_tokens, call.products.made)))
             named = {name: self._with_caches(arg, earlier.begin) for name, arg in options.items()}
-            call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
-        return cut
+            with making(calls[-1].products):
+                call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
+        return _Pass(earlier.begin, num_tokens, earlier.before, tuple(calls))
 
     def _without_caches(self, arg: Any) -> Any:
         if arg is self:
@@ -178,9 +197,13 @@ class RecurrentCache(ArraysCache):
         return copy
 
     @property
-    def bytes_per_token(self) -> int:
-        """See LayerCache."""
-        return 0
+    def footprint(self) -> CacheFootprint:
+        """See LayerCache. Of a session that keeps as many states and arguments as it may."""
+        latest = self._passes[-1:]
+        states = -(-MOST_TOKENS // _SPACING) + _MOST_CHECKPOINTS + 3  # with the first, the latest and the one now
+        arguments = sum(array.nbytes // each.num_tokens for each in latest for array in each.arguments)
+        # Those of a pass that begins before all these tokens, and of one in the making, are there, too.
+        return CacheFootprint({1: states * sum(array.nbytes for array in self.rows) + 3 * MOST_TOKENS * arguments})
 
     @property
     def rows(self) -> Sequence[mx.array]:
@@ -191,13 +214,7 @@ class RecurrentCache(ArraysCache):
     def arrays(self) -> Sequence[mx.array]:
         """See LayerCache."""
         states = [self.cache, *(each.before or () for each in self._passes), *(state for _, state in self._checkpoints)]
-        arguments = [
-            arg
-            for each in self._passes
-            for call in each.calls
-            for arg in (*call.args, *call.options.values())
-            if isinstance(arg, mx.array)
-        ]
+        arguments = chain.from_iterable(each.arguments for each in self._passes)
         return [*(array for array in chain.from_iterable(states) if array is not None), *arguments]
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from itertools import chain
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
+from specd.cache_footprint import CacheFootprint
 from specd.worker.cache.layers.chunk import ChunkCache
-from specd.worker.cache.layers.full import FullCache
+from specd.worker.cache.layers.full import FullCache, QuantizedCache
 from specd.worker.cache.layers.kind import LayerCache
-from specd.worker.cache.layers.parts import CacheParts, common_position
+from specd.worker.cache.layers.parts import CacheParts, common_position, flatten
 from specd.worker.cache.layers.recurrent import RecurrentCache
+from specd.worker.cache.layers.snapshots import SnapshotCache, with_snapshots
 from specd.worker.cache.layers.window import WindowCache
-
-
-class UnsupportedCacheError(Exception):
-    """A network keeps something that cannot be rewound exactly; the message names the class."""
 
 
 class SessionLayers:
@@ -29,7 +36,7 @@ class SessionLayers:
     """
 
     def __init__(self, network: Module) -> None:
-        """Begin empty. Raises UnsupportedCacheError."""
+        """Begin empty."""
         self._network = network
         self.caches = _empty(network)
         self.num_fed = 0
@@ -37,14 +44,14 @@ class SessionLayers:
     def fed(self, num_tokens: int) -> None:
         """Count tokens that the network has taken in."""
         self.num_fed += num_tokens
+        for cache in flatten(self.caches):
+            if isinstance(cache, SnapshotCache):
+                cache.take()
 
     @property
     def have_states(self) -> bool:
         """Whether a layer has a recurrent state, with which the modules that update it must leave their arguments."""
-        parts = chain.from_iterable(
-            cache.caches if isinstance(cache, CacheParts) else (cache,) for cache in self.caches
-        )
-        return any(isinstance(part, RecurrentCache) for part in parts)
+        return any(isinstance(part, RecurrentCache) for part in flatten(self.caches))
 
     def can_serve(self, position: int) -> int:
         """Return the largest position, at most this one, that `rewind` and `copy` get to."""
@@ -90,9 +97,9 @@ class SessionLayers:
         return sum({id(array): array.nbytes for array in self.arrays}.values())
 
     @property
-    def bytes_per_token(self) -> int:
-        """Memory that one more token takes, before windows are full; known once a token was fed."""
-        return sum(cache.bytes_per_token for cache in self.caches)
+    def footprint(self) -> CacheFootprint:
+        """Memory that a session takes by its tokens; known once a token was fed."""
+        return CacheFootprint.total(cache.footprint for cache in self.caches)
 
 
 def _empty(network: Module) -> list[LayerCache]:
@@ -100,15 +107,19 @@ def _empty(network: Module) -> list[LayerCache]:
 
 
 def _ours(cache: Any) -> LayerCache:
-    """Return our kind of a cache that a network makes for itself."""
-    if type(cache) is KVCache:
-        return FullCache()
-    if type(cache) is RotatingKVCache and cache.keep == 0:
-        return WindowCache(cache.max_size)
-    if type(cache) is ChunkedKVCache:
-        return ChunkCache(cache.chunk_size)
-    if type(cache) is ArraysCache:
-        return RecurrentCache(len(cache.cache))
-    if type(cache) is CacheList:
-        return CacheParts(*map(_ours, cache.caches))
-    raise UnsupportedCacheError(type(cache).__name__)
+    """Return our kind of an empty cache that a network makes for itself. In a tuple, each is ours already."""
+    if isinstance(cache, tuple):
+        return CacheParts(*cache)
+    if type(cache) is RotatingKVCache and cache.keep:
+        return with_snapshots(cache)
+    return _KINDS.get(type(cache), with_snapshots)(cache)
+
+
+_KINDS: dict[type, Callable[[Any], LayerCache]] = {
+    KVCache: lambda _: FullCache(),
+    QuantizedKVCache: lambda cache: QuantizedCache(cache.group_size, cache.bits),
+    RotatingKVCache: lambda cache: WindowCache(cache.max_size),
+    ChunkedKVCache: lambda cache: ChunkCache(cache.chunk_size),
+    ArraysCache: lambda cache: RecurrentCache(len(cache.cache)),
+    CacheList: lambda cache: CacheParts(*map(_ours, cache.caches)),
+}

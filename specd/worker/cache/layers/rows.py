@@ -1,0 +1,87 @@
+"""Keys and values of tokens that follow one another, in buffers with room for more."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+
+# Tokens that a cache which drops old ones can be rewound by: more than a request feeds with logits, twice, for
+# superseded ones.
+SLACK = 128
+
+
+class TokenRows:
+    """What caches have in common that keep keys and values [1, heads, rows, size], a row for each token.
+
+    Row i is of position `first` + i, up to position `offset` - 1; what is behind it is room. Keys are an array, or
+    several: packed numbers, scales and biases.
+    """
+
+    keys: Any = None
+    values: Any = None
+    offset: int = 0
+
+    @property
+    def first(self) -> int:
+        """The position of the first row."""
+        return 0
+
+    def serves(self, position: int) -> int:
+        """See LayerCache."""
+        return position
+
+    def rewind(self, position: int) -> None:
+        """See LayerCache."""
+        assert self.serves(position) == position <= self.offset
+        self.offset = position
+
+    @property
+    def most_tokens(self) -> int:
+        """The number of rows beyond which old ones are dropped."""
+        return ALL_TOKENS
+
+    @property
+    def footprint(self) -> CacheFootprint:
+        """See LayerCache."""
+        return CacheFootprint({self.most_tokens: sum(array.nbytes // array.shape[-2] for array in self.arrays)})
+
+    @property
+    def rows(self) -> list[mx.array]:
+        """See LayerCache."""
+        return _flat(self.between(self.first, self.offset))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """See LayerCache."""
+        return _flat((self.keys, self.values))
+
+    def between(self, begin: int, end: int, *, room: int = 0) -> Any:
+        """Return the keys and the values of the positions from `begin` up to `end`, with room for more behind them."""
+
+        def rows(array: mx.array) -> mx.array:
+            held = array[..., begin - self.first : end - self.first, :]
+            return mx.pad(held, [(0, 0), (0, 0), (0, room), (0, 0)]) if room else held
+
+        return (None, None) if self.keys is None else tree_map(rows, (self.keys, self.values))
+
+    def _copied(self, begin: int, end: int, *, room: int) -> Self:
+        """Return a cache of these rows.
+
+        The first token that is written would copy the whole buffer anyway. And it must never be the same `mx.array`: an
+        assignment to a slice of it, by which mlx-lm writes, changes that object for all who refer to it.
+        """
+        cache = copy(self)
+        cache.keys, cache.values = self.between(begin, end, room=room)
+        cache.offset = end
+        mx.eval(cache.arrays)
+        return cache
+
+
+def _flat(keys_and_values: Any) -> list[mx.array]:
+    named: Any = tree_flatten(keys_and_values)
+    return [array for _, array in named if array is not None]
