@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -32,7 +33,7 @@ _MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
 
 _CALL_TASK_NAME = "rpc_task"  # grpc.aio's name for the tasks of calls; tests/unit/test_server.py checks it
 _LAST_STEPS_SECONDS = 1.0
-_HAND_BACK_SECONDS = 1.0  # for callers to take the error that their calls end with
+_HAND_BACK_SECONDS = 3.0  # for callers to take the error that their calls end with
 
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # otherwise two servers on one port both start and share the calls
@@ -162,9 +163,15 @@ class Server:
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for running ones for the grace period, then end them."""
         await self._health.enter_graceful_shutdown()
-        ending = asyncio.get_running_loop().call_later(grace_seconds, self._end_calls)
-        await self.grpc.stop(grace_seconds + _HAND_BACK_SECONDS if self._calls else grace_seconds)
-        ending.cancel()
+        # The time to hand back begins when the calls are told to end. Two timers from the start would both be due after
+        # a pause of the machine, and callers would get an end without a reason.
+        draining = asyncio.ensure_future(self.grpc.stop(math.inf))
+        await asyncio.wait({draining}, timeout=grace_seconds)
+        if self._calls:
+            self._end_calls()
+            await asyncio.wait({draining}, timeout=_HAND_BACK_SECONDS)
+        await self.grpc.stop(None)  # what is left; it ends `draining`
+        await draining
         # For gRPC's core a call is over when its status is sent. Its task may still be cleaning up; if the loop closes
         # meanwhile, the task is cancelled, with a traceback in the log.
         if calls := [task for task in asyncio.all_tasks() if task.get_name() == _CALL_TASK_NAME]:
