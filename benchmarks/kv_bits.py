@@ -3,7 +3,7 @@
     python benchmarks/kv_bits.py [--target DIR] [--draft DIR] [--num-prompts 8] [-n 128] [-k 4] [--json FILE]
 
 Three stacks, whose workers keep their caches in 16 (that is, as the model computes), 8 and 4 bits, take turns on the
-same prompts. *first difference* is the token, of all prompts, up to which a text is that of plain caches.
+same prompts. *same tokens* is how many tokens of a text are those with plain caches, up to the first other one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specd.rpc.channel import open_channel
 from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1 import model_pb2, model_pb2_grpc
-from specd.worker.model.loader import load
+from specd.worker.cache.prefix_cache import common_prefix_len
 
 BITS = (16, 8, 4)
 
@@ -40,7 +40,7 @@ async def bytes_per_token(address: str) -> int:
 
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each number of bits."""
-    tokenizer = load(options.target, blas="").tokenizer_json
+    tokenizer = await asyncio.to_thread(Path(options.target, "tokenizer.json").read_bytes)
     prompts = encode(spread(load_prompts(), options.num_prompts), tokenizer)
     samples: dict[tuple[int, int], list[Sample]] = {(bits, k): [] for bits in BITS for k in (0, options.k)}
     async with AsyncExitStack() as running:
@@ -61,7 +61,8 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for bits in BITS:
         alone, drafted = (summarise(Setup(SPECD, k), samples[bits, k], samples[16, 0]) for k in (0, options.k))
-        lengths = [common(a, b) for a, b in zip(samples[bits, 0], samples[16, 0], strict=True)]
+        pairs = zip(samples[bits, 0], samples[16, 0], strict=True)
+        lengths = [common_prefix_len(own.token_ids, plain.token_ids) for own, plain in pairs]
         rows.append(
             {
                 "bits": bits,
@@ -69,16 +70,10 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "target alone, tokens/s": alone.tokens_per_second,
                 f"k = {options.k}, tokens/s": drafted.tokens_per_second,
                 "accepted per try": drafted.acceptance_per_try,
-                "first difference": sum(lengths) / len(lengths),
+                "same tokens": sum(lengths) / len(lengths),
             }
         )
     return rows
-
-
-def common(a: Sample, b: Sample) -> int:
-    """Return how many tokens two texts have in common at their beginning."""
-    pairs = zip(a.token_ids, b.token_ids, strict=False)
-    return next((i for i, (own, other) in enumerate(pairs) if own != other), len(b.token_ids))
 
 
 def main() -> None:

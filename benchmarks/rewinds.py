@@ -76,7 +76,8 @@ def measure(kind: str, directory: Path, blas: str, options: argparse.Namespace) 
     own = {name: 1000 * median(measured[2:]) for name, measured in times.items()}
     chances = [(1 - options.acceptance) * options.acceptance**i for i in range(options.k)]
     chances.append(1 - sum(chances))
-    own = {"rewound": sum(chance * 1000 * median(of) for chance, of in zip(chances, after, strict=True))} | own
+    drawn = [(chance, 1000 * median(of)) for chance, of in zip(chances, after, strict=True) if of]
+    own = {"rewound": sum(chance * ms for chance, ms in drawn) / sum(chance for chance, _ in drawn)} | own
     return own | {
         "rewound / never rewound": own["rewound"] / own["never rewound"],
         "rewound / mlx-lm": own["rewound"] / own["mlx-lm"],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gpt2
 
 from specd.settings import EMBEDDED_DRAFT
+from tests.worker.models import write_model
 
 NUM_POSITIONS = 512
 
@@ -51,9 +50,4 @@ def weights_on_the_hub(prefix: str, *, noise: float = 0.0) -> dict[str, mx.array
 
 def save_gpt2(directory: Path, weights: dict[str, mx.array], **changes: Any) -> str:
     """Save a model with the embedded tokenizer."""
-    directory.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(EMBEDDED_DRAFT) / name, directory)
-    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
-    return str(directory)
+    return write_model(directory, CONFIG | changes, weights, tokenizer_of=EMBEDDED_DRAFT)

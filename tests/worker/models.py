@@ -193,11 +193,18 @@ def save_tiny(directory: Path, config: Mapping[str, Any], network: Any, *, noise
     grown = {
         name: (2.0 * w + noise * mx.random.normal(w.shape) * mx.std(w)) if w.ndim > 1 else w for name, w in weights
     }
+    return write_model(directory, config, grown)
+
+
+def write_model(
+    directory: Path, config: Mapping[str, Any], weights: dict[str, mx.array], *, tokenizer_of: str = EMBEDDED_TARGET
+) -> str:
+    """Write a model directory with the tokenizer of another model, and return its path."""
     directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(Path(EMBEDDED_TARGET) / name, directory)
+        shutil.copy(Path(tokenizer_of) / name, directory)
     (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), grown, metadata={"format": "mlx"})
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     return str(directory)
 
 
@@ -227,9 +234,4 @@ def _save_variant(
     if negate_output:
         config["tie_word_embeddings"] = False
         weights["lm_head.weight"] = -weights["model.embed_tokens.weight"]
-    directory.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(Path(source) / name, directory)
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
-    return str(directory)
+    return write_model(directory, config, weights, tokenizer_of=source)

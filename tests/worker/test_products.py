@@ -23,7 +23,7 @@ HYBRIDS = ["falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5", "rwkv7"
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How many tokens each linear layer and convolution was given, in how many calls, by its identity."""
+    """How many calls each linear layer and convolution got, by its identity."""
     calls: Counter[int] = Counter()
 
     def count(kind: type[nn.Module]) -> None:
@@ -73,10 +73,9 @@ def test_a_rewind_computes_no_product_again(name: str, counted: Counter[int]) ->
 
 
 def test_chunks_of_prompts_leave_no_products() -> None:
-    """They would take some hundred times the memory of the state."""
+    """They would take more memory than the state."""
     network = make_network("falcon_h1")
     enable_batches(network)
-    layers = SessionLayers(network)
     size = {}
     for length in (MOST_TOKENS, MOST_TOKENS + 1):
         layers = SessionLayers(network)

@@ -15,7 +15,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from specd.worker.cache.layers.parts import flatten
-from specd.worker.cache.layers.products import Products, convolution, making, product
+from specd.worker.cache.layers.products import Products, convolution, making, plainly, product
 from specd.worker.cache.layers.recurrent import MOST_TOKENS, RecurrentCache
 from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.convolution import ShortConvolution
@@ -137,16 +137,14 @@ def _call_of_session(
     function: Callable[..., Any],
     args: Sequence[Any],
     options: Mapping[str, Any],
-    compute: Callable[..., mx.array] | None = None,
+    compute: Callable[..., mx.array] = plainly,
 ) -> Any:
     """Call a module for one session; `compute` is for the products of its linear layers."""
     num_tokens = next((own.shape[1] for own in (*args, *options.values()) if isinstance(own, mx.array)), 0)
     products = Products(num_tokens)
     for recurrent in _recurrent([arg for arg in (*args, *options.values()) if _is_cache(arg)]):
         products = recurrent.record(module, function, args, options, num_tokens)
-    if compute:
-        products.compute = compute
-    with making(products):
+    with making(products, compute):
         return function(module, *args, **options)
 
 
@@ -163,7 +161,7 @@ def _call_by_session(
     for i, span in enumerate(batch.spans):
         own = partial(_of_session, batch=batch, i=i, span=span)
         own_options = {name: own(arg) for name, arg in options.items()}
-        compute = ask if is_short[i] else None
+        compute = ask if is_short[i] else plainly
         calls.append(partial(call, [own(arg) for arg in args], own_options, compute))
     in_step = iter(in_lockstep([each for each, short in zip(calls, is_short, strict=True) if short]))
     return _joined([next(in_step) if short else each() for each, short in zip(calls, is_short, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -46,9 +47,7 @@ def ask(module: Module, function: Callable[..., mx.array], rows: mx.array) -> mx
 
 def _outputs(questions: Sequence[_Question]) -> list[mx.array]:
     first = questions[0]
-    ends = [question.rows.shape[1] for question in questions]
-    for i in range(1, len(ends)):
-        ends[i] += ends[i - 1]
+    ends = list(accumulate(question.rows.shape[1] for question in questions))
     together = first.function(first.module, mx.concatenate([question.rows for question in questions], axis=1))
     parts: list[mx.array] = mx.split(together, ends[:-1], axis=1)  # type: ignore[assignment]
     return parts

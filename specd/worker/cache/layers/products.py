@@ -21,23 +21,27 @@ class Products:
     """A call under way of a module that updates a state, with this many tokens.
 
     `known` are the products of an earlier call that began with the same tokens and the same state: no output depends on
-    later tokens, so their first rows are those of this call. `made` are this call's own, in the same order. `compute`
-    computes a linear layer's output that is not known.
+    later tokens, so their first rows are those of this call. `made` are this call's own, in the same order.
     """
 
     num_tokens: int
     known: Sequence[Product] = ()
     made: list[Product] = field(default_factory=list)
-    compute: Callable[..., mx.array] = lambda module, function, rows: function(module, rows)
 
 
-_under_way: ContextVar[Products | None] = ContextVar("products", default=None)
+# The products, and what computes a linear layer's output that is not known.
+_under_way: ContextVar[tuple[Products, Callable[..., mx.array]] | None] = ContextVar("products", default=None)
+
+
+def plainly(module: Module, function: Callable[..., mx.array], rows: mx.array) -> mx.array:
+    """Compute a linear layer's output for one session."""
+    return function(module, rows)
 
 
 @contextmanager
-def making(products: Products) -> Iterator[None]:
-    """Let linear layers take from `products` what is known, and leave there what they compute."""
-    token = _under_way.set(products)
+def making(products: Products, compute: Callable[..., mx.array] = plainly) -> Iterator[None]:
+    """Let linear layers take from `products` what is known, and leave there what they `compute`."""
+    token = _under_way.set((products, compute))
     try:
         yield
     finally:
@@ -47,17 +51,18 @@ def making(products: Products) -> Iterator[None]:
 
 def product(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Answer a call of a linear layer."""
-    products, rows = _under_way.get(), args[0]
-    if products is None or rows.ndim != 3 or rows.shape[:2] != (1, products.num_tokens):
+    under_way, rows = _under_way.get(), args[0]
+    if under_way is None or rows.ndim != 3 or rows.shape[:2] != (1, under_way[0].num_tokens):
         return function(module, *args, **options)
-    return _known_or(products, module, partial(products.compute, module, function, rows))
+    products, compute = under_way
+    return _known_or(products, module, partial(compute, module, function, rows))
 
 
 def convolution(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Answer a call of a convolution over the tokens and a few before them, of which no session has the same."""
-    products = _under_way.get()
+    under_way = _under_way.get()
     compute = partial(function, module, *args, **options)
-    return compute() if products is None else _known_or(products, module, compute)
+    return compute() if under_way is None else _known_or(under_way[0], module, compute)
 
 
 def _known_or(products: Products, module: Module, compute: Callable[[], mx.array]) -> mx.array:

@@ -109,12 +109,7 @@ class Encoder(nn.Module):
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.layers = [EncoderLayer(args) for _ in range(args.num_layers)]
-        self.relative_positions = RelativePositions(
-            args.relative_attention_num_buckets,
-            args.relative_attention_max_distance,
-            args.num_heads,
-            is_causal=False,
-        )
+        self.relative_positions = RelativePositions(args, is_causal=False)
         self.norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
 
 
@@ -127,12 +122,7 @@ class T5(nn.Module):
         self.shared = nn.Embedding(args.vocab_size, args.d_model)
         self.encoder = Encoder(args)
         self.layers = [DecoderLayer(args) for _ in range(args.num_decoder_layers)]
-        self.relative_positions = RelativePositions(
-            args.relative_attention_num_buckets,
-            args.relative_attention_max_distance,
-            args.num_heads,
-            is_causal=True,
-        )
+        self.relative_positions = RelativePositions(args, is_causal=True)
         self.norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
 
     def make_cache(self) -> list[tuple[DecoderCache, SourceCache]]:

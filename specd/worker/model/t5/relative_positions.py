@@ -8,6 +8,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from specd.worker.model.t5.arguments import Arguments
+
 
 class RelativePositions(nn.Module):
     """A bias for each head and distance. Near distances have one of their own, farther ones share some.
@@ -16,9 +18,10 @@ class RelativePositions(nn.Module):
     arXiv 1910.10683, section 2.1). An encoder has half of the buckets for each direction.
     """
 
-    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, *, is_causal: bool) -> None:
+    def __init__(self, args: Arguments, *, is_causal: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.weight = mx.zeros((num_buckets, num_heads))
+        num_buckets, max_distance = args.relative_attention_num_buckets, args.relative_attention_max_distance
+        self.weight = mx.zeros((num_buckets, args.num_heads))
         self._max_distance = max_distance
         self._is_causal = is_causal
         distances = np.arange(0 if is_causal else -max_distance, max_distance + 1)
