@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-families models explore fuzz test-newest test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-families models explore fuzz test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -65,6 +65,11 @@ models: $(READY) ## Write docs/models.md
 
 fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processes
 	@$(BIN)/python -m tests.e2e.fuzzing $(FUZZ_ARGS)
+
+# PyTorch is large, and no other test wants it.
+test-convert: $(READY) ## Install PyTorch, read pickle weights and compare conversions with transformers
+	@$(BIN)/uv pip install --quiet --python $(VENV) 'torch>=2.6'
+	@$(PYTEST) tests/worker/test_convert.py $(PYTEST_ARGS)
 
 test-containers: $(READY) ## Build the images and test them; needs a Docker engine
 	@$(PYTEST) tests/containers $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ import typer
 
 from specd import __version__
 from specd.cli.bench import bench
+from specd.cli.convert import convert
 from specd.cli.generate import generate
 from specd.cli.health import health
 from specd.cli.up import demo, up
@@ -69,5 +70,5 @@ _PASS_ARGUMENTS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for process, summary in PROCESSES.items():
     app.command(process, help=summary, add_help_option=False, context_settings=_PASS_ARGUMENTS_ON)(_start(process))
 app.command()(settings_options(UpSettings)(up))
-for command in (generate, health, demo, bench):
+for command in (generate, health, demo, bench, convert):
     app.command()(command)

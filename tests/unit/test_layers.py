@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.cli",
         "specd.bench",
         "specd.worker.cpu",
+        "specd.worker.model.conversion",  # only when it runs: it needs MLX
     ),
     "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.cli", "specd.bench", "specd.worker"),
     "specd.__main__": ("specd.cli",),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import structlog
-from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
@@ -27,13 +24,12 @@ from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, enable_batches, rewinds_exactly, trial_logits
 from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
+from specd.worker.model.directory import digest, find, fingerprint_of, refuse_unsafe_weights
 from specd.worker.model.disk_cache import keep_compiled_kernels
+from specd.worker.model.t5.arguments import Arguments
+from specd.worker.model.t5.network import T5
 
 log = structlog.get_logger()
-
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model", "*.tiktoken"]
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -71,13 +67,15 @@ def load(
 
     Raises StartupError when there is no such model, or when it is not one that specd can serve.
     """
-    directory = _find(name)
-    _refuse_unsafe_weights(directory)
+    directory = find(name)
+    refuse_unsafe_weights(directory)
     on_cpu = mx.default_device().type == mx.cpu
-    fingerprint = _fingerprint(directory)
+    fingerprint = fingerprint_of(directory)
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
-    network, config, tokenizer = _read(name, directory)
+    network, config, tokenizer = read(name, directory)
+    if isinstance(network, T5):
+        raise StartupError(f"the model {name} has an encoder: specd does not serve such models yet")
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -106,13 +104,13 @@ def load(
         raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
-        fingerprint = _digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
+        fingerprint = digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
         precision += f", caches in {kv_bits} bits"
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
         fingerprint=fingerprint,
-        vocabulary_fingerprint=_digest(json.dumps(sorted(vocabulary.items())).encode()),
+        vocabulary_fingerprint=digest(json.dumps(sorted(vocabulary.items())).encode()),
         # Some models have more rows than tokens, for padding; in some, added tokens have no row.
         vocabulary_size=min(max(vocabulary.values()) + 1, rows),
         context_length=most_tokens,
@@ -139,6 +137,8 @@ def load(
 
 def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     """Return mlx-lm's classes of a network and its arguments, or ours in place of them."""
+    if config["model_type"] in ("t5", "mt5"):
+        return T5, Arguments
     network, arguments = _get_classes(config)
     if config["model_type"] == "gpt2":
         gpt2.complete(config)
@@ -146,50 +146,25 @@ def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     return network, arguments
 
 
-def _find(name: str) -> Path:
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        return directory
-    if directory.exists():
-        raise StartupError(f"the model {name} is a file: name the directory that holds config.json and the weights")
-    if not _REPOSITORY.fullmatch(name):
-        raise StartupError(
-            f"there is no model {name}: name a local directory or a Hugging Face repository "
-            "such as mlx-community/Qwen3-8B-4bit"
-        )
-    log.info("looking up the model", repository=name)
+def read(name: str, directory: Path, *, lazy: bool = False) -> tuple[Module, dict[str, Any], Any]:
+    """Return the network, its configuration and the tokenizer, as mlx-lm makes them.
+
+    With `lazy`, weights are read when they are used. Raises StartupError.
+    """
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED_FILES))
-    except Exception as error:  # the hub client has dozens of error types, which all mean the same here
-        raise StartupError(
-            f"there is no directory {name}, and the Hugging Face repository cannot be had: {error}"
-        ) from error
-
-
-def _refuse_unsafe_weights(directory: Path) -> None:
-    if not (directory / "config.json").is_file():
-        raise StartupError(f"{directory} has no config.json: it is not a model directory")
-    if any(directory.glob("model*.safetensors")):
-        return
-    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
-    if pickles:
-        raise StartupError(
-            f"{directory} holds its weights as pickle ({', '.join(pickles)}), which can run code when loaded: "
-            "convert the model to safetensors with mlx_lm.convert"
-        )
-    raise StartupError(f"{directory} has no weights: no model*.safetensors in it")
-
-
-def _read(name: str, directory: Path) -> tuple[Module, dict[str, Any], Any]:
-    """Return the network, its configuration and the tokenizer, as mlx-lm makes them."""
-    try:
-        network, config = load_model(directory, get_model_classes=_classes)
+        network, config = load_model(directory, lazy=lazy, get_model_classes=_classes)
         tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
     except SystemExit as error:  # of mlx-lm, which printed the name of the package
         raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
     except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
         why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
         raise StartupError(f"cannot load the model {name}: {why}") from error
+    rows, entries = config.get("vocab_size"), len(tokenizer.get_vocab())
+    if isinstance(rows, int) and entries < rows // 2:
+        raise StartupError(
+            f"the model {name} has {rows} tokens and its tokenizer {entries}: a file of the tokenizer is missing, "
+            "such as tokenizer.json or spiece.model"
+        )
     return network, config, tokenizer
 
 
@@ -229,21 +204,3 @@ def _stored_precision(config: dict[str, Any]) -> str:
     if "bits" in quantization:
         return f"{quantization['bits']}bit"
     return str(config.get("torch_dtype") or config.get("dtype") or "as stored")
-
-
-def _fingerprint(directory: Path) -> str:
-    """Digest the config and, of each weight file, its size and sixteen samples: gigabytes would take too long."""
-    digest = hashlib.sha256((directory / "config.json").read_bytes())
-    sample = 64 * 1024
-    for path in sorted(directory.glob("model*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for i in range(16):
-                file.seek((size - sample) * i // 15 if size > sample else 0)
-                digest.update(file.read(sample))
-    return digest.hexdigest()[:32]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]

@@ -1,0 +1,163 @@
+"""Writes a model in another precision, or quantised, for workers to load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import quantize_model, save_config, save_model
+
+from specd.errors import StartupError
+from specd.worker.model.directory import WANTED_FILES, find, pickles_in
+from specd.worker.model.loader import read
+from specd.worker.model.t5.network import T5
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+_TRIAL_TEXT = "summarize: def add(a, b): return a + b"
+_NUM_TRIAL_TOKENS = 8
+
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def convert(
+    name: str, out: Path, *, bits: int | None, group_size: int, dtype: str | None, check: bool, progress: Progress
+) -> str:
+    """Write a model from a directory or a Hugging Face repository to `out`; return what the check found.
+
+    `bits` (4 or 8) quantises the matrices in groups of `group_size`. `dtype`, a key of DTYPES, is for all other
+    weights; None keeps theirs. With `check` and PyTorch, the first greedy tokens must be those that transformers gives.
+    `progress(items, title)` yields the items. What fails leaves no `out`. Raises StartupError.
+    """
+    if out.exists():
+        raise StartupError(f"{out} exists: name a directory that does not, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=".convert-") as work:
+        directory = find(name)
+        if not (directory / "config.json").is_file():
+            raise StartupError(f"{directory} has no config.json: it is not a model directory")
+        if not any(directory.glob("model*.safetensors")):
+            directory = _from_pickles(find(name, (*WANTED_FILES, "pytorch_model*.bin")), Path(work, "source"), progress)
+        found = _check(name, directory) if check else "not checked against the original (--no-check)"
+        network, config, tokenizer = read(name, directory, lazy=True)
+        if "quantization" in config:
+            raise StartupError(f"{name} is quantised already: convert the model that it was made of")
+        if dtype:
+            config = _cast(network, config, dtype)
+        if bits:
+            network, config = quantize_model(network, config, group_size, bits)
+        arrays: Any = tree_flatten(network.parameters())
+        for _, weight in progress(arrays, "Converting"):
+            mx.eval(weight)
+        written = Path(work, "model")
+        save_model(written, network, donate_model=True)
+        save_config(config, config_path=written / "config.json")
+        tokenizer.save_pretrained(written)
+        if (directory / "generation_config.json").is_file():
+            shutil.copy(directory / "generation_config.json", written)
+        read(str(out), written, lazy=True)  # the names and shapes are what a worker wants
+        written.rename(out)
+    return found
+
+
+def _cast(network: Module, config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    wants = getattr(network, "cast_predicate", lambda _: True)  # some keep a few weights in float32
+
+    def cast(name: str, weight: mx.array) -> mx.array:
+        return weight.astype(DTYPES[dtype]) if wants(name) and mx.issubdtype(weight.dtype, mx.floating) else weight
+
+    network.update(tree_map_with_path(cast, network.parameters()))
+    return {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": dtype}
+
+
+def _from_pickles(directory: Path, out: Path, progress: Progress) -> Path:
+    """Return a directory with the same model in safetensors. Only PyTorch's safe loader reads a pickle.
+
+    It takes tensors and nothing that could run code (`weights_only`).
+    """
+    pickles = [path for path in pickles_in(directory) if path.name.startswith("pytorch_model")]
+    if not pickles:
+        raise StartupError(f"{directory} has no weights: no model*.safetensors and no pytorch_model*.bin in it")
+    try:
+        import torch
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise StartupError(
+            f"{directory} holds its weights as pickle ({pickles[0].name}), and PyTorch reads those: "
+            "pip install 'specd[convert]'"
+        ) from error
+    out.mkdir()
+    for i, path in enumerate(progress(pickles, "Reading pickles")):
+        try:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # pickle has many; torch's own says what it refused
+            raise StartupError(f"cannot read {path} safely: {error}") from error
+        # A copy each: tied weights share their memory, which safetensors refuses.
+        save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, out / f"model-{i}.safetensors")
+    for path in directory.iterdir():
+        if path not in pickles and path.is_file() and not path.name.endswith(".bin.index.json"):
+            (out / path.name).symlink_to(path.resolve())
+    return out
+
+
+def _check(name: str, directory: Path) -> str:
+    """Compare the first greedy tokens with those of transformers. Raises StartupError if they differ."""
+    try:
+        import torch  # type: ignore[import-not-found,unused-ignore] # noqa: F401 - for transformers
+    except ImportError:
+        return "not checked against the original: PyTorch is not installed (pip install 'specd[convert]')"
+    network, config, tokenizer = read(name, directory, lazy=True)
+    network.set_dtype(mx.float32)
+    prompt = tokenizer.encode(_TRIAL_TEXT)
+    own = _greedy(network, prompt, start_token(directory, config))
+    theirs = _greedy_of_transformers(directory, prompt, start_token(directory, config), is_t5=isinstance(network, T5))
+    if own != theirs:
+        raise StartupError(f"{name} computes other tokens than transformers ({own}, not {theirs}): specd cannot use it")
+    return f"its first {len(own)} greedy tokens are those of transformers"
+
+
+def start_token(directory: Path, config: dict[str, Any]) -> int:
+    """Return the token that the answer of an encoder-decoder begins with: of generation_config.json, or config.json."""
+    path = directory / "generation_config.json"
+    own = json.loads(path.read_text()) if path.is_file() else {}
+    known = (own.get("decoder_start_token_id"), config.get("decoder_start_token_id"), config.get("pad_token_id"))
+    return next((int(token) for token in known if token is not None), 0)
+
+
+def _greedy(network: Module, prompt: Sequence[int], start: int) -> list[int]:
+    tokens: list[int] = []
+    if isinstance(network, T5):
+        *_, encoded = network.encode(mx.array([prompt]))
+        caches = network.make_cache()
+        network.read(encoded, caches)
+    for _ in range(_NUM_TRIAL_TOKENS):
+        if isinstance(network, T5):
+            logits = network(mx.array([[tokens[-1] if tokens else start]]), caches)
+        else:
+            logits = network(mx.array([[*prompt, *tokens]]))
+        tokens.append(int(mx.argmax(logits[0, -1])))
+    return tokens
+
+
+def _greedy_of_transformers(directory: Path, prompt: Sequence[int], start: int, *, is_t5: bool) -> list[int]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind: Any = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens: list[int] = []
+    with torch.no_grad():
+        for _ in range(_NUM_TRIAL_TOKENS):
+            if is_t5:
+                output = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[start, *tokens]]))
+            else:
+                output = model(torch.tensor([[*prompt, *tokens]]))
+            tokens.append(int(output.logits[0, -1].argmax()))
+    return tokens
