@@ -6,10 +6,22 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specd.sampling import TokenDistribution, TokenLogProbabilities
+from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
 
 # Where the time of a round goes. "coordinator" is what the others leave.
 STAGES = ("draft", "verify", "queue", "wire", "coordinator")
+
+
+@dataclass(frozen=True)
+class SessionSetup:
+    """What a session tells each worker once: its id, how its tokens are chosen, and the source that they answer.
+
+    Models without an encoder have no source.
+    """
+
+    session_id: str
+    sampling: Sampling
+    source: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.core import FinishReason, Round, Session
+from coordinator.core import FinishReason, Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
 from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.admission import Admission
-from coordinator.sessions.prompt import encode_prompt
+from coordinator.sessions.prompt import EncodedPrompt, encode_prompt, encode_source
 from coordinator.sessions.request import GenerationRequest
-from coordinator.sessions.session_store import SessionStore
+from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.drafter import Drafter, DraftStream
@@ -30,7 +30,6 @@ from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
 from specd.errors import InternalError
 from specd.model_info import ModelInfo
-from specd.sampling import Sampling
 from specd.settings import CoordinatorSettings
 from specd.text.tokenizer import Tokenizer
 
@@ -84,7 +83,7 @@ class Coordinator:
             max_sessions=settings.max_sessions,
             max_queued=settings.max_queued,
             capacity_bytes=lambda: target.cache_bytes,
-            bytes_for=lambda num_tokens: target.footprint.bytes_for(num_tokens),  # noqa: PLW0108 - of now
+            bytes_for=lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
             clock=time.perf_counter,
         )
         costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
@@ -121,35 +120,37 @@ class Coordinator:
             is_finished = False
             try:
                 with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
-                    prompt = await asyncio.to_thread(encode_prompt, self._tokenizer, request.prompt, kept)
-                    session, sampling = self._begin(kept.session_id, prompt.token_ids, request)
-                    await place.admit(session.prompt_len + session.max_tokens)
+                    prompt = await asyncio.to_thread(self._encode, request, kept)
+                    session, setup = self._begin(kept.session_id, prompt, request)
+                    await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
                     reply: list[str] = []
-                    async with aclosing(self._run(request, session, sampling, arrived_at)) as emissions:
+                    async with aclosing(self._run(request, session, setup, arrived_at)) as emissions:
                         async for emission in emissions:
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
                                 num_tokens = session.prompt_len + emission.statistics.generated_tokens
                                 chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
-                                self.sessions.finish(kept, session.token_ids[:num_tokens], chat)
+                                self.sessions.finish(kept, session.token_ids[:num_tokens], chat, prompt.source)
                                 is_finished = True
                             yield emission
             finally:
                 if not is_finished:
                     self.sessions.abandon(kept)
 
+    def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+        if self.model.has_encoder:
+            return encode_source(self._tokenizer, request.prompt, request.answer, kept, self.model)
+        return encode_prompt(self._tokenizer, request.prompt, kept)
+
     async def _run(
-        self, request: GenerationRequest, session: Session, sampling: Sampling, arrived_at: float
+        self, request: GenerationRequest, session: Session, setup: SessionSetup, arrived_at: float
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
-        settings, session_id = self.settings, session.session_id
-        drafter = Drafter(
-            self.draft, session_id, sampling, timeout_seconds=settings.draft_timeout_seconds, clock=time.perf_counter
-        )
+        settings, session_id, sampling = self.settings, setup.session_id, setup.sampling
+        drafter = Drafter(self.draft, setup, timeout_seconds=settings.draft_timeout_seconds, clock=time.perf_counter)
         verifier = Verifier(
             self.target,
-            session_id,
-            sampling,
+            setup,
             timeout_seconds=settings.target_timeout_seconds,
             recovery_seconds=settings.target_recovery_seconds,
             clock=time.perf_counter,
@@ -158,10 +159,11 @@ class Coordinator:
         planner = self.planner.begin(sampling, k)
         stop = request.stop
         output = Output(self._tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
-        statistics = SessionStatistics(session.prompt_len, time.perf_counter() - arrived_at)
+        prompt_len = len(setup.source) + session.prompt_len
+        statistics = SessionStatistics(prompt_len, time.perf_counter() - arrived_at)
         trace = self._begin_trace and self._begin_trace(session_id, arrived_at, request.traceparent)
         self._decoding[session_id] = session
-        self._metrics.count_prompt(session.prompt_len)
+        self._metrics.count_prompt(prompt_len)
         outcome = "failed"
         try:
             decoding = decode(session, planner, drafter, verifier, clock=time.perf_counter)
@@ -202,13 +204,17 @@ class Coordinator:
             )
         yield emission
 
-    def _begin(self, session_id: str, prompt_ids: list[int], request: GenerationRequest) -> tuple[Session, Sampling]:
-        """Return the session of a request and its sampling. Raises InvalidRequestError."""
-        max_tokens = request.check(self.model, prompt_ids)
+    def _begin(
+        self, session_id: str, prompt: EncodedPrompt, request: GenerationRequest
+    ) -> tuple[Session, SessionSetup]:
+        """Return the session of a request and its setup. Raises InvalidRequestError."""
+        max_tokens = request.check(self.model, prompt)
+        if len(prompt.source) > (trained := self.model.trained_source_length):
+            log.warning("a source is longer than any in the training", tokens=len(prompt.source), trained=trained)
         stop = request.stop
         session = Session(
             session_id=session_id,
-            token_ids=prompt_ids,
+            token_ids=prompt.token_ids,
             max_tokens=max_tokens,
             eos_token_ids=frozenset(() if stop.ignore_eos else self.model.eos_token_ids),
             stop_token_ids=frozenset(stop.token_ids),
@@ -221,7 +227,7 @@ class Coordinator:
                 suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
                 suppressed_before=session.prompt_len + stop.min_tokens,
             )
-        return session, sampling
+        return session, SessionSetup(session_id, sampling, prompt.source)
 
     def _show_gauges(self) -> None:
         show, sessions = self._metrics.show, self._decoding.values()

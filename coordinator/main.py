@@ -139,6 +139,11 @@ async def _connect_draft(
     tokenizer: Tokenizer,
 ) -> WorkerLink[GrpcDraftStream]:
     async def accept(model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:
+        if model.has_encoder != target.has_encoder:
+            has, lacks = (model, target) if model.has_encoder else (target, model)
+            raise RefusedModelError(
+                f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
+            )
         if model.vocabulary_fingerprint != target.vocabulary_fingerprint:
             difference = tokenizer.difference(await link.fetch_tokenizer())
             raise RefusedModelError(

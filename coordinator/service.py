@@ -16,7 +16,7 @@ from google.protobuf import timestamp_pb2
 from coordinator.core import FinishReason, Round
 from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
-from coordinator.sessions.prompt import Prompt
+from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -85,6 +85,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> GenerationRequest:
     return GenerationRequest(
         prompt=_prompt(request),
+        answer=_answer(request),
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         num_draft_tokens=request.num_draft_tokens if request.HasField("num_draft_tokens") else None,
         sampling=_sampling(request),
@@ -108,6 +109,12 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
         case "chat":
             return _chat(request.chat)
     return None
+
+
+def _answer(request: generation_pb2.GenerateRequest) -> AnswerStart:
+    if request.WhichOneof("answer") == "answer_text":
+        return request.answer_text
+    return list(request.answer_token_ids.ids)
 
 
 def _chat(chat: generation_pb2.Chat) -> Chat:
@@ -206,7 +213,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             # All of it before the wait, after which the session can be another turn's.
             token_ids = session.token_ids
             response = session_pb2.GetSessionResponse(
-                session=_session(coordinator.sessions, session), token_ids=token_ids
+                session=_session(coordinator.sessions, session), token_ids=token_ids, source_token_ids=session.source
             )
             response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # can be many
             return response
@@ -231,7 +238,7 @@ def _session(store: SessionStore, session: KeptSession) -> session_pb2.Session:
     expires_at = store.expires_at(session)
     return session_pb2.Session(
         session_id=session.session_id,
-        num_tokens=len(session.token_ids),
+        num_tokens=session.num_tokens,
         num_turns=session.num_turns,
         busy=session.busy,
         created_at=_timestamp(session.created_at),

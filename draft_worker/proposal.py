@@ -103,7 +103,9 @@ def rehearse(model: LoadedModel) -> Steps[None]:
     num_draft_tokens = min(4, model.info.context_length - 1)
     prompt = [0] * min(64, model.info.context_length - num_draft_tokens)
     for temperature in (0.0, 1.0):
-        cache, sampler = SessionCache(model), Sampler(Sampling(temperature=temperature), model.info.vocabulary_size)
+        cache = SessionCache(model)
+        cache.source = (0,) * 64 if model.info.has_encoder else ()
+        sampler = Sampler(Sampling(temperature=temperature), model.info.vocabulary_size)
         least = [0.0] * num_draft_tokens
         yield from propose(cache, sampler, 0, prompt, num_draft_tokens, chunk=PrefillChunk(1.0), min_confidences=least)
         cache.free()

@@ -15,19 +15,24 @@ class CacheFootprint:
     """Memory that the caches of a session take, by the number of its tokens.
 
     `bytes_per_token` maps the number of tokens that some layers keep at most to what each token takes there: full
-    attention keeps all tokens, windows stop growing, and a recurrent state is full with the first token.
+    attention keeps all tokens, windows stop growing, and a recurrent state is full with the first token. Of a model
+    with an encoder, each token of the source takes `bytes_per_source_token` more.
     """
 
     bytes_per_token: Mapping[int, int] = field(default_factory=dict)
+    bytes_per_source_token: int = 0
 
     @classmethod
     def total(cls, footprints: Iterable[Self]) -> Self:
         """Add footprints."""
         added = Counter[int]()
+        of_source = 0
         for footprint in footprints:
             added.update(footprint.bytes_per_token)
-        return cls(dict(added))
+            of_source += footprint.bytes_per_source_token
+        return cls(dict(added), of_source)
 
-    def bytes_for(self, num_tokens: int) -> int:
-        """Return the bytes for this many tokens, without room for more."""
-        return sum(size * min(num_tokens, most) for most, size in self.bytes_per_token.items())
+    def bytes_for(self, num_tokens: int, num_source_tokens: int = 0) -> int:
+        """Return the bytes for this many tokens, and for a source, without room for more."""
+        of_tokens = sum(size * min(num_tokens, most) for most, size in self.bytes_per_token.items())
+        return of_tokens + num_source_tokens * self.bytes_per_source_token

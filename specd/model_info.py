@@ -18,6 +18,13 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     precision: str
     device: str
+    decoder_start_token_id: int | None = None
+    trained_source_length: int = 0
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether sessions have a source, which the model answers, besides their tokens."""
+        return self.decoder_start_token_id is not None
 
     def decodes_like(self, other: ModelInfo) -> bool:
         """Whether a session can continue on the other model: same weights, tokenizer and end tokens."""

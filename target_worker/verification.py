@@ -100,6 +100,7 @@ def rehearse(model: LoadedModel) -> Steps[None]:
     prompt = [0] * min(64, model.info.context_length - len(proposal))
     for temperature in (0.0, 1.0):
         cache = SessionCache(model)
+        cache.source = (0,) * 64 if model.info.has_encoder else ()
         sampler = Sampler(Sampling(temperature=temperature), model.info.vocabulary_size)
         yield from verify(cache, sampler, 0, prompt, proposal, chunk=PrefillChunk(1.0))
         cache.free()

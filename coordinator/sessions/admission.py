@@ -24,12 +24,12 @@ class Place:
     _num_bytes: int = 0
     _runs: bool = False
 
-    async def admit(self, num_tokens: int) -> None:
-        """Wait for the request's turn to run a session of so many tokens, prompt and generated.
+    async def admit(self, num_tokens: int, num_source_tokens: int = 0) -> None:
+        """Wait for the request's turn to run a session of so many tokens, prompt and generated, and of its source.
 
         Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come.
         """
-        await self._admission._admit(self, num_tokens)
+        await self._admission._admit(self, num_tokens, num_source_tokens)
 
 
 class Admission:
@@ -46,10 +46,10 @@ class Admission:
         max_sessions: int,
         max_queued: int,
         capacity_bytes: Callable[[], int],
-        bytes_for: Callable[[int], int],
+        bytes_for: Callable[[int, int], int],
         clock: Callable[[], float],
     ) -> None:
-        """The target has `capacity_bytes` for caches, now, of which so many tokens of a session take `bytes_for`."""
+        """The target has `capacity_bytes` for caches, now, of which a session's tokens and source take `bytes_for`."""
         self.num_running = 0
         self.reserved_bytes = 0
         self._num_present = 0
@@ -88,13 +88,14 @@ class Admission:
         finally:
             self._leave(place)
 
-    async def _admit(self, place: Place, num_tokens: int) -> None:
-        place._num_bytes = self._bytes_for(num_tokens)
+    async def _admit(self, place: Place, num_tokens: int, num_source_tokens: int) -> None:
+        place._num_bytes = self._bytes_for(num_tokens, num_source_tokens)
         if place._num_bytes > (capacity := self._capacity_bytes()):
             raise InvalidRequestError(
                 "CACHE_EXCEEDED",
-                f"the prompt and max_tokens make {num_tokens} tokens, which take {place._num_bytes} bytes, but the "
-                f"target worker's cache has room for {capacity}: lower max_tokens, or raise the worker's --cache-bytes",
+                f"the prompt and max_tokens make {num_tokens + num_source_tokens} tokens, which take "
+                f"{place._num_bytes} bytes, but the target worker's cache has room for {capacity}: lower max_tokens, "
+                "or raise the worker's --cache-bytes",
             )
         place._turn = asyncio.get_running_loop().create_future()
         self._queue.append(place)

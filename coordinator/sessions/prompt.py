@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
 from specd.text.chat import Chat
 from specd.text.tokenizer import Tokenizer
 
@@ -14,12 +15,17 @@ from specd.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Chat | None
 
 
+# The start of an answer: text, token ids, or none.
+AnswerStart = str | Sequence[int] | None
+
+
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """All tokens that a generation starts from, and the conversation that they are, if they are one."""
+    """All tokens that a generation starts from, and the conversation that they are or the source that they answer."""
 
     token_ids: list[int]
     chat: Chat | None = None
+    source: list[int] = field(default_factory=list)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, session: KeptSession) -> EncodedPrompt:
@@ -46,6 +52,30 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, session: KeptSession) ->
     if isinstance(prompt, str):
         return EncodedPrompt([*before, *tokenizer.encode(prompt, add_special_tokens=not before)])
     return EncodedPrompt([*before, *prompt])
+
+
+def encode_source(
+    tokenizer: Tokenizer, prompt: Prompt, answer: AnswerStart, session: KeptSession, model: ModelInfo
+) -> EncodedPrompt:
+    """Return the same for a model with an encoder: a prompt is the source, and the tokens are those of the answer.
+
+    Raises InvalidRequestError for a conversation, or a second source of a session.
+    """
+    if isinstance(prompt, Chat):
+        raise InvalidRequestError(
+            "NO_CHAT_TEMPLATE", f"{model.name} answers a source and holds no conversation: set `text` or `token_ids`"
+        )
+    if prompt and session.source:
+        raise InvalidRequestError(
+            "CONTRADICTION",
+            f"session {session.session_id} has its source, and the request has another: leave the prompt out, or begin "
+            "a new session",
+        )
+    start = [model.decoder_start_token_id] if model.decoder_start_token_id is not None else []
+    before = list(session.token_ids) or start
+    source = tokenizer.encode(prompt) if prompt and isinstance(prompt, str) else list(prompt or session.source)
+    begun = tokenizer.encode(answer, add_special_tokens=False) if isinstance(answer, str) else answer or ()
+    return EncodedPrompt([*before, *begun], source=source)
 
 
 def _contradiction(session: KeptSession, was: str, now: str) -> InvalidRequestError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.sessions.prompt import Prompt
+from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import MAX_STOP_TOKENS, Sampling, check_token_ids
@@ -58,6 +58,7 @@ class GenerationRequest:
     """
 
     prompt: Prompt = None
+    answer: AnswerStart = None
     max_tokens: int | None = None
     num_draft_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -65,7 +66,7 @@ class GenerationRequest:
     session_id: str = ""
     traceparent: str = ""
 
-    def check(self, model: ModelInfo, prompt_ids: Sequence[int]) -> int:
+    def check(self, model: ModelInfo, prompt: EncodedPrompt) -> int:
         """Return how many tokens to generate at most. Raises InvalidRequestError, naming field and value."""
         k = self.num_draft_tokens
         if k is not None and k > MAX_NUM_DRAFT_TOKENS:
@@ -73,17 +74,30 @@ class GenerationRequest:
                 "OUT_OF_RANGE", f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]"
             )
         self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.name)
-        check_prompt(model, prompt_ids)
-        max_tokens = resolve_max_tokens(model, len(prompt_ids), self.max_tokens)
+        if self.answer and not model.has_encoder:
+            raise InvalidRequestError(
+                "CONTRADICTION",
+                f"the request has the start of an answer, but {model.name} has no encoder: put it behind the prompt",
+            )
+        if model.has_encoder:
+            check_tokens(model, prompt.source)
+        check_prompt(model, prompt.token_ids)
+        max_tokens = resolve_max_tokens(model, len(prompt.token_ids), self.max_tokens)
         self.stop.check(model, max_tokens)
         return max_tokens
 
 
+def check_tokens(model: ModelInfo, token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequestError if the target cannot read these tokens."""
+    if not token_ids:
+        kinds = "`text` or `token_ids`" if model.has_encoder else "`text`, `token_ids` or `chat`"
+        raise InvalidRequestError("EMPTY_PROMPT", f"the prompt is empty: set {kinds}")
+    check_token_ids("token_ids", token_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+
+
 def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
     """Raise InvalidRequestError if the target cannot continue these tokens."""
-    if not prompt_ids:
-        raise InvalidRequestError("EMPTY_PROMPT", "the prompt is empty: set `text`, `token_ids` or `chat`")
-    check_token_ids("token_ids", prompt_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+    check_tokens(model, prompt_ids)
     if len(prompt_ids) >= model.context_length:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",

@@ -28,8 +28,14 @@ class KeptSession:
     last_used_at: float
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     chat: Chat | None = None
+    source: array[int] = field(default_factory=lambda: array("I"))
     num_turns: int = 0
     busy: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens, those of its source included."""
+        return len(self.token_ids) + len(self.source)
 
 
 class SessionStore:
@@ -69,14 +75,17 @@ class SessionStore:
         """
         session = self._get_idle(session_id)
         session.busy = True
-        self.num_tokens -= len(session.token_ids)
+        self.num_tokens -= session.num_tokens
         self._use(session)
         return session
 
-    def finish(self, session: KeptSession, token_ids: Sequence[int], chat: Chat | None) -> None:
-        """End a turn: the session now has all these tokens, and this conversation."""
+    def finish(
+        self, session: KeptSession, token_ids: Sequence[int], chat: Chat | None, source: Sequence[int] = ()
+    ) -> None:
+        """End a turn: the session now has all these tokens, and this conversation or source."""
         assert session.busy
         session.token_ids = array("I", token_ids)
+        session.source = array("I", source)
         session.chat = chat
         session.num_turns += 1
         self._release(session)
@@ -133,10 +142,10 @@ class SessionStore:
 
     def _release(self, session: KeptSession) -> None:
         session.busy = False
-        self.num_tokens += len(session.token_ids)
+        self.num_tokens += session.num_tokens
         self._use(session)
         # A session over the budget goes itself: no other has to go for it.
-        if session.num_turns == 0 or not self._keeps or len(session.token_ids) > self._budget_tokens:
+        if session.num_turns == 0 or not self._keeps or session.num_tokens > self._budget_tokens:
             self._forget(session)
         self.expire()
         while self.num_tokens > self._budget_tokens:
@@ -151,7 +160,7 @@ class SessionStore:
     def _forget(self, session: KeptSession) -> None:
         assert not session.busy
         del self._sessions[session.session_id]
-        self.num_tokens -= len(session.token_ids)
+        self.num_tokens -= session.num_tokens
 
     def _oldest_idle(self) -> KeptSession | None:
         return next((session for session in self._sessions.values() if not session.busy), None)

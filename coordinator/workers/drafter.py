@@ -9,12 +9,12 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.core import Plan, Proposal
+from coordinator.core import Plan, Proposal, SessionSetup
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
-from specd.sampling import Acceptance, Sampling
+from specd.sampling import Acceptance
 
 log = structlog.get_logger()
 
@@ -45,15 +45,13 @@ class Drafter:
     def __init__(
         self,
         worker: RemoteWorker[DraftStream],
-        session_id: str,
-        sampling: Sampling,
+        setup: SessionSetup,
         *,
         timeout_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._worker = worker
-        self._session_id = session_id
-        self._sampling = sampling
+        self._setup = setup
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._stream: DraftStream | None = None
@@ -121,8 +119,11 @@ class Drafter:
         fewest = 1 if plan.min_confidences else plan.num_draft_tokens
         return (
             fewest <= num_tokens <= plan.num_draft_tokens
-            and max(proposal.token_ids) < (self._sampling.vocabulary_size or model.vocabulary_size)  # the target's
-            and (self._sampling.acceptance is not Acceptance.REJECTION or len(proposal.distributions) == num_tokens)
+            and max(proposal.token_ids)
+            < (self._setup.sampling.vocabulary_size or model.vocabulary_size)  # the target's
+            and (
+                self._setup.sampling.acceptance is not Acceptance.REJECTION or len(proposal.distributions) == num_tokens
+            )
             and len(proposal.confidences) in {0, num_tokens}
             and all(0 <= confidence <= 1 for confidence in proposal.confidences)
         )
@@ -134,7 +135,7 @@ class Drafter:
 
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
-            self._stream = self._worker.open_stream(self._session_id, self._sampling)
+            self._stream = self._worker.open_stream(self._setup)
             self._cached = CachedPrefix()
         return self._stream
 

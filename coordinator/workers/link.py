@@ -10,12 +10,12 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.core import SessionSetup
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
 from specd.rpc.channel import open_channel
 from specd.rpc.messages import footprint_from, model_from, step_costs_from
-from specd.sampling import Sampling
 from specd.text.chat import ChatTemplate
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import model_pb2, model_pb2_grpc
@@ -41,7 +41,7 @@ class WorkerLink(RemoteWorker[Stream]):
         worker: str,
         address: str,
         *,
-        open_stream: Callable[[grpc.aio.Channel, str, Sampling], Stream],
+        open_stream: Callable[[grpc.aio.Channel, SessionSetup], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
     ) -> None:
@@ -56,9 +56,9 @@ class WorkerLink(RemoteWorker[Stream]):
         self._on_change = on_change
         self._watching = asyncio.ensure_future(self._watch())
 
-    def open_stream(self, session_id: str, sampling: Sampling) -> Stream:
+    def open_stream(self, setup: SessionSetup) -> Stream:
         """Open a stream for a session, on the one channel."""
-        return self._open_stream(self._channel, session_id, sampling)
+        return self._open_stream(self._channel, setup)
 
     async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
         """Get the tokenizer and chat template of the worker's model; errors of the template name the model."""
@@ -114,7 +114,7 @@ class WorkerLink(RemoteWorker[Stream]):
         except RefusedModelError as error:
             await self._refuse(str(error))
             return
-        self.cache_bytes, self.footprint = response.cache_capacity_bytes, footprint_from(response.cache_parts)
+        self.cache_bytes, self.footprint = response.cache_capacity_bytes, footprint_from(response)
         self.step_costs = step_costs_from(response.step_costs)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._become(model)

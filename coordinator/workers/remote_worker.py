@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from coordinator.core import SessionSetup
 from specd.cache_footprint import CacheFootprint
 from specd.model_info import ModelInfo
-from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 
 Stream_co = TypeVar("Stream_co", covariant=True)
@@ -31,7 +31,7 @@ class RemoteWorker(Generic[Stream_co]):
         self.cache_bytes, self.footprint = 0, CacheFootprint()
         self._changed = asyncio.Event()
 
-    def open_stream(self, session_id: str, sampling: Sampling) -> Stream_co:
+    def open_stream(self, setup: SessionSetup) -> Stream_co:
         """Open a stream for a session; if the worker is away, its first use fails."""
         raise AssertionError(self.fault)
 

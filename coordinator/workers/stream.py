@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
-from coordinator.core import Exchange, Plan, Proposal, Verdict
+from coordinator.core import Exchange, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from specd.errors import error_info
 from specd.rpc.messages import distribution_from, log_probabilities_from, to_distribution, to_session_sampling
-from specd.sampling import Sampling
 from specd.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
@@ -36,13 +35,13 @@ _FAILED_WRITE = "Internal error from Core"
 class WorkerStream(Generic[Request, Response]):
     """One bidirectional call. Requests are numbered, and an answer to an older one is dropped.
 
-    The first request carries the session's sampling.
+    The first request carries the session's sampling and source.
     """
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], sampling: Sampling, *, worker: str) -> None:
+    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, *, worker: str) -> None:
         """Use an open call to the "draft" or "target" worker."""
         self._call: Any = call
-        self._sampling = sampling
+        self._setup = setup
         self._worker = worker
         self._request: Request | None = None
         self._sent_at = 0.0
@@ -61,7 +60,8 @@ class WorkerStream(Generic[Request, Response]):
         """Number and send a request, which supersedes an unanswered one. Raises WorkerError."""
         request.round = 1 if self._request is None else self._request.round + 1
         if self._request is None:
-            request.sampling.CopyFrom(to_session_sampling(self._sampling))
+            request.sampling.CopyFrom(to_session_sampling(self._setup.sampling))
+            request.source_token_ids.extend(self._setup.source)
         self._request = request
         self._sent_at = time.perf_counter()
         self._answered = asyncio.get_running_loop().create_future()
@@ -142,10 +142,10 @@ class WorkerStream(Generic[Request, Response]):
 class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]):
     """A `DraftStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
+    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup) -> None:
         """Open the stream of a session on the channel of the draft worker."""
         stub = draft_pb2_grpc.DraftServiceStub(channel)
-        super().__init__(stub.Propose(metadata=(("specd-session-id", session_id),)), sampling, worker="draft")
+        super().__init__(stub.Propose(metadata=(("specd-session-id", setup.session_id),)), setup, worker="draft")
 
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
         """Send a request. Raises WorkerError."""
@@ -171,10 +171,10 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
 class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
     """A `TargetStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, session_id: str, sampling: Sampling) -> None:
+    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup) -> None:
         """Open the stream of a session on the channel of the target worker."""
         stub = target_pb2_grpc.TargetServiceStub(channel)
-        super().__init__(stub.Verify(metadata=(("specd-session-id", session_id),)), sampling, worker="target")
+        super().__init__(stub.Verify(metadata=(("specd-session-id", setup.session_id),)), setup, worker="target")
 
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float

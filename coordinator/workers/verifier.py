@@ -9,12 +9,11 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.core import Proposal, Verdict
+from coordinator.core import Proposal, SessionSetup, Verdict
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.errors import ResourceExhaustedError, UnavailableError
-from specd.sampling import Sampling
 
 log = structlog.get_logger()
 
@@ -47,16 +46,14 @@ class Verifier:
     def __init__(
         self,
         worker: RemoteWorker[TargetStream],
-        session_id: str,
-        sampling: Sampling,
+        setup: SessionSetup,
         *,
         timeout_seconds: float,
         recovery_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._worker = worker
-        self._session_id = session_id
-        self._sampling = sampling
+        self._setup = setup
         self._timeout_seconds = timeout_seconds
         self._recovery_seconds = recovery_seconds
         self._clock = clock
@@ -102,7 +99,7 @@ class Verifier:
         if self._stream is None:
             if self._worker.model is None:
                 raise WorkerLostError(self._worker.fault, "the target worker is away")
-            self._stream = self._worker.open_stream(self._session_id, self._sampling)
+            self._stream = self._worker.open_stream(self._setup)
             self._vocabulary_size = self._worker.model.vocabulary_size
         position = self._cached.position(token_ids)
         verdict = await self._stream.verify(position, token_ids[position:], proposal, self._timeout_seconds)
@@ -112,7 +109,10 @@ class Verifier:
                 "TARGET_BROKEN",
                 f"the target worker accepted {num_accepted} of {num_proposed} tokens and chose {verdict.next_token_id}",
             )
-        if self._sampling.top_log_probabilities is not None and len(verdict.log_probabilities) != num_accepted + 1:
+        if (
+            self._setup.sampling.top_log_probabilities is not None
+            and len(verdict.log_probabilities) != num_accepted + 1
+        ):
             raise WorkerError("TARGET_BROKEN", "the target worker did not send the log-probabilities of its tokens")
         self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
         return verdict

@@ -45,7 +45,9 @@ _DRAFTED_STYLE = "green"
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue, or for T5 the source to answer; - reads standard input.")
+    ],
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
@@ -70,6 +72,9 @@ def generate(
     acceptance: Annotated[Acceptance, typer.Option(help="Acceptance rule for draft tokens.")] = Acceptance.COUPLED,
     lenience: Annotated[float, typer.Option(help="Added to the acceptance probability of rejection; not exact.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
+    answer_start: Annotated[
+        str, typer.Option(metavar="TEXT", help="Of a model with an encoder: what the answer begins with.")
+    ] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON message per line.")] = False,
@@ -84,6 +89,7 @@ def generate(
         "max_tokens": max_tokens,
         "num_draft_tokens": num_draft_tokens,
         "session_id": session,
+        **({"answer_text": answer_start} if answer_start else {}),
         "stop": generation_pb2.StopConditions(strings=stop or ()),
         "sampling": sampling_pb2.SamplingParameters(
             temperature=temperature,

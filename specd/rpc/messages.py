@@ -109,6 +109,8 @@ def to_log_probabilities(
 def model_from(message: model_pb2.Model) -> ModelInfo:
     """Return the description of a model in a message."""
     values = {field.name: getattr(message, field.name) for field in dataclasses.fields(ModelInfo)}
+    if not message.HasField("decoder_start_token_id"):
+        values["decoder_start_token_id"] = None
     return ModelInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
@@ -117,9 +119,10 @@ def to_model(model: ModelInfo) -> model_pb2.Model:
     return model_pb2.Model(**dataclasses.asdict(model))
 
 
-def footprint_from(messages: Iterable[model_pb2.CachePart]) -> CacheFootprint:
-    """Return the memory of a session's caches in messages."""
-    return CacheFootprint.total(CacheFootprint({part.most_tokens: part.bytes_per_token}) for part in messages)
+def footprint_from(message: model_pb2.DescribeResponse) -> CacheFootprint:
+    """Return the memory of a session's caches in a message."""
+    parts = CacheFootprint.total(CacheFootprint({p.most_tokens: p.bytes_per_token}) for p in message.cache_parts)
+    return CacheFootprint(parts.bytes_per_token, message.bytes_per_source_token)
 
 
 def to_cache_parts(footprint: CacheFootprint) -> list[model_pb2.CachePart]:

@@ -27,39 +27,39 @@ from specd.v1 import model_pb2 as specd_dot_v1_dot_model__pb2
 from specd.v1 import sampling_pb2 as specd_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19specd/v1/generation.proto\x12\x08specd.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\xfa\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.specd.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.specd.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x04 \x01(\rH\x02\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.specd.v1.SamplingParameters\x12&\n\x04stop\x18\x07 \x01(\x0b\x32\x18.specd.v1.StopConditions\x12\"\n\x15top_log_probabilities\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\nsession_id\x18\t \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x13\n\x11_num_draft_tokensB\x18\n\x16_top_log_probabilities\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xac\x01\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.specd.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x33\n\x12template_arguments\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"U\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\'\n\x06\x66ields\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\\\n\x0eStopConditions\x12\x12\n\nignore_eos\x18\x01 \x01(\x08\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07strings\x18\x04 \x03(\t\"\xaa\x02\n\x10GenerateResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06tokens\x18\x03 \x03(\x0b\x32\x18.specd.v1.GeneratedToken\x12\x1e\n\x05round\x18\x04 \x01(\x0b\x32\x0f.specd.v1.Round\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.specd.v1.FinishReason\x12/\n\nstatistics\x18\x06 \x01(\x0b\x32\x1b.specd.v1.SessionStatistics\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12\x0c\n\x04seed\x18\t \x01(\x04\x42\x0c\n\nstopped_by\"w\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x08\x12:\n\x11log_probabilities\x18\x04 \x01(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\"\xbe\x01\n\x05Round\x12\x10\n\x08proposed\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x15\n\rdraft_seconds\x18\x03 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x04 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cwire_seconds\x18\x06 \x01(\x01\x12\x1b\n\x13\x63oordinator_seconds\x18\x07 \x01(\x01\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04J\x04\x08\t\x10\n\"\xbb\x04\n\x11SessionStatistics\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65pted_by_position\x18\x06 \x03(\r\x12\x18\n\x10recovered_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x62onus_tokens\x18\x08 \x01(\r\x12#\n\x1btime_to_first_token_seconds\x18\t \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\n \x01(\x01\x12/\n\x0eround_averages\x18\x0b \x01(\x0b\x32\x17.specd.v1.RoundAverages\x12\x1c\n\x14rounds_without_draft\x18\x0c \x01(\r\x12\x13\n\x0b\x64raft_fault\x18\r \x01(\t\x12\x16\n\x0etarget_replays\x18\x0e \x01(\r\x12\x19\n\x11\x61\x64mission_seconds\x18\x13 \x01(\x01\x12\x1c\n\x14proposed_by_position\x18\x0f \x03(\r\x12\x15\n\rwasted_tokens\x18\x10 \x01(\r\x12\x1c\n\x14target_reused_tokens\x18\x11 \x01(\r\x12\x1b\n\x13\x64raft_reused_tokens\x18\x12 \x01(\r\x12\x0f\n\x07speedup\x18\x15 \x01(\x01J\x04\x08\x14\x10\x15J\x04\x08\x16\x10\x17J\x04\x08\x17\x10\x18\"\xac\x01\n\rRoundAverages\x12\x15\n\rdraft_seconds\x18\x01 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x14\n\x0cwire_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13\x63oordinator_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x01\x12\x12\n\nwire_bytes\x18\x07 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xce\x01\n\x14GetModelInfoResponse\x12\x1f\n\x06target\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12\x1e\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x0f.specd.v1.Model\x12\x13\n\x0b\x64raft_fault\x18\x03 \x01(\t\x12%\n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x14max_num_draft_tokens\x18\x05 \x01(\rB\x1b\n\x19_default_num_draft_tokens*\x9b\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x32\xa7\x01\n\x11GenerationService\x12\x43\n\x08Generate\x12\x19.specd.v1.GenerateRequest\x1a\x1a.specd.v1.GenerateResponse0\x01\x12M\n\x0cGetModelInfo\x12\x1d.specd.v1.GetModelInfoRequest\x1a\x1e.specd.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19specd/v1/generation.proto\x12\x08specd.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\xcb\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.specd.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.specd.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.specd.v1.SamplingParameters\x12&\n\x04stop\x18\x07 \x01(\x0b\x32\x18.specd.v1.StopConditions\x12\"\n\x15top_log_probabilities\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nsession_id\x18\t \x01(\t\x12\x15\n\x0b\x61nswer_text\x18\n \x01(\tH\x01\x12.\n\x10\x61nswer_token_ids\x18\x0b \x01(\x0b\x32\x12.specd.v1.TokenIdsH\x01\x42\x08\n\x06promptB\x08\n\x06\x61nswerB\r\n\x0b_max_tokensB\x13\n\x11_num_draft_tokensB\x18\n\x16_top_log_probabilities\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xac\x01\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.specd.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\x33\n\x12template_arguments\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"U\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\'\n\x06\x66ields\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\\\n\x0eStopConditions\x12\x12\n\nignore_eos\x18\x01 \x01(\x08\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07strings\x18\x04 \x03(\t\"\xaa\x02\n\x10GenerateResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06tokens\x18\x03 \x03(\x0b\x32\x18.specd.v1.GeneratedToken\x12\x1e\n\x05round\x18\x04 \x01(\x0b\x32\x0f.specd.v1.Round\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.specd.v1.FinishReason\x12/\n\nstatistics\x18\x06 \x01(\x0b\x32\x1b.specd.v1.SessionStatistics\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12\x0c\n\x04seed\x18\t \x01(\x04\x42\x0c\n\nstopped_by\"w\n\x0eGeneratedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x08\x12:\n\x11log_probabilities\x18\x04 \x01(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\"\xbe\x01\n\x05Round\x12\x10\n\x08proposed\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x15\n\rdraft_seconds\x18\x03 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x04 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cwire_seconds\x18\x06 \x01(\x01\x12\x1b\n\x13\x63oordinator_seconds\x18\x07 \x01(\x01\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04J\x04\x08\t\x10\n\"\xbb\x04\n\x11SessionStatistics\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65pted_by_position\x18\x06 \x03(\r\x12\x18\n\x10recovered_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x62onus_tokens\x18\x08 \x01(\r\x12#\n\x1btime_to_first_token_seconds\x18\t \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\n \x01(\x01\x12/\n\x0eround_averages\x18\x0b \x01(\x0b\x32\x17.specd.v1.RoundAverages\x12\x1c\n\x14rounds_without_draft\x18\x0c \x01(\r\x12\x13\n\x0b\x64raft_fault\x18\r \x01(\t\x12\x16\n\x0etarget_replays\x18\x0e \x01(\r\x12\x19\n\x11\x61\x64mission_seconds\x18\x13 \x01(\x01\x12\x1c\n\x14proposed_by_position\x18\x0f \x03(\r\x12\x15\n\rwasted_tokens\x18\x10 \x01(\r\x12\x1c\n\x14target_reused_tokens\x18\x11 \x01(\r\x12\x1b\n\x13\x64raft_reused_tokens\x18\x12 \x01(\r\x12\x0f\n\x07speedup\x18\x15 \x01(\x01J\x04\x08\x14\x10\x15J\x04\x08\x16\x10\x17J\x04\x08\x17\x10\x18\"\xac\x01\n\rRoundAverages\x12\x15\n\rdraft_seconds\x18\x01 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x02 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x14\n\x0cwire_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13\x63oordinator_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x01\x12\x12\n\nwire_bytes\x18\x07 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xce\x01\n\x14GetModelInfoResponse\x12\x1f\n\x06target\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12\x1e\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x0f.specd.v1.Model\x12\x13\n\x0b\x64raft_fault\x18\x03 \x01(\t\x12%\n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x14max_num_draft_tokens\x18\x05 \x01(\rB\x1b\n\x19_default_num_draft_tokens*\x9b\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x32\xa7\x01\n\x11GenerationService\x12\x43\n\x08Generate\x12\x19.specd.v1.GenerateRequest\x1a\x1a.specd.v1.GenerateResponse0\x01\x12M\n\x0cGetModelInfo\x12\x1d.specd.v1.GetModelInfoRequest\x1a\x1e.specd.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2475
-  _globals['_FINISHREASON']._serialized_end=2630
+  _globals['_FINISHREASON']._serialized_start=2556
+  _globals['_FINISHREASON']._serialized_end=2711
   _globals['_GENERATEREQUEST']._serialized_start=117
-  _globals['_GENERATEREQUEST']._serialized_end=495
-  _globals['_TOKENIDS']._serialized_start=497
-  _globals['_TOKENIDS']._serialized_end=520
-  _globals['_CHAT']._serialized_start=523
-  _globals['_CHAT']._serialized_end=695
-  _globals['_CHATMESSAGE']._serialized_start=697
-  _globals['_CHATMESSAGE']._serialized_end=782
-  _globals['_STOPCONDITIONS']._serialized_start=784
-  _globals['_STOPCONDITIONS']._serialized_end=876
-  _globals['_GENERATERESPONSE']._serialized_start=879
-  _globals['_GENERATERESPONSE']._serialized_end=1177
-  _globals['_GENERATEDTOKEN']._serialized_start=1179
-  _globals['_GENERATEDTOKEN']._serialized_end=1298
-  _globals['_ROUND']._serialized_start=1301
-  _globals['_ROUND']._serialized_end=1491
-  _globals['_SESSIONSTATISTICS']._serialized_start=1494
-  _globals['_SESSIONSTATISTICS']._serialized_end=2065
-  _globals['_ROUNDAVERAGES']._serialized_start=2068
-  _globals['_ROUNDAVERAGES']._serialized_end=2240
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2242
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2263
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2266
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2472
-  _globals['_GENERATIONSERVICE']._serialized_start=2633
-  _globals['_GENERATIONSERVICE']._serialized_end=2800
+  _globals['_GENERATEREQUEST']._serialized_end=576
+  _globals['_TOKENIDS']._serialized_start=578
+  _globals['_TOKENIDS']._serialized_end=601
+  _globals['_CHAT']._serialized_start=604
+  _globals['_CHAT']._serialized_end=776
+  _globals['_CHATMESSAGE']._serialized_start=778
+  _globals['_CHATMESSAGE']._serialized_end=863
+  _globals['_STOPCONDITIONS']._serialized_start=865
+  _globals['_STOPCONDITIONS']._serialized_end=957
+  _globals['_GENERATERESPONSE']._serialized_start=960
+  _globals['_GENERATERESPONSE']._serialized_end=1258
+  _globals['_GENERATEDTOKEN']._serialized_start=1260
+  _globals['_GENERATEDTOKEN']._serialized_end=1379
+  _globals['_ROUND']._serialized_start=1382
+  _globals['_ROUND']._serialized_end=1572
+  _globals['_SESSIONSTATISTICS']._serialized_start=1575
+  _globals['_SESSIONSTATISTICS']._serialized_end=2146
+  _globals['_ROUNDAVERAGES']._serialized_start=2149
+  _globals['_ROUNDAVERAGES']._serialized_end=2321
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2323
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2344
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2347
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2553
+  _globals['_GENERATIONSERVICE']._serialized_start=2714
+  _globals['_GENERATIONSERVICE']._serialized_end=2881
 # @@protoc_insertion_point(module_scope)

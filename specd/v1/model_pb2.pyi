@@ -11,16 +11,18 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CACHE_PARTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SOURCE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: Model
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     cache_capacity_bytes: int
     cache_parts: _containers.RepeatedCompositeFieldContainer[CachePart]
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ...) -> None: ...
+    bytes_per_source_token: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ...) -> None: ...
 
 class CachePart(_message.Message):
     __slots__ = ("most_tokens", "bytes_per_token")
@@ -68,7 +70,7 @@ class TokenizerConfig(_message.Message):
     def __init__(self, chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device")
+    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device", "decoder_start_token_id", "trained_source_length")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,8 @@ class Model(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DECODER_START_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: str
@@ -87,7 +91,9 @@ class Model(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     precision: str
     device: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    decoder_start_token_id: int
+    trained_source_length: int
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., decoder_start_token_id: _Optional[int] = ..., trained_source_length: _Optional[int] = ...) -> None: ...
 
 class WorkerTime(_message.Message):
     __slots__ = ("queue_seconds", "compute_seconds", "num_sessions", "step_tokens")

@@ -26,14 +26,16 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionResponse(_message.Message):
-    __slots__ = ("session", "token_ids", "text")
+    __slots__ = ("session", "token_ids", "text", "source_token_ids")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session: Session
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    source_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., source_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeleteSessionRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -9,20 +9,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "proposal", "sampling", "distributions")
+    __slots__ = ("round", "position", "token_ids", "proposal", "sampling", "distributions", "source_token_ids")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     proposal: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SessionSampling
     distributions: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenDistribution]
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ...) -> None: ...
+    source_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., source_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time", "reused_len", "log_probabilities")

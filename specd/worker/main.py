@@ -21,10 +21,9 @@ from specd.settings import WorkerSettings
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2_grpc
 from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import BareCache
+from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.metrics import WorkerMetrics
@@ -84,7 +83,8 @@ async def run_worker(
             def on_step(step: StepTime) -> None:
                 metrics.count_step(step)
                 if step.is_prefill:
-                    chunk.took(step.num_tokens, step.seconds)
+                    if not step.reads_source:
+                        chunk.took(step.num_tokens, step.seconds)
                 elif step.is_whole and not workload.proposes and (step.had_all_cores or step.num_sessions > 1):
                     # The curve for one session is with all cores: without them, a step says nothing about it.
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
@@ -126,7 +126,7 @@ def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[Loade
     if mx.default_device().type != mx.cpu:
         passes = (*widths, *_TILES_ON_GPU)
         log.info("warming up: if kernels are to be compiled this takes minutes, once on a machine")
-    cache = BareCache(model.network, SessionLayers(model.network), model.batches)
+    cache = bare_cache(model.network, batches=model.batches)
     for width in passes:
         if width <= model.info.context_length:
             yield from measure([cache], Workload((width,)), width)

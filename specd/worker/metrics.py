@@ -25,9 +25,10 @@ class WorkerMetrics:
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
         cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
-        cached_tokens.set_function(lambda: sum(cache.cached_len for cache in caches))
+        cached_tokens.set_function(lambda: sum(len(cache.layers.source) + cache.cached_len for cache in caches))
         cache_bytes = Gauge("specd_worker_cache_bytes", "Memory that these tokens take.", registry=registry)
-        cache_bytes.set_function(lambda: sum(caches.footprint.bytes_for(cache.cached_len) for cache in caches))
+        bytes_for = caches.footprint.bytes_for
+        cache_bytes.set_function(lambda: sum(bytes_for(cache.cached_len, len(cache.layers.source)) for cache in caches))
         Gauge(
             "specd_worker_cache_capacity_bytes", "Memory that the caches of sessions may take.", registry=registry
         ).set(caches.capacity_bytes)

@@ -31,6 +31,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             model=to_model(worker.model.info),
             cache_capacity_bytes=worker.caches.capacity_bytes,
             cache_parts=to_cache_parts(worker.caches.footprint),
+            bytes_per_source_token=worker.caches.footprint.bytes_per_source_token,
             step_costs=to_step_costs(worker.costs),
         )
 

@@ -26,6 +26,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.validation import check_source
 
 log = structlog.get_logger()
 
@@ -58,6 +59,8 @@ class _Request(Protocol):
     def position(self) -> int: ...
     @property
     def token_ids(self) -> Sequence[int]: ...
+    @property
+    def source_token_ids(self) -> Sequence[int]: ...
     @property
     def sampling(self) -> sampling_pb2.SessionSampling: ...
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
@@ -136,12 +139,16 @@ class SessionStreams(Generic[Request, Result, Response]):
                     if latest is not None and latest.computing.cancel():
                         worker.metrics.requests.labels("superseded").inc()
                     structlog.contextvars.bind_contextvars(request=request.round)
-                    if request.HasField("sampling"):
-                        if latest is not None:
-                            raise InvalidRequestError(
-                                "CONTRADICTION", "sampling is set in a later request: it holds from the first one on"
-                            )
-                        session.sampler = _sampler(worker, request.sampling)
+                    if latest is None:
+                        if request.HasField("sampling"):
+                            session.sampler = _sampler(worker, request.sampling)
+                        check_source(worker.model.info, request.source_token_ids)
+                        session.cache.source = tuple(request.source_token_ids)
+                    elif request.HasField("sampling") or request.source_token_ids:
+                        raise InvalidRequestError(
+                            "CONTRADICTION",
+                            "sampling or source_token_ids is set in a later request: they hold from the first one on",
+                        )
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
                     latest = _Asked(request, worker.engine.submit(_free_on_error(session.cache, steps), session.cache))

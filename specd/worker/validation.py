@@ -10,6 +10,19 @@ from specd.sampling import check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 
+def check_source(model: ModelInfo, source: Sequence[int]) -> None:
+    """Check the source in the first request of a stream against the worker's model. Raises InvalidRequestError."""
+    if source and not model.has_encoder:
+        raise InvalidRequestError(
+            "CONTRADICTION", f"source_token_ids is set, but {model.name} has no encoder to read it"
+        )
+    if model.has_encoder and not source:
+        raise InvalidRequestError(
+            "EMPTY_TOKEN_IDS", f"source_token_ids is empty: {model.name} has an encoder, which needs a source"
+        )
+    check_token_ids("source_token_ids", source, vocabulary_size=model.vocabulary_size, model_name=model.name)
+
+
 def check_request(
     model: ModelInfo,
     position: int,

@@ -15,7 +15,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from coordinator.core import Plan
+from coordinator.core import Plan, SessionSetup
 from coordinator.workers.errors import WorkerLateError, WorkerLostError
 from coordinator.workers.stream import GrpcDraftStream
 from specd.cli.supervisor import Child, Stack
@@ -159,7 +159,7 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
 async def test_hung_worker_that_takes_no_more_bytes_is_lost(harmed_stack: Stack) -> None:
     async with open_channel(draft_of(harmed_stack).facts["address"]) as channel:
         await channel.channel_ready()
-        stream = GrpcDraftStream(channel, "hung", Sampling())
+        stream = GrpcDraftStream(channel, SessionSetup("hung", Sampling()))
         with hung(draft_of(harmed_stack)):
             with pytest.raises(WorkerLostError):
                 while True:

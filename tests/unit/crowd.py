@@ -96,7 +96,7 @@ class Crowd:
             max_sessions=max_sessions,
             max_queued=max_queued,
             capacity_bytes=lambda: self.capacity,
-            bytes_for=lambda num_tokens: num_tokens,
+            bytes_for=lambda num_tokens, num_source_tokens: num_tokens + num_source_tokens,
             clock=self.clock,
         )
         self.everyone: list[Request] = []

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.core import Plan, Proposal, Round, Session, Verdict
+from coordinator.core import Plan, Proposal, Round, Session, SessionSetup, Verdict
 from coordinator.round_loop import decode
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.drafter import Drafter
@@ -62,7 +62,7 @@ class FakeTarget(RemoteWorker["FakeTargetStream"]):
         self.comes_back = comes_back
         self.num_open = 0
 
-    def open_stream(self, session_id: str, sampling: Sampling) -> FakeTargetStream:
+    def open_stream(self, setup: SessionSetup) -> FakeTargetStream:
         self.num_open += 1
         return FakeTargetStream(self)
 
@@ -111,7 +111,7 @@ class FakeDraft(RemoteWorker["FakeDraftStream"]):
         self.events = events
         self.num_open = 0
 
-    def open_stream(self, session_id: str, sampling: Sampling) -> FakeDraftStream:
+    def open_stream(self, setup: SessionSetup) -> FakeDraftStream:
         self.num_open += 1
         return FakeDraftStream(self)
 
@@ -192,8 +192,9 @@ def run(
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = itertools.count().__next__
-    drafter = Drafter(draft, "s", Sampling(), timeout_seconds=1.0, clock=clock)
-    verifier = Verifier(target, "s", Sampling(), timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    setup = SessionSetup("s", Sampling())
+    drafter = Drafter(draft, setup, timeout_seconds=1.0, clock=clock)
+    verifier = Verifier(target, setup, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
     planner = Planned([Plan(plans)] if isinstance(plans, int) else plans)
     statistics = SessionStatistics(prompt_tokens=session.prompt_len)
     rounds: list[Round] = []

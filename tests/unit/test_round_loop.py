@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core import FinishReason, Plan, Proposal, Verdict
+from coordinator.core import FinishReason, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers import verifier as verifier_module
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.verifier import Verifier
@@ -109,8 +109,7 @@ def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_
     session = make_session([1, 2, 3], 5)
     verifier = Verifier(
         FakeTarget(["full", "full", "ok", *["full"] * 100]),
-        "s",
-        Sampling(),
+        SessionSetup("s", Sampling()),
         timeout_seconds=1.0,
         recovery_seconds=10.0,
         clock=itertools.count().__next__,
@@ -206,7 +205,7 @@ def test_a_target_that_was_refused_gets_no_session() -> None:
 def test_a_target_only_session_leaves_the_draft_alone() -> None:
     opened: list[str] = []
     draft = FakeDraft(next_token, [])
-    draft.open_stream = lambda *session: opened.append(session)  # type: ignore[assignment,method-assign,arg-type]
+    draft.open_stream = lambda *setup: opened.append(setup)  # type: ignore[assignment,method-assign,arg-type]
     run(make_session([1, 2], 8), 0, draft, FakeTarget([]))
     assert opened == []
 
@@ -218,7 +217,7 @@ def test_a_target_that_answers_nonsense_ends_the_session(num_accepted: int, next
             return Verdict(num_accepted, next_token_id, 2)
 
     target = FakeTarget([])
-    target.open_stream = lambda session_id, sampling: NonsenseStream(target)  # type: ignore[method-assign]
+    target.open_stream = lambda setup: NonsenseStream(target)  # type: ignore[method-assign]
     with pytest.raises(WorkerError) as error:
         run(make_session([1, 2], 8), 2, FakeDraft(next_token, []), target)
     assert error.value.reason == "TARGET_BROKEN"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest, StopConditions, check_prompt, resolve_max_tokens
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
@@ -73,10 +74,10 @@ def test_max_tokens_fit_in_the_context() -> None:
 
 def test_num_draft_tokens_has_a_limit() -> None:
     for num_draft_tokens in (None, 0, MAX_NUM_DRAFT_TOKENS):
-        assert GenerationRequest(num_draft_tokens=num_draft_tokens, max_tokens=3).check(MODEL, [1]) == 3
+        assert GenerationRequest(num_draft_tokens=num_draft_tokens, max_tokens=3).check(MODEL, EncodedPrompt([1])) == 3
     for num_draft_tokens in (MAX_NUM_DRAFT_TOKENS + 1, LARGEST_UINT32):
         with refused("OUT_OF_RANGE", f"num_draft_tokens is {num_draft_tokens}"):
-            GenerationRequest(num_draft_tokens=num_draft_tokens).check(MODEL, [1])
+            GenerationRequest(num_draft_tokens=num_draft_tokens).check(MODEL, EncodedPrompt([1]))
 
 
 @pytest.mark.parametrize(

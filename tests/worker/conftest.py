@@ -53,6 +53,6 @@ def engine(fake_model: FakeModel) -> Iterator[Engine]:
     """An engine that runs the fake model."""
     from specd.worker.engine.engine import Engine
 
-    running = Engine(lambda: None, forward=fake_model.forward)
+    running = Engine(lambda: None, compute=fake_model.forward)
     yield running
     running.stop()

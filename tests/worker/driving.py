@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from specd.worker.cache.session_cache import SessionCache
 from specd.worker.engine.engine import Result, Steps
-from specd.worker.engine.forward import Evaluate, Feed, forward
+from specd.worker.engine.forward import Encode, Evaluate, Feed, forward
 from specd.worker.engine.prefill_chunk import PrefillChunk
 
 
@@ -30,7 +30,7 @@ class Driven:
 
     def __init__(self, steps: Steps[Any]) -> None:
         self._steps = steps
-        self._feed: Feed | None = None
+        self._wants: Feed | Encode | None = None
         self.has_ended = False
         self.result: Any = None
         self._send(None)
@@ -42,22 +42,25 @@ class Driven:
     def step_together(jobs: Sequence[Driven]) -> None:
         """Take a step of several jobs, or of those that have not ended, in one forward pass."""
         going_on = [job for job in jobs if not job.has_ended]
-        if going_on:
-            outputs = forward([job._feed for job in going_on if job._feed is not None])
-            for job, logits in zip(going_on, outputs, strict=True):
+        feeds = {job: job._wants for job in going_on if isinstance(job._wants, Feed)}
+        for job in going_on:
+            if isinstance(job._wants, Encode):
+                job._send(job._wants.describe())
+        if feeds:
+            for job, logits in zip(feeds, forward([*feeds.values()]), strict=True):
                 job._send(logits)
 
     def drop(self) -> None:
         """End the job, as the engine does with one that nobody waits for."""
         self._steps.close()
 
-    def _send(self, logits: mx.array | None) -> None:
+    def _send(self, output: Any) -> None:
         try:
-            wants = self._steps.send(logits)
+            wants = self._steps.send(output)
             while isinstance(wants, Evaluate):
                 mx.eval(wants.arrays)
                 wants = self._steps.send(None)
-            self._feed = wants
+            self._wants = wants
         except StopIteration as stop:
             self.has_ended, self.result = True, stop.value
 

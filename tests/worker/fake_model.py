@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import Feed
+from specd.worker.engine.forward import Encode, Feed
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class FakeModel:
         self.passes: list[list[str]] = []
         self.error: Exception | None = None
 
-    def forward(self, feeds: Sequence[Feed], *, owns_all_cores: bool) -> list[str]:
-        names = [cast(FakeFeed, feed).name for feed in feeds]
+    def forward(self, wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> list[str]:
+        names = [cast(FakeFeed, feed).name for feed in wanted]
         self.passes.append(names)
         if self.error is not None:
             raise self.error

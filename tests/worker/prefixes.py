@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -63,4 +64,4 @@ def leave(prefixes: PrefixCache, token_ids: Sequence[int]) -> None:
 
 
 def stored(prefixes: PrefixCache) -> list[tuple[int, ...]]:
-    return [entry.token_ids for entry in prefixes._entries]
+    return [cast("tuple[int, ...]", entry.key[1:]) for entry in prefixes._entries]

@@ -131,7 +131,7 @@ async def test_stop_cancels_what_waits_and_runs_the_last_call() -> None:
 
 async def test_a_mistake_in_the_engine_is_not_silent(fake_model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
-    engine = Engine(lambda: None, forward=fake_model.forward, on_failure=failed.set)
+    engine = Engine(lambda: None, compute=fake_model.forward, on_failure=failed.set)
 
     def break_down(*_: Any) -> None:
         raise RuntimeError("a mistake")
@@ -145,7 +145,7 @@ async def test_a_mistake_in_the_engine_is_not_silent(fake_model: FakeModel, monk
 
 async def test_an_urgent_action_that_fails_at_the_end_is_not_silent(fake_model: FakeModel) -> None:
     failed, ended = threading.Event(), threading.Event()
-    engine = Engine(ended.set, forward=fake_model.forward, on_failure=failed.set)
+    engine = Engine(ended.set, compute=fake_model.forward, on_failure=failed.set)
     started, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:

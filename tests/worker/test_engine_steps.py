@@ -16,7 +16,7 @@ from specd.step_costs import StepCosts
 from specd.worker.engine import batch_window
 from specd.worker.engine import scheduler as schedule
 from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import Evaluate, Feed
+from specd.worker.engine.forward import Encode, Evaluate, Feed
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.session_stream import Worker
 from target_worker.service import _pad
@@ -159,11 +159,11 @@ async def test_a_step_owns_all_cores_unless_other_sessions_had_work_in_the_last_
     free: list[bool] = []
     steps_taken: list[StepTime] = []
 
-    def forward(feeds: Sequence[Feed], *, owns_all_cores: bool) -> list[str]:
+    def forward(wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> list[str]:
         free.append(owns_all_cores)
-        return [cast(FakeFeed, fed).name for fed in feeds]
+        return [cast(FakeFeed, fed).name for fed in wanted]
 
-    engine = Engine(lambda: None, forward=forward)
+    engine = Engine(lambda: None, compute=forward)
     engine.on_step = steps_taken.append
     one, other, idle = Session(), Session(), Session()
     try:

@@ -16,9 +16,9 @@ from specd.worker.cache.session_cache import SessionCache
 CAPACITY_TOKENS = 10
 
 
-def make_cache() -> SessionCache:
+def make_cache(num_source_tokens: int = 0) -> SessionCache:
     class Cache:
-        pass
+        source = (1,) * num_source_tokens
 
     return cast(SessionCache, Cache())
 
@@ -37,20 +37,21 @@ def add(caches: CacheCapacity, num_tokens: int) -> SessionCache:
 
 @given(st.data())
 def test_in_any_order_of_calls_all_get_the_room_that_there_is_and_no_more(data: st.DataObject) -> None:
-    caches = CacheCapacity(CAPACITY_TOKENS, CacheFootprint({ALL_TOKENS: 1}))
+    caches = CacheCapacity(CAPACITY_TOKENS, CacheFootprint({ALL_TOKENS: 1}, bytes_per_source_token=2))
     expected: dict[SessionCache, int] = {}
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.sampled_from(["add", "reserve", "reserve", "discard"])):
             case "add":
-                cache = make_cache()
+                cache = make_cache(data.draw(st.integers(0, 3)))
                 caches.add(cache)
                 expected[cache] = 0
             case "reserve" if expected:
                 cache = data.draw(st.sampled_from([*expected]))
                 num_tokens = data.draw(st.integers(0, CAPACITY_TOKENS + 1))
-                if sum({**expected, cache: num_tokens}.values()) <= CAPACITY_TOKENS:
+                num_bytes = num_tokens + 2 * len(cache.source)
+                if sum({**expected, cache: num_bytes}.values()) <= CAPACITY_TOKENS:
                     caches.reserve(cache, num_tokens)
-                    expected[cache] = num_tokens
+                    expected[cache] = num_bytes
                 else:
                     with pytest.raises(ResourceExhaustedError):
                         caches.reserve(cache, num_tokens)

@@ -66,13 +66,13 @@ class Watch:
 
     def look(self) -> None:
         entries = self._prefixes._entries
-        tokens = stored(self._prefixes)
+        tokens = [entry.key for entry in entries]
         assert tokens == sorted(tokens)
         assert not any(a == b[: len(a)] for a in tokens for b in tokens if a is not b)
         held = sum(array.nbytes for entry in entries for array in entry.layers.arrays)
         assert held == self._prefixes.nbytes <= self._budget_bytes
         for entry in entries:
-            assert {cache.offset for cache in entry.layers.caches} == {len(entry.token_ids)} == {entry.layers.num_fed}
+            assert {cache.offset for cache in entry.layers.caches} == {entry.num_tokens} == {entry.layers.num_fed}
             assert same(self._seen.setdefault(entry, contents(entry.layers)), contents(entry.layers))
 
 
@@ -356,6 +356,8 @@ class EndOnly:
 
     def __init__(self, num_fed: int) -> None:
         self.num_fed = num_fed
+
+    source = ()
 
     def can_serve(self, position: int) -> int:
         return self.num_fed if position >= self.num_fed else 0

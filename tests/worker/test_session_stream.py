@@ -112,7 +112,9 @@ def streams() -> Iterator[Streams]:
 
 
 def ask(begin: Callable[[SessionCache], Steps[None]]) -> Any:
-    return SimpleNamespace(round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False)
+    return SimpleNamespace(
+        source_token_ids=(), round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False
+    )
 
 
 def hold_prompt(cache: SessionCache) -> Steps[None]:

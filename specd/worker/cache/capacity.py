@@ -37,15 +37,15 @@ class CacheCapacity:
         self._reserved[cache] = 0
 
     def reserve(self, cache: SessionCache, num_tokens: int) -> None:
-        """Let a cache hold this many tokens. Raises ResourceExhaustedError (CACHE_FULL) if there is no room."""
-        num_bytes = self.footprint.bytes_for(num_tokens)
+        """Let a cache hold its source and this many tokens. Raises ResourceExhaustedError (CACHE_FULL) without room."""
+        num_bytes = self.footprint.bytes_for(num_tokens, len(cache.source))
         others = sum(tuple(self._reserved.values())) - self._reserved[cache]
         if others + num_bytes > self.capacity_bytes:
             raise ResourceExhaustedError(
                 "CACHE_FULL",
-                f"the session would hold {num_tokens} tokens ({num_bytes} bytes) and the {len(self) - 1} others hold "
-                f"{others} bytes, but this worker has room for {self.capacity_bytes}: end sessions, or raise "
-                "--cache-bytes",
+                f"the session would hold {len(cache.source) + num_tokens} tokens ({num_bytes} bytes) and the "
+                f"{len(self) - 1} others hold {others} bytes, but this worker has room for "
+                f"{self.capacity_bytes}: end sessions, or raise --cache-bytes",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self._reserved[cache] = num_bytes

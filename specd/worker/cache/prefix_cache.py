@@ -15,16 +15,24 @@ from specd.worker.cache.layers.session_layers import SessionLayers
 _MAX_LOST = MAX_NUM_DRAFT_TOKENS + 1
 
 
+# A source, and the tokens after it. Sources are compared as one: a part of one is of no use.
+_Key = tuple[tuple[int, ...] | int, ...]
+
+
 @dataclass(eq=False)
 class _Entry:
-    token_ids: tuple[int, ...]
-    layers: SessionLayers  # which hold exactly token_ids
+    key: _Key
+    layers: SessionLayers  # which hold exactly the key
     nbytes: int
     last_used: int
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.key) - 1
+
 
 class PrefixCache:
-    """Entries of tokens and their layers, sorted by tokens. When memory is short, the least recently used ones go.
+    """Entries of a source, tokens and their layers, sorted by tokens. The least recently used go if memory is short.
 
     In lexicographic order, the entries that begin like a query stand together, and those that share most with it next
     to the place where it would stand itself: so the longest common prefix over all entries is that of one of its two
@@ -51,27 +59,26 @@ class PrefixCache:
         """The number of entries."""
         return len(self._entries)
 
-    def take(self, token_ids: Sequence[int]) -> SessionLayers | None:
-        """Return layers that hold the longest cached prefix of `token_ids`, for the caller to write to.
+    def take(self, token_ids: Sequence[int], source: Sequence[int] = ()) -> SessionLayers | None:
+        """Return layers that hold the longest cached prefix of `token_ids` after a source, for the caller to write to.
 
         An entry that is longer by a proposal at most moves to the caller, at no cost: a conversation goes on. From a
-        longer entry, which may serve others, the prefix is copied: that pays from the first token on. None without a
-        cached prefix, or where windows have moved on past its end.
+        longer entry, which may serve others, the prefix is copied: that pays from the first token on, and from none on
+        for a source. None without a cached prefix, or where windows have moved on past its end.
         """
-        wanted = tuple(token_ids)
-        alike = self._alike(wanted)
+        wanted = _key(source, token_ids)
+        alike = [entry for entry in self._alike(wanted) if entry.key[0] == wanted[0]]
         # Of two that share as much, the one that has less to lose.
         candidates = [
-            (entry.layers.can_serve(common_prefix_len(entry.token_ids, wanted)), -len(entry.token_ids))
-            for entry in alike
+            (entry.layers.can_serve(common_prefix_len(entry.key, wanted) - 1), -entry.num_tokens) for entry in alike
         ]
         reused, _ = best = max(candidates, default=(0, 0))
-        if not reused:
+        if not candidates or not (reused or source):
             return None
         entry = alike[candidates.index(best)]
-        self.num_reused_tokens += reused
-        if surplus := len(entry.token_ids) - reused:
-            if surplus > _MAX_LOST:
+        self.num_reused_tokens += len(source) + reused
+        if surplus := entry.num_tokens - reused:
+            if surplus > _MAX_LOST or not reused:
                 entry.last_used = next(self._clock)
                 return entry.layers.copy(reused)
             entry.layers.rewind(reused)
@@ -84,50 +91,54 @@ class PrefixCache:
         Of an entry and its prefix, the longer one is enough, if it can go back to the end of the shorter: that goes.
         The buffers stay as they are, with room for up to a few hundred more tokens, and count in full.
         """
-        tokens = tuple(token_ids)
-        place = self._place(tokens)
+        key = _key(layers.source, token_ids)
+        place = self._place(key)
         longer = self._entries[place] if place < len(self._entries) else None
-        if longer and _starts_with(longer.token_ids, tokens) and longer.layers.can_serve(len(tokens)) == len(tokens):
+        if longer and _starts_with(longer.key, key) and longer.layers.can_serve(len(token_ids)) == len(token_ids):
             longer.last_used = next(self._clock)
             return
         nbytes = layers.nbytes
         if nbytes > self._budget_bytes:
             return
-        for entry in self._alike(tokens):
-            length = len(entry.token_ids)
-            if _starts_with(tokens, entry.token_ids) and layers.can_serve(length) == length:
+        for entry in self._alike(key):
+            length = entry.num_tokens
+            if _starts_with(key, entry.key) and layers.can_serve(length) == length:
                 self._remove(entry)
         while self.nbytes + nbytes > self._budget_bytes:
             self._remove(min(self._entries, key=lambda entry: entry.last_used))
             self.num_evictions += 1
-        self._entries.insert(self._place(tokens), _Entry(tokens, layers, nbytes, next(self._clock)))
+        self._entries.insert(self._place(key), _Entry(key, layers, nbytes, next(self._clock)))
         self.nbytes += nbytes
 
-    def _alike(self, tokens: tuple[int, ...]) -> list[_Entry]:
-        """Return the two neighbours of `tokens`, and all entries that are prefixes of them."""
-        place = self._place(tokens)
+    def _alike(self, key: _Key) -> list[_Entry]:
+        """Return the two neighbours of `key`, and all entries that are prefixes of it."""
+        place = self._place(key)
         alike = self._entries[place : place + 1]
         while place:
             entry = self._entries[place - 1]
             alike.append(entry)
-            common = common_prefix_len(entry.token_ids, tokens)
+            common = common_prefix_len(entry.key, key)
             # Entries between this one and the part in common begin with that part, and go on differently.
-            up_to = bisect_right(self._entries, tokens[:common], key=lambda entry: entry.token_ids)
+            up_to = bisect_right(self._entries, key[:common], key=lambda entry: entry.key)
             place = min(place - 1, up_to)
         return alike
 
-    def _place(self, tokens: tuple[int, ...]) -> int:
-        return bisect_left(self._entries, tokens, key=lambda entry: entry.token_ids)
+    def _place(self, key: _Key) -> int:
+        return bisect_left(self._entries, key, key=lambda entry: entry.key)
 
     def _remove(self, entry: _Entry) -> None:
-        del self._entries[self._place(entry.token_ids)]
+        del self._entries[self._place(entry.key)]
         self.nbytes -= entry.nbytes
 
 
-def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+def common_prefix_len(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how many items two sequences have in common at their beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _starts_with(tokens: tuple[int, ...], prefix: tuple[int, ...]) -> bool:
-    return tokens[: len(prefix)] == prefix
+def _key(source: Sequence[int], token_ids: Sequence[int]) -> _Key:
+    return tuple(source), *token_ids
+
+
+def _starts_with(key: _Key, prefix: _Key) -> bool:
+    return key[: len(prefix)] == prefix

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -10,7 +11,7 @@ from specd.errors import CacheTooShortError
 from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.prefix_cache import PrefixCache, common_prefix_len
 from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import Evaluate, Feed
+from specd.worker.engine.forward import Encode, Evaluate, Feed
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import checksum, is_finite
@@ -25,7 +26,8 @@ class SessionCache:
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
     committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
-    `reused_len` is how many tokens it took over from the prefix cache when it began.
+    `source` is what an encoder is to read before the first token. `reused_len` is how many tokens, of the source too,
+    it took over from the prefix cache when it began.
     Its arrays belong to the engine's thread: only jobs may call its methods.
     """
 
@@ -36,6 +38,8 @@ class SessionCache:
         self._vocabulary_size = model.info.vocabulary_size
         self._prefixes = prefixes
         self.layers = SessionLayers(model.network)
+        self.source: tuple[int, ...] = ()
+        self._reading: Iterator[Sequence[mx.array]] | None = None  # a source, also while no request waits for it
         self.token_ids: list[int] = []
         self.reused_len = 0
 
@@ -64,14 +68,17 @@ class SessionCache:
 
         Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
         already, from a request that was stopped or repeated or from an ended session that began with the same tokens,
-        is not computed again. A chunk a step.
+        is not computed again. A chunk a step; of a source, a part of the encoder a step.
 
         Raises CacheTooShortError when the cache holds fewer than `position` tokens.
         """
         if position > self.cached_len:
             raise CacheTooShortError(position, self.cached_len)
-        if not self.token_ids:
+        if not self.token_ids and not self.layers.source:
             self._take_over(token_ids[:-1])
+        while self.layers.source != self.source:
+            self._reading = self._reading or self.layers.read(self.source)
+            yield Evaluate((yield Encode(len(self.source), partial(next, self._reading))))
         reused = common_prefix_len(self.token_ids[position:], token_ids[:-1])
         pending = [*self._rewind(position + reused), *token_ids[reused:]]
         while len(pending) > MAX_PENDING:
@@ -85,7 +92,7 @@ class SessionCache:
 
     def keep(self) -> None:
         """End, and leave the layers to the prefix cache."""
-        if self._prefixes is not None and self.token_ids:
+        if self._prefixes is not None and (self.token_ids or self.layers.source):
             self._rewind(self.cached_len)
             if self._is_finite():
                 self._prefixes.store(self.token_ids, self.layers)
@@ -95,6 +102,7 @@ class SessionCache:
         """Give the memory back."""
         # New layers: those of before may be the prefix cache's by now.
         self.layers = SessionLayers(self.network)
+        self._reading = None
         self.token_ids = []
 
     def _is_finite(self) -> bool:
@@ -104,10 +112,11 @@ class SessionCache:
     def _take_over(self, token_ids: Sequence[int]) -> None:
         if self._prefixes is None:
             return
-        layers = self._prefixes.take(token_ids)
+        layers = self._prefixes.take(token_ids, self.source)
         if layers is not None:
-            self.layers, self.reused_len = layers, layers.num_fed
-            self.token_ids = list(token_ids[: self.reused_len])
+            self.layers, self._reading = layers, None
+            self.token_ids = list(token_ids[: layers.num_fed])
+            self.reused_len = len(self.source) + layers.num_fed
 
     def _rewind(self, cached_len: int) -> list[int]:
         """Forget the tokens from `cached_len` on; return those before that the layers had to forget, too."""

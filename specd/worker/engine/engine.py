@@ -14,16 +14,16 @@ import mlx.core as mx
 import structlog
 
 from specd.worker.cpu.streams import has_several_cores
-from specd.worker.engine.forward import Evaluate, Feed, forward
+from specd.worker.engine.forward import Encode, Evaluate, Feed, compute
 from specd.worker.engine.scheduler import Scheduler, StepTime
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
 
-# A job for the model. It yields tokens to feed, and gets their logits, or is dropped. It yields arrays to evaluate,
-# which are evaluated in the same step.
-Steps = Generator[Feed | Evaluate, Any, Result]
+# A job for the model. It yields tokens to feed, and gets their logits, or is dropped; or a part of a source to read,
+# and gets its arrays. It yields arrays to evaluate, which are evaluated in the same step.
+Steps = Generator[Feed | Encode | Evaluate, Any, Result]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Job(Generic[Result]):
     submitted_at: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Done[Result]]
-    wants: Feed | Evaluate | None = None
+    wants: Feed | Encode | Evaluate | None = None
     compute_seconds: float = 0.0
     num_sessions: int = 1
     step_tokens: int = 0
@@ -58,8 +58,8 @@ class _Job(Generic[Result]):
         self.loop.call_soon_threadsafe(_settle, self.future, outcome)
 
     @property
-    def feed(self) -> Feed:
-        """The tokens that it waits to feed."""
+    def feed(self) -> Feed | Encode:
+        """The tokens that it waits to feed, or to read."""
         assert self.wants is not None
         assert not isinstance(self.wants, Evaluate)
         return self.wants
@@ -73,10 +73,10 @@ class _Job(Generic[Result]):
         return True
 
 
-class Forward(Protocol):
-    """Computes what several jobs feed; see `forward`."""
+class Compute(Protocol):
+    """Computes what several jobs feed; see `compute`."""
 
-    def __call__(self, feeds: Sequence[Feed], *, owns_all_cores: bool) -> Sequence[Any]: ...  # noqa: D102
+    def __call__(self, wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequence[Any]: ...  # noqa: D102
 
 
 class Engine:
@@ -93,7 +93,7 @@ class Engine:
         *,
         name: str = "mlx-owner",
         on_failure: Callable[[], None] = lambda: None,
-        forward: Forward = forward,
+        compute: Compute = compute,
     ) -> None:
         """Start the thread; `on_exit` is the last thing that it runs.
 
@@ -107,7 +107,7 @@ class Engine:
         self._is_evaluated = True  # whatever the last step computed
         self._on_exit = on_exit
         self._on_failure = on_failure
-        self._forward = forward
+        self._compute = compute
         self.on_step: Callable[[StepTime], None] = lambda _: None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -215,7 +215,7 @@ class Engine:
         # Where other sessions are active, the other cores are for the draft, which computes for them meanwhile.
         owns_all_cores = self.num_active_sessions <= len(jobs)
         try:
-            outputs = self._forward(feeds, owns_all_cores=owns_all_cores)
+            outputs = self._compute(feeds, owns_all_cores=owns_all_cores)
         except Exception as error:
             for job in jobs:
                 self._throw(job, error, started_at)
@@ -226,6 +226,7 @@ class Engine:
             num_sessions=len(feeds),
             num_tokens=num_tokens,
             is_prefill=not feeds[0].wants_logits,
+            reads_source=isinstance(feeds[0], Encode),
             seconds=ended_at - started_at,
             had_all_cores=owns_all_cores,
             is_whole=was_evaluated and self._is_evaluated,

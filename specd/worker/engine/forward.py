@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import structlog
@@ -45,6 +45,20 @@ class BareCache:
     batches: bool
 
 
+def bare_cache(network: Module, *, batches: bool = False, source: Sequence[int] = range(3)) -> BareCache:
+    """Return an empty cache. Of a network with an encoder, it holds a source."""
+    layers = SessionLayers(network)
+    if has_encoder(network):
+        for arrays in layers.read(source):
+            mx.eval(arrays)
+    return BareCache(network, layers, batches)
+
+
+def has_encoder(network: Module) -> bool:
+    """Return whether a network is the decoder of a model with an encoder."""
+    return hasattr(network, "encode")
+
+
 @dataclass(frozen=True, eq=False)
 class Feed:
     """Tokens [n] that a session's cache is to take in next.
@@ -63,10 +77,30 @@ class Feed:
 
 
 @dataclass(frozen=True, eq=False)
+class Encode:
+    """The next part of a source of `num_tokens` tokens that an encoder is to read; `describe` makes its arrays."""
+
+    num_tokens: int
+    describe: Callable[[], Sequence[mx.array]]
+    wants_logits = False
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluate:
     """Arrays whose values are wanted now. Those of all sessions are evaluated at once: waiting for a device is slow."""
 
     arrays: Sequence[mx.array]
+
+
+def compute(wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequence[Any]:
+    """Return the logits after what sessions feed, lazily, or the arrays of the part of a source that one reads.
+
+    `owns_all_cores` says that nobody else needs the cores of a CPU meanwhile.
+    """
+    if isinstance(wanted[0], Encode):
+        with using_cores(owns_all=owns_all_cores):
+            return [part.describe() for part in cast("Sequence[Encode]", wanted)]
+    return forward(cast("Sequence[Feed]", wanted), owns_all_cores=owns_all_cores)
 
 
 def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.array]:
@@ -134,7 +168,7 @@ def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
 def rewinds_exactly(network: Module) -> bool:
     """Return whether a session that went back gets the logits that it gets in one pass."""
     tokens = mx.array([1, 2, 3, 4, 5, 6, 7, 8])
-    cache, fresh = (BareCache(network, SessionLayers(network), False) for _ in range(2))
+    cache, fresh = (bare_cache(network) for _ in range(2))
     for feed in (tokens[:3], tokens[3:7], tokens[:1]):
         mx.eval(forward([Feed(cache, feed)]))
     if {each.offset for each in cache.layers.caches} != {8}:
@@ -145,7 +179,7 @@ def rewinds_exactly(network: Module) -> bool:
 
 def trial_logits(network: Module, *, batches: bool) -> mx.array:
     """Return the logits [4, rows] that two sessions with five tokens and one get for three tokens and one more."""
-    caches = [BareCache(network, SessionLayers(network), batches) for _ in range(2)]
+    caches = [bare_cache(network, batches=batches, source=range(n)) for n in (3, 5)]
     for tokens in ([[1, 2, 3, 4, 5], [6]], [[7, 8, 9], [10]]):
         outputs = forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
     logits = mx.concatenate(outputs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from specd.worker.engine.batch_window import BatchWindow
 
 if TYPE_CHECKING:
-    from specd.worker.engine.forward import Feed
+    from specd.worker.engine.forward import Encode, Feed
 
 # The most sessions and tokens that a step takes. Beyond them it costs as much more as it does more, and whoever came
 # late waits longer for whoever came first.
@@ -25,6 +25,7 @@ ROUNDS_TO_CHUNKS = 3.0
 class StepTime:
     """The size of a step, and the time that it took.
 
+    `is_prefill` is also for parts of a source, with `reads_source`.
     `is_whole` says that the step evaluated all that it described, and nothing of the step before. `had_all_cores` says
     that it was for all active sessions.
     """
@@ -33,6 +34,7 @@ class StepTime:
     num_tokens: int
     is_prefill: bool
     seconds: float
+    reads_source: bool = False
     is_whole: bool = True
     had_all_cores: bool = True
 
@@ -41,7 +43,7 @@ class Job(Protocol):
     """Something that has tokens to feed."""
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> Feed | Encode:
         """The tokens."""
 
     @property

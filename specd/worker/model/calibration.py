@@ -19,9 +19,8 @@ import structlog
 
 from specd import __version__
 from specd.step_costs import StepCosts
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import BareCache, Evaluate, Feed, forward
+from specd.worker.engine.forward import BareCache, Evaluate, Feed, bare_cache, forward
 from specd.worker.model.disk_cache import taking_turns, user_cache_directory
 from specd.worker.model.loader import LoadedModel
 
@@ -57,7 +56,7 @@ _BATCHED_SIZES = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # wait this many times the calibration time for another process that measures
-_CACHED_TOKENS = 128  # in each cache while steps are measured
+_CACHED_TOKENS = 128  # in each cache, and of a source, while steps are measured
 _VERSION = "9"  # counted up when steps of the same model are computed in another way
 
 
@@ -88,7 +87,7 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
     caches: list[BareCache] = []
     for i, sessions in enumerate(several, start=1):
         while len(caches) < sessions:
-            caches.append(BareCache(model.network, SessionLayers(model.network), model.batches))
+            caches.append(bare_cache(model.network, batches=model.batches, source=[0] * _CACHED_TOKENS))
             if cached_len:
                 yield Evaluate([_feed(caches[-1:], cached_len)])
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]

@@ -12,9 +12,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.quantized import QuantizedEmbedding
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from specd.errors import StartupError
+from specd.worker.engine.forward import bare_cache
 
 _NO_LIMIT = 2**31 - 1
 # Names of parameters that are learned positions.
@@ -30,8 +30,9 @@ def context_length(name: str, network: Module, limit: int | None) -> int:
 
     Raises StartupError if the network has learned positions elsewhere than in an embedding layer.
     """
+    caches = bare_cache(network).layers.caches
     with _recorded_lookups() as lookups:
-        network(mx.zeros((1, 16), mx.int32), cache=make_prompt_cache(network))
+        network(mx.zeros((1, 16), mx.int32), cache=caches)
     tables = [weight for weight, indices in lookups if _are_positions(indices)]
     known = {id(weight) for weight in tables}
     parameters = cast("list[tuple[str, mx.array]]", tree_flatten(network.parameters()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import quantize_model, save_config, save_model
 
 from specd.errors import StartupError
-from specd.worker.model.directory import WANTED_FILES, find, pickles_in
+from specd.worker.engine.forward import Feed, bare_cache, forward, has_encoder
+from specd.worker.model.directory import WANTED_FILES, find, pickles_in, start_token
 from specd.worker.model.loader import read
-from specd.worker.model.t5.network import T5
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -117,32 +116,19 @@ def _check(name: str, directory: Path) -> str:
     network.set_dtype(mx.float32)
     prompt = tokenizer.encode(_TRIAL_TEXT)
     own = _greedy(network, prompt, start_token(directory, config))
-    theirs = _greedy_of_transformers(directory, prompt, start_token(directory, config), is_t5=isinstance(network, T5))
+    theirs = _greedy_of_transformers(directory, prompt, start_token(directory, config), is_t5=has_encoder(network))
     if own != theirs:
         raise StartupError(f"{name} computes other tokens than transformers ({own}, not {theirs}): specd cannot use it")
     return f"its first {len(own)} greedy tokens are those of transformers"
 
 
-def start_token(directory: Path, config: dict[str, Any]) -> int:
-    """Return the token that the answer of an encoder-decoder begins with: of generation_config.json, or config.json."""
-    path = directory / "generation_config.json"
-    own = json.loads(path.read_text()) if path.is_file() else {}
-    known = (own.get("decoder_start_token_id"), config.get("decoder_start_token_id"), config.get("pad_token_id"))
-    return next((int(token) for token in known if token is not None), 0)
-
-
 def _greedy(network: Module, prompt: Sequence[int], start: int) -> list[int]:
     tokens: list[int] = []
-    if isinstance(network, T5):
-        *_, encoded = network.encode(mx.array([prompt]))
-        caches = network.make_cache()
-        network.read(encoded, caches)
+    cache, pending = bare_cache(network, source=prompt), [start] if has_encoder(network) else [*prompt]
     for _ in range(_NUM_TRIAL_TOKENS):
-        if isinstance(network, T5):
-            logits = network(mx.array([[tokens[-1] if tokens else start]]), caches)
-        else:
-            logits = network(mx.array([[*prompt, *tokens]]))
-        tokens.append(int(mx.argmax(logits[0, -1])))
+        (logits,) = forward([Feed(cache, mx.array(pending))])
+        pending = [int(mx.argmax(logits[-1]))]
+        tokens += pending
     return tokens
 
 

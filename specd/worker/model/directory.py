@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 from huggingface_hub import snapshot_download
@@ -81,3 +83,11 @@ def fingerprint_of(directory: Path) -> str:
 def digest(data: bytes) -> str:
     """Return a digest, hexadecimal."""
     return hashlib.sha256(data).hexdigest()[:32]
+
+
+def start_token(directory: Path, config: dict[str, Any]) -> int:
+    """Return the token that the answer of an encoder-decoder begins with: of generation_config.json, or config.json."""
+    path = directory / "generation_config.json"
+    own = json.loads(path.read_text()) if path.is_file() else {}
+    known = (own.get("decoder_start_token_id"), config.get("decoder_start_token_id"), config.get("pad_token_id"))
+    return next((int(token) for token in known if token is not None), 0)

@@ -21,15 +21,18 @@ from specd.worker.cache.layers.parts import flatten
 from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu import optimize
 from specd.worker.engine.cache_users import watch_cache_users
-from specd.worker.engine.forward import agree, enable_batches, rewinds_exactly, trial_logits
+from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
-from specd.worker.model.directory import digest, find, fingerprint_of, refuse_unsafe_weights
+from specd.worker.model.directory import digest, find, fingerprint_of, refuse_unsafe_weights, start_token
 from specd.worker.model.disk_cache import keep_compiled_kernels
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 
 log = structlog.get_logger()
+
+# Of the source, in the training of T5 and its relatives, where a config does not say.
+_T5_POSITIONS = 512
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,6 @@ def load(
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
     network, config, tokenizer = read(name, directory)
-    if isinstance(network, T5):
-        raise StartupError(f"the model {name} has an encoder: specd does not serve such models yet")
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -117,6 +118,8 @@ def load(
         eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
         precision=precision,
         device=device,
+        decoder_start_token_id=start_token(directory, config) if has_encoder(network) else None,
+        trained_source_length=int(config.get("n_positions") or _T5_POSITIONS) if has_encoder(network) else 0,
     )
     if not batches:
         log.warning(
@@ -184,13 +187,13 @@ def _quantize_caches(name: str, network: Module, batches: bool, bits: int, group
 
 def _num_rows(network: Module) -> int:
     """Return the rows of the logits; only shapes, nothing is computed."""
-    logits: mx.array = network(mx.array([[0]]), cache=SessionLayers(network).caches)
+    logits: mx.array = network(mx.array([[0]]), cache=bare_cache(network).layers.caches)
     return logits.shape[-1]
 
 
 def _footprint(network: Module) -> CacheFootprint:
     """Return the memory of a session's caches; only shapes, nothing is computed."""
-    layers = SessionLayers(network)
+    layers = bare_cache(network).layers
     network(mx.array([[0]]), cache=layers.caches)
     return layers.footprint
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import chain
 from typing import Any
@@ -32,7 +32,8 @@ from specd.worker.cache.layers.window import WindowCache
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
 
-    It counts these itself: some networks have a cache in front that counts nothing.
+    It counts these itself: some networks have a cache in front that counts nothing. Of a network with an encoder, they
+    also hold what its decoder needs of `source`, from the end of `read` on.
     """
 
     def __init__(self, network: Module) -> None:
@@ -40,6 +41,16 @@ class SessionLayers:
         self._network = network
         self.caches = _empty(network)
         self.num_fed = 0
+        self.source: tuple[int, ...] = ()
+
+    def read(self, source: Sequence[int]) -> Iterator[list[mx.array]]:
+        """Let the encoder read a source, and yield the arrays that are to be evaluated next, in many small steps."""
+        encoded = None
+        for encoded in self._network.encode(mx.array([[*source]])):
+            yield [encoded]
+        self._network.read(encoded, self.caches)
+        self.source = tuple(source)
+        yield self.arrays
 
     def fed(self, num_tokens: int) -> None:
         """Count tokens that the network has taken in."""
@@ -65,7 +76,7 @@ class SessionLayers:
         reached = self.can_serve(position)
         if reached == self.num_fed:
             return reached
-        if reached:
+        if reached or self.source:  # which stays
             for cache in self.caches:
                 cache.rewind(reached)
         else:

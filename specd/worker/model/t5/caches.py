@@ -53,12 +53,12 @@ class SourceCache:
     @property
     def footprint(self) -> CacheFootprint:
         """See LayerCache. It takes nothing for the answer's tokens."""
-        return CacheFootprint({})
+        return CacheFootprint({}, sum(array.nbytes // array.shape[2] for array in self.arrays))
 
     @property
     def rows(self) -> list[mx.array]:
         """See LayerCache."""
-        return []
+        return self.arrays
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -14,6 +14,9 @@ from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.caches import DecoderCache, SourceCache
 from specd.worker.model.t5.relative_positions import RelativePositions
 
+# Of one head in the encoder, at once: 1,024 tokens that see each other, and fewer of a longer source.
+_MOST_WEIGHTS = 2**20
+
 
 class Attention(nn.Module):
     """Attention without a scale and without biases of the projections."""
@@ -73,10 +76,13 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(args)
         self.feed_forward_norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
 
-    def __call__(self, x: mx.array, biases: mx.array) -> mx.array:
-        """Return [1, n, d_model]."""
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, *self.attention.keys_and_values(normed), biases)
+    def keys_and_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return keys and values [1, heads, n, d_kv] of all tokens, for x [1, n, d_model]."""
+        return self.attention.keys_and_values(self.attention_norm(x))
+
+    def __call__(self, x: mx.array, keys: mx.array, values: mx.array, biases: mx.array) -> mx.array:
+        """Return [1, n, d_model] for some of the tokens."""
+        x = x + self.attention(self.attention_norm(x), keys, values, biases)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -130,17 +136,25 @@ class T5(nn.Module):
         return [(DecoderCache(), SourceCache()) for _ in self.layers]
 
     def encode(self, source: mx.array) -> Iterator[mx.array]:
-        """Yield the outputs [1, n, d_model] of the encoder's layers for a source [1, n], lazily; the last is its own.
+        """Yield arrays to evaluate one after the other for a source [1, n]; the last is what the encoder makes of it.
 
-        Every token sees all others, so a long source can be computed in steps by layers only.
+        Every token sees all others, so each layer must be computed for all of them before the next; a layer is computed
+        for so many tokens at once that their attention weights fit into little memory, however long the source is.
         """
         n = source.shape[1]
-        biases = self.encoder.relative_positions(0, n, n)
+        rows = max(_MOST_WEIGHTS // n, 1)
+        biases = self.encoder.relative_positions(0, n, n) if rows >= n else None
         x = self.shared(source)
-        for layer in self.encoder.layers[:-1]:
-            x = layer(x, biases)
-            yield x
-        yield self.encoder.norm(self.encoder.layers[-1](x, biases))
+        for layer in self.encoder.layers:
+            keys, values = layer.keys_and_values(x)
+            parts = []
+            for begin in range(0, n, rows):
+                part = x[:, begin : begin + rows]
+                own = self.encoder.relative_positions(begin, part.shape[1], n) if biases is None else biases
+                parts.append(layer(part, keys, values, own))
+                yield parts[-1]
+            x = mx.concatenate(parts, axis=1)
+        yield self.encoder.norm(x)
 
     def read(self, encoded: mx.array, caches: Sequence[Any]) -> None:
         """Give the decoder's layers what they see of a source that the encoder has read."""
