@@ -41,6 +41,14 @@ class Vector:
 
     def __sub__(self, other):'''
 
+DEMO_SOURCE = """\
+summarize: def read_records(path, delimiter=","):
+    with open(path, newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        header = next(reader)
+        return [dict(zip(header, row)) for row in reader]
+"""
+
 _DRAFTED_STYLE = "green"
 
 
@@ -155,7 +163,8 @@ async def show_comparison(address: str, prompt: str, *, max_tokens: int = 200) -
     """Stream a completion, generate it again with the target alone, and print the numbers of both."""
     console = Console(highlight=False, soft_wrap=True)
     async with Client(address) as client:
-        console.print(Text(prompt, style="dim"), end="")
+        is_source = (await client.model_info()).target.HasField("decoder_start_token_id")
+        console.print(Text(prompt, style="dim"), end="\n" if is_source else "")
         speculative = [response async for response in _echo(console, client.generate(prompt, max_tokens=max_tokens))]
         console.print("\n")
         console.print(Text.assemble("colour: ", ("proposed by the draft", _DRAFTED_STYLE), ", the rest by the target"))
