@@ -15,14 +15,15 @@ Value = TypeVar("Value")
 _SHORT_TOKENS = 512
 
 
-def load_prompts(source: Path | None = None) -> dict[str, str]:
-    """Return prompts by name; without a source, those that come with specd.
+def load_prompts(source: Path | None = None, *, for_encoder: bool = False) -> dict[str, str]:
+    """Return prompts by name; without a source, those that come with specd, for a decoder or for the embedded T5.
 
     A source is a directory with a file for each prompt, or a file in JSON Lines: on each line a string, or an object
     whose `prompt` is one; its other fields are left alone. Raises StartupError when there is none, or a line is wrong.
     """
-    packaged = Path(__file__).parent / "prompts"
-    here = packaged if packaged.is_dir() else Path(__file__).parents[2] / "benchmarks" / "prompts"
+    kind = "sources" if for_encoder else "prompts"
+    packaged = Path(__file__).parent / kind
+    here = packaged if packaged.is_dir() else Path(__file__).parents[2] / "benchmarks" / kind
     if source is not None and not source.is_dir():
         return _read_lines(source)
     files = sorted(path for path in (source or here).iterdir() if path.is_file())

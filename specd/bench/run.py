@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
 from specd.bench.environment import console, environment, new_table
 from specd.bench.plot import save_plot
-from specd.bench.prompts import encode, short
+from specd.bench.prompts import encode, load_prompts, short, spread
 from specd.bench.replay import replaying
 from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
@@ -41,6 +41,8 @@ _STAGES = {
 class Options:
     """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses.
 
+    Without `prompts`, `num_prompts` of specd's own for the kind of model are used.
+
     `replay` is the acceptance of a draft that replays the target's texts, a token in `step_seconds`, in place of
     `draft`; None for none.
     """
@@ -55,6 +57,7 @@ class Options:
     temperatures: Sequence[float] = (0.0,)
     acceptance: Sequence[Acceptance] = (Acceptance.COUPLED,)
     lenience: Sequence[float] = (0.0,)
+    num_prompts: int = 8
     adaptive: bool = False
     concurrency: Sequence[int] = ()
     cached_prompts: bool = False
@@ -68,6 +71,7 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
     The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse.
     """
     target = load(options.target, blas=options.blas)
+    options = _with_prompts(options, target)
     draft = None if options.replay is not None else load(options.draft, blas=options.blas)
     prompt_ids = encode(options.prompts, target.tokenizer_json)
     measured = asyncio.run(_measure(target, draft, prompt_ids, options))
@@ -112,8 +116,9 @@ async def _measure(
 ) -> dict[float, dict[Setup, list[Sample]]]:
     """Return the samples by temperature and contender, specd with the target alone first, all in the same order.
 
-    mlx-lm takes part if there is a draft.
+    mlx-lm takes part if there is a draft, and the target is none of those that it does not have.
     """
+    takes_mlx_lm = draft is not None and not target.info.has_encoder
     async with AsyncExitStack() as running:
         # All contenders share the prompts, and mlx-lm computes them each time.
         stack = await running.enter_async_context(
@@ -144,7 +149,7 @@ async def _measure(
                         adaptive=options.adaptive,
                     )
                 )
-                if draft or setup.system == SPECD
+                if takes_mlx_lm or setup.system == SPECD
             }
             warm_up = next(iter(prompt_ids.values()))
             for contender in contenders.values():
@@ -158,6 +163,7 @@ async def _measure(
 def run_throughput(options: Options, json_path: Path | None) -> bool:
     """Measure concurrent sessions, print a table, write JSON. Returns whether specd always gave the same tokens."""
     target = load(options.target, blas=options.blas)
+    options = _with_prompts(options, target)
     prompts = encode(options.prompts, target.tokenizer_json)
     prompts = short(prompts) or prompts
     # The same number at each concurrency, enough to keep the largest busy for a while.
@@ -193,7 +199,7 @@ async def _measure_throughput(
         contenders: list[throughput.LoadContender] = [
             *(throughput.SpecdClients(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
             *([throughput.SpecdClients(client, Setup(SPECD, None))] if options.adaptive else []),
-            throughput.MlxLmBatch(target),
+            *([] if target.info.has_encoder else [throughput.MlxLmBatch(target)]),
         ]
         return await throughput.measure(
             contenders,
@@ -203,6 +209,11 @@ async def _measure_throughput(
             repeats=options.repeats,
             cached_prompts=options.cached_prompts,
         )
+
+
+def _with_prompts(options: Options, target: LoadedModel) -> Options:
+    own = spread(load_prompts(for_encoder=target.info.has_encoder), options.num_prompts)
+    return replace(options, prompts=options.prompts or own)
 
 
 def _say_who_gave_the_same_tokens(contenders: Sequence[Setup], same: bool) -> str:

@@ -125,7 +125,8 @@ def bench(
     options = Options(
         target=target,
         draft=draft,
-        prompts=spread(load_prompts(prompts), num_prompts),
+        prompts=spread(load_prompts(prompts), num_prompts) if prompts is not None else {},
+        num_prompts=num_prompts,
         num_draft_tokens=num_draft_tokens or [3, 4, 5, 7],
         max_tokens=max_tokens,
         repeats=repeats,
