@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from specd.settings import EMBEDDED_TARGET
+from specd.worker.model.t5.arguments import Arguments
+from specd.worker.model.t5.network import T5
 
 WINDOW = 128
 
@@ -86,6 +88,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_conv": 4,
     }
     | _MAMBA,
+    "t5": {
+        "num_layers": 12,
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 3072,
+        "num_heads": 12,
+        "feed_forward_proj": "relu",
+        "decoder_start_token_id": 1,
+    },
     "mamba2": {
         "num_hidden_layers": 26,
         "num_heads": 24,
@@ -107,9 +118,13 @@ def save(name: str, directory: Path) -> str:
     config: dict[str, Any] = _COMMON | CONFIGS[name] | {"model_type": name}
     if "text_config" in config:
         config["text_config"] = _COMMON | config["text_config"]
-    module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
-    network = module.Model(module.ModelArgs.from_dict(config))
+    if name == "t5":
+        network: Any = T5(Arguments.from_dict(config))
+        network.update(tree_map(lambda weight: 0.02 * mx.random.normal(weight.shape), network.parameters()))
+    else:
+        module = importlib.import_module(f"mlx_lm.models.{name}")
+        network = module.Model(module.ModelArgs.from_dict(config))
     named: Any = tree_flatten(network.parameters())
     directory.mkdir(parents=True, exist_ok=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

@@ -59,10 +59,14 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
         context: grpc.aio.ServicerContext[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse],
     ) -> AsyncIterator[draft_pb2.ProposeResponse]:
         """Serve one session."""
+        source: list[int] = []
         tokens: list[int] = []
         async for request in request_iterator:
             tokens[request.position :] = request.token_ids
-            proposal = self._propose(tokens, request.num_draft_tokens, request.min_confidences)
+            source = source or list(request.source_token_ids)
+            # Of an answer to a source, the token that it begins with is in no text.
+            said = [*source, *tokens[1:]] if source else tokens
+            proposal = self._propose(said, request.num_draft_tokens, request.min_confidences)
             seconds = len(proposal) * self._step_seconds
             await asyncio.sleep(seconds)
             yield draft_pb2.ProposeResponse(

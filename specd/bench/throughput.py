@@ -217,7 +217,7 @@ class LoadResult:
 
     load: Load
     tokens_per_second: float
-    to_mlx_lm: float
+    to_mlx_lm: float | None  # which does not have every target
     to_one_session: float
     milliseconds_to_first_token: float
     milliseconds_per_output_token: float
@@ -250,7 +250,7 @@ def summarise(runs: Sequence[Run]) -> list[LoadResult]:
         LoadResult(
             load,
             speed,
-            speed / speeds[Load(Setup(MLX_LM), load.concurrency)],
+            speed / speeds[other] if (other := Load(Setup(MLX_LM), load.concurrency)) in speeds else None,
             speed / one,
             1000 * median(run.seconds_to_first_token for run in by_load[load]),
             1000 * median(run.seconds_per_output_token for run in by_load[load]),
@@ -282,7 +282,7 @@ def table(results: Sequence[LoadResult], title: str) -> Table:
             str(load.concurrency),
             f"{result.drafted_per_round:.1f}" if is_specd else "",
             f"{result.tokens_per_second:.1f}",
-            f"{result.to_mlx_lm:.2f}",
+            f"{result.to_mlx_lm:.2f}" if result.to_mlx_lm is not None else "",
             f"{result.to_one_session:.2f}",
             f"{result.milliseconds_to_first_token:.0f}" if is_specd else "",
             f"{result.milliseconds_per_output_token:.1f}" if is_specd else "",
