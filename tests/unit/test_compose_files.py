@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_addresses_have_the_ports_that_processes_listen_on() -> None:
         for process, ports in (("DRAFT_WORKER", draft), ("TARGET_WORKER", target), ("COORDINATOR", coordinator))
         for name, number in ports.items()
     }
+
+
+def test_images_are_built_from_all_that_the_wheel_includes() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].keys()
+    assert included
+    assert included <= set(re.findall(r"^COPY (\S+) \1$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+    assert {f"!{path}" for path in included} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
 def test_cuda_workers_have_a_gpu_and_the_image_for_it() -> None:
