@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from specd.worker.engine.forward import Feed, bare_cache, forward
 from specd.worker.model.loader import load
 from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, are_free, eventually, is_whole, kill
-from tests.e2e.processes import draft_of, run_specd
+from tests.e2e.processes import draft_of, read_metric, resident_mib, run_specd, wait_until_idle
 
 SOURCES = [
     "summarize: def add(a, b):\n    return a + b\n",
@@ -187,3 +188,30 @@ def test_a_pair_of_both_kinds_is_refused(target: str, draft: str) -> None:
     done = run_specd("up", "--target", target, "--draft", draft, "--listen", "127.0.0.1:0")
     assert done.returncode == 2
     assert "has an encoder and" in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+async def test_two_hundred_sources_on_a_small_budget_leave_memory_flat() -> None:
+    """Of 200 tokens each: what the layers hold of the sources between the readings is some 50 MiB.
+
+    A process's memory goes up and down by some 15 MiB as the allocator returns pages.
+    """
+    budget = 16 * 2**20
+    environment = ENVIRONMENT | {f"SPECD_{each}_WORKER_PREFIX_CACHE_BYTES": str(budget) for each in ("TARGET", "DRAFT")}
+    readings = []
+    async with (
+        Stack(target=EMBEDDED_T5_TARGET, draft=EMBEDDED_T5_DRAFT, environment=environment) as stack,
+        Client(stack.address) as client,
+    ):
+        for start in range(0, 200, 40):
+            for first in range(start, start + 40, 8):
+                sources = [[5 + (number + 7 * i) % 8000 for i in range(200)] for number in range(first, first + 8)]
+                await asyncio.gather(*(answer(client, each, max_tokens=4, num_draft_tokens=2) for each in sources))
+            await wait_until_idle(stack)
+            for worker in (stack.target, draft_of(stack)):
+                assert 0 < read_metric(worker, "specd_worker_prefix_cache_bytes") <= budget
+            readings.append([resident_mib(child) for child in stack.children])
+        for worker in (stack.target, draft_of(stack)):
+            assert read_metric(worker, "specd_worker_prefix_cache_evictions_total") > 0
+    for child, *memory in zip(stack.children, *readings, strict=True):
+        assert min(memory[3:]) - min(memory[1:3]) < 24, (child.name, memory)
