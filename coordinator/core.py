@@ -25,19 +25,43 @@ class SessionSetup:
 
 
 @dataclass(frozen=True)
+class Match:
+    """What followed the latest tokens where they stood before; no `token_ids` where they did not.
+
+    `length` tokens are the same there; more of them are not told from 32. 0 is the start of a prediction.
+    """
+
+    token_ids: Sequence[int] = ()
+    length: int = 0
+    is_predicted: bool = False
+
+    @property
+    def evidence(self) -> tuple[bool, int]:
+        """What the probability of acceptance depends on."""
+        return self.is_predicted, self.length.bit_length()
+
+
+@dataclass(frozen=True)
 class Plan:
     """How many tokens the draft proposes in a round.
 
     It proposes up to `num_draft_tokens`. A proposal ends early, with its i-th token or the next, when the product of
-    its first i confidences is below the i-th of `min_confidences`; without any, it does not end early.
+    its first i confidences is below the i-th of `min_confidences`; without any, it does not end early. Up to
+    `num_lookup_tokens` that were looked up follow.
     """
 
     num_draft_tokens: int
     min_confidences: Sequence[float] = ()
+    num_lookup_tokens: int = 0
 
     def within(self, room: int) -> Plan:
         """Return a plan with at most `room` tokens, room >= 0."""
-        return replace(self, num_draft_tokens=min(self.num_draft_tokens, room))
+        num_draft_tokens = min(self.num_draft_tokens, room)
+        return replace(
+            self,
+            num_draft_tokens=num_draft_tokens,
+            num_lookup_tokens=min(self.num_lookup_tokens, room - num_draft_tokens),
+        )
 
 
 @dataclass(frozen=True)
@@ -65,11 +89,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The draft's tokens; none when it was not asked, or with a `fault` when it could not answer.
+    """Tokens of the draft model, and after them `num_looked_up` that were looked up.
 
-    `confidences` has one value in [0, 1] a token, if asked for. With acceptance by REJECTION, `distributions` are
-    those that the tokens were sampled from. The draft's cache holds `cached_len` tokens, and took `reused_len` from
-    the prefix cache when the stream began.
+    None of the model when it was not asked, or with a `fault` when it could not answer. `confidences` has one value in
+    [0, 1] for each of the model's tokens, if asked for. With acceptance by REJECTION, `distributions` are those that
+    these were sampled from. The draft's cache holds `cached_len` tokens, and took `reused_len` from the prefix cache
+    when the stream began. The looked-up tokens are from the client's prediction if it says so.
     """
 
     token_ids: list[int]
@@ -79,6 +104,22 @@ class Proposal:
     exchange: Exchange = Exchange()
     fault: str = ""
     confidences: Sequence[float] = ()
+    num_looked_up: int = 0
+    is_predicted: bool = False
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens of the draft model."""
+        return len(self.token_ids) - self.num_looked_up
+
+    def followed_by(self, token_ids: Sequence[int], *, is_predicted: bool) -> Proposal:
+        """Return the proposal with looked-up tokens behind it."""
+        return replace(
+            self,
+            token_ids=[*self.token_ids, *token_ids],
+            num_looked_up=self.num_looked_up + len(token_ids),
+            is_predicted=is_predicted,
+        )
 
 
 @dataclass(frozen=True)
@@ -98,6 +139,14 @@ class Verdict:
     exchange: Exchange = Exchange()
     num_replays: int = 0
     was_retried: bool = False
+
+
+class TokenSource(enum.Enum):
+    """Who said a token first."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    LOOKUP = "lookup"
 
 
 class FinishReason(enum.Enum):
@@ -219,6 +268,17 @@ class Round:
     def num_proposed(self) -> int:
         """Tokens that the target verified."""
         return len(self.proposal.token_ids)
+
+    def source(self, i: int) -> TokenSource:
+        """Return where the i-th of its tokens is from."""
+        if i >= self.commit.num_accepted:
+            return TokenSource.TARGET
+        return TokenSource.DRAFT if i < self.proposal.num_drafted else TokenSource.LOOKUP
+
+    @property
+    def num_accepted_of_lookup(self) -> int:
+        """Looked-up tokens that were accepted and emitted."""
+        return max(self.commit.num_accepted - self.proposal.num_drafted, 0)
 
     @property
     def seconds(self) -> float:

@@ -17,9 +17,11 @@ from coordinator.core import FinishReason, Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
+from coordinator.proposals.lookup import Lookup
+from coordinator.proposals.proposer import Proposer
 from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.admission import Admission
-from coordinator.sessions.prompt import EncodedPrompt, encode_prompt, encode_source
+from coordinator.sessions.prompt import EncodedPrompt, encode_answer, encode_prompt, encode_source
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -28,6 +30,7 @@ from coordinator.workers.drafter import Drafter, DraftStream
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
+from specd.draft_source import DraftSource
 from specd.errors import InternalError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
@@ -112,6 +115,7 @@ class Coordinator:
         InternalError when the target refuses or breaks.
         """
         arrived_at = time.perf_counter()
+        request.check_draft_source(has_model=bool(self.settings.draft), has_lookup=self.settings.lookup)
         with self.admission.place() as place:  # before anything is done for it
             if request.session_id:
                 kept = self.sessions.acquire(request.session_id)
@@ -123,8 +127,13 @@ class Coordinator:
                     prompt = await asyncio.to_thread(self._encode, request, kept)
                     session, setup = self._begin(kept.session_id, prompt, request)
                     await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
+                    lookup = None
+                    if self._looks_up(request):
+                        lookup = await asyncio.to_thread(
+                            Lookup, tuple(session.token_ids), source=prompt.source, prediction=prompt.prediction
+                        )
                     reply: list[str] = []
-                    async with aclosing(self._run(request, session, setup, arrived_at)) as emissions:
+                    async with aclosing(self._run(request, session, setup, lookup, arrived_at)) as emissions:
                         async for emission in emissions:
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
@@ -139,11 +148,34 @@ class Coordinator:
 
     def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         if self.model.has_encoder:
-            return encode_source(self._tokenizer, request.prompt, request.answer, kept, self.model)
-        return encode_prompt(self._tokenizer, request.prompt, kept)
+            prompt = encode_source(self._tokenizer, request.prompt, request.answer, kept, self.model)
+        else:
+            prompt = encode_prompt(self._tokenizer, request.prompt, kept)
+        return replace(prompt, prediction=encode_answer(self._tokenizer, request.prediction))
+
+    def _num_draft_tokens(self, request: GenerationRequest) -> int | None:
+        """Return the k of a request, None if it is chosen each round."""
+        if request.draft_source is DraftSource.NONE:
+            return 0
+        given = request.num_draft_tokens
+        return self.settings.given_num_draft_tokens if given is None else given
+
+    def _asks_model(self, request: GenerationRequest) -> bool:
+        return bool(self.settings.draft) and request.draft_source in {DraftSource.AUTO, DraftSource.MODEL}
+
+    def _looks_up(self, request: GenerationRequest) -> bool:
+        """Whether a session looks up tokens; with a given k, only where it does not ask the model for them."""
+        k = self._num_draft_tokens(request)
+        may_look_up = request.draft_source in {DraftSource.AUTO, DraftSource.LOOKUP}
+        return self.settings.lookup and may_look_up and k != 0 and (k is None or not self._asks_model(request))
 
     async def _run(
-        self, request: GenerationRequest, session: Session, setup: SessionSetup, arrived_at: float
+        self,
+        request: GenerationRequest,
+        session: Session,
+        setup: SessionSetup,
+        lookup: Lookup | None,
+        arrived_at: float,
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
         settings, session_id, sampling = self.settings, setup.session_id, setup.sampling
@@ -155,8 +187,8 @@ class Coordinator:
             recovery_seconds=settings.target_recovery_seconds,
             clock=time.perf_counter,
         )
-        k = settings.given_num_draft_tokens if request.num_draft_tokens is None else request.num_draft_tokens
-        planner = self.planner.begin(sampling, k)
+        proposer = Proposer(drafter, lookup)
+        planner = self.planner.begin(sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request))
         stop = request.stop
         output = Output(self._tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
         prompt_len = len(setup.source) + session.prompt_len
@@ -166,7 +198,7 @@ class Coordinator:
         self._metrics.count_prompt(prompt_len)
         outcome = "failed"
         try:
-            decoding = decode(session, planner, drafter, verifier, clock=time.perf_counter)
+            decoding = decode(session, planner, proposer, verifier, clock=time.perf_counter)
             async with aclosing(read_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
                 async for committed in rounds:
                     round_, tokens = output.take(committed)
@@ -186,7 +218,7 @@ class Coordinator:
             outcome = "cancelled"
             raise
         finally:
-            drafter.close()
+            proposer.close()
             verifier.close()
             planner.close()
             del self._decoding[session_id]

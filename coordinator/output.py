@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.core import FinishReason, Round
+from coordinator.core import FinishReason, Round, TokenSource
 from specd.sampling import TokenLogProbabilities
 from specd.text.stop_strings import StopStrings
 from specd.text.tokenizer import TextStream, Tokenizer
@@ -13,14 +13,14 @@ from specd.text.tokenizer import TextStream, Tokenizer
 
 @dataclass(frozen=True)
 class EmittedToken:
-    """A token, the text that it completes, and whether the draft proposed it.
+    """A token, the text that it completes, and who said it first.
 
     If they were asked for, its log-probabilities, and the texts of the most likely tokens in them, by id.
     """
 
     token_id: int
     text: str
-    drafted: bool
+    source: TokenSource
     log_probabilities: TokenLogProbabilities | None = None
     texts: dict[int, str] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Output:
         return self._stop.push(text)
 
     def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
-        token = EmittedToken(round_.commit.token_ids[i], text, drafted=i < round_.commit.num_accepted)
+        token = EmittedToken(round_.commit.token_ids[i], text, round_.source(i))
         if not round_.verdict.log_probabilities:
             return token
         values = round_.verdict.log_probabilities[i]

@@ -11,44 +11,45 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from coordinator.core import Plan, Round, Session
-from coordinator.workers.drafter import Drafter
+from coordinator.core import Match, Plan, Round, Session
+from coordinator.proposals.proposer import Proposer
 from coordinator.workers.verifier import Verifier
 
 Item = TypeVar("Item")
 
 
 class RoundPlanner(Protocol):
-    """Chooses the number of draft tokens of each round of a session."""
+    """Chooses how many tokens each round of a session proposes, and by whom."""
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
 
-    def plan(self) -> Plan:
-        """Plan the next round."""
+    def plan(self, match: Match) -> Plan:
+        """Plan the next round, for which look-up has this match."""
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
 
 
 async def decode(
-    session: Session, planner: RoundPlanner, drafter: Drafter, verifier: Verifier, *, clock: Callable[[], float]
+    session: Session, planner: RoundPlanner, proposer: Proposer, verifier: Verifier, *, clock: Callable[[], float]
 ) -> AsyncGenerator[Round]:
     """Run a session to its end, a round at a time (Leviathan et al., arXiv 2211.17192, algorithm 1).
 
-    The draft proposes as planned, the target verifies the proposal in one pass, and the accepted tokens are committed
+    The sources propose as planned, the target verifies the proposal in one pass, and the accepted tokens are committed
     with the target's own next one: the recovered token after a rejection, the bonus token otherwise. A round without a
     proposal is an ordinary decoding step, so a missing draft costs speed and nothing else.
 
     Raises UnavailableError when the target is lost and does not come back, and the workers' refusals.
     """
     if session.can_draft and planner.will_draft():
-        drafter.start_prefill(session.token_ids)
+        proposer.start_prefill(session.token_ids)
     for number in itertools.count(1):
         structlog.contextvars.bind_contextvars(round=number)
         started_at = clock()
-        plan = session.bound(planner.plan())
-        proposal = await drafter.propose(session.token_ids, plan)
+        match = proposer.look_up(session.token_ids)
+        plan = session.bound(planner.plan(match))
+        proposal = await proposer.propose(session.token_ids, plan, match)
         verdict = await verifier.verify(session.token_ids, proposal)
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
         round_ = Round(proposal, verdict, commit, started_at, clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,9 +14,10 @@ import grpc
 import structlog
 from google.protobuf import timestamp_pb2
 
-from coordinator.core import FinishReason, Round
+from coordinator.core import FinishReason, Round, TokenSource
 from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
+from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.session_store import KeptSession, SessionStore
@@ -23,7 +25,7 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.errors import InvalidRequestError, UnavailableError
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import sampling_from, to_log_probabilities, to_model
+from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
 from specd.sampling import Sampling
@@ -36,6 +38,12 @@ _FINISH_REASONS = {
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
     FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
+}
+
+_SOURCES = {
+    TokenSource.TARGET: generation_pb2.TOKEN_SOURCE_TARGET,
+    TokenSource.DRAFT: generation_pb2.TOKEN_SOURCE_DRAFT,
+    TokenSource.LOOKUP: generation_pb2.TOKEN_SOURCE_LOOKUP,
 }
 
 log = structlog.get_logger()
@@ -61,10 +69,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Stream a completion."""
         async with reporting_errors(context, self._metrics.errors), self._server.until_stopped(_STOPPING):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
-            emissions = self._coordinator.get().generate(_request(request, str(traceparent)))
-            async with aclosing(emissions):
-                async for emission in emissions:
-                    await context.write(_response(emission))
+            coordinator = self._coordinator.get()
+            emissions = coordinator.generate(_request(request, str(traceparent)))
+            async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
+                async for batch in batches:
+                    await context.write(_response(batch))
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context
@@ -79,6 +88,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 draft_fault=draft.fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
+                lookup=coordinator.settings.lookup,
             )
 
 
@@ -88,6 +98,8 @@ def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> Gener
         answer=_answer(request),
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         num_draft_tokens=request.num_draft_tokens if request.HasField("num_draft_tokens") else None,
+        draft_source=draft_source_from(request.draft_source),
+        prediction=_prediction(request),
         sampling=_sampling(request),
         stop=StopConditions(
             request.stop.ignore_eos,
@@ -117,6 +129,12 @@ def _answer(request: generation_pb2.GenerateRequest) -> AnswerStart:
     return list(request.answer_token_ids.ids)
 
 
+def _prediction(request: generation_pb2.GenerateRequest) -> AnswerStart:
+    if request.WhichOneof("prediction") == "prediction_text":
+        return request.prediction_text
+    return list(request.prediction_token_ids.ids)
+
+
 def _chat(chat: generation_pb2.Chat) -> Chat:
     try:
         return Chat(
@@ -143,12 +161,14 @@ def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
     return dataclasses.replace(sampling, seed=secrets.randbits(_SEED_BITS))
 
 
-def _response(emission: Emission) -> generation_pb2.GenerateResponse:
+def _response(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
+    emission = emissions[-1]
+    tokens = [token for each in emissions for token in each.tokens]
     response = generation_pb2.GenerateResponse(
         session_id=emission.session_id,
-        text="".join(token.text for token in emission.tokens),
-        tokens=map(_token, emission.tokens),
-        round=_round(emission.round),
+        text="".join(token.text for token in tokens),
+        tokens=map(_token, tokens),
+        round=_round([each.round for each in emissions]),
         seed=emission.seed,
     )
     if emission.finish_reason is not None:
@@ -162,18 +182,22 @@ def _response(emission: Emission) -> generation_pb2.GenerateResponse:
 
 
 def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
-    message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text, drafted=token.drafted)
+    drafted = token.source is not TokenSource.TARGET
+    source = _SOURCES[token.source]
+    message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text, drafted=drafted, source=source)
     if token.log_probabilities is not None:
         message.log_probabilities.CopyFrom(to_log_probabilities(token.log_probabilities, token.texts))
     return message
 
 
-def _round(round_: Round) -> generation_pb2.Round:
+def _round(rounds: Sequence[Round]) -> generation_pb2.Round:
+    stages = [round_.stage_seconds for round_ in rounds]
     return generation_pb2.Round(
-        proposed=round_.num_proposed,
-        accepted=round_.commit.num_accepted,
-        wire_bytes=round_.wire_bytes,
-        **{f"{stage}_seconds": seconds for stage, seconds in round_.stage_seconds.items()},
+        proposed=sum(round_.num_proposed for round_ in rounds),
+        looked_up=sum(round_.proposal.num_looked_up for round_ in rounds),
+        accepted=sum(round_.commit.num_accepted for round_ in rounds),
+        wire_bytes=sum(round_.wire_bytes for round_ in rounds),
+        **{f"{stage}_seconds": sum(each[stage] for each in stages) for stage in stages[0]},
     )
 
 

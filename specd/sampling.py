@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -124,6 +125,11 @@ class TokenDistribution:
 
     token_ids: bytes
     probabilities: bytes
+
+
+def certain(token_id: int) -> TokenDistribution:
+    """Return the distribution that is all on one token."""
+    return TokenDistribution(struct.pack("<I", token_id), struct.pack("<f", 1.0))
 
 
 @dataclass(frozen=True)

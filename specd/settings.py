@@ -23,6 +23,8 @@ from pydantic_settings import (
 
 from specd.errors import StartupError
 
+# A draft of this name is none: look-up alone proposes.
+LOOKUP = "lookup"
 # Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
 
@@ -75,6 +77,8 @@ _DRAFT_TOKENS = (
     f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
     "cost and acceptance."
 )
+
+_LOOKUP = "Also propose what followed the latest tokens where the session had them before."
 
 
 def _part_of_memory(divisor: int) -> Any:
@@ -277,6 +281,13 @@ class CoordinatorSettings(Settings):
         "'none' for none. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
+    lookup: bool = Field(True, description=_LOOKUP)
+    stream_interval_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Send text at this interval and not round by round, whose lengths tell a watcher of the network "
+        "what was proposed; 0 sends each round at once.",
+    )
     draft_timeout_seconds: Seconds = Field(
         2.0, description="Time that a round waits for its proposal before it decodes with the target alone."
     )
@@ -316,7 +327,10 @@ class UpSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="SPECD_")
 
     target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
-    draft: ModelOrNone = Field(EMBEDDED_DRAFT, description="Draft model, likewise; 'none' for none.")
+    draft: ModelOrNone = Field(
+        EMBEDDED_DRAFT, description="Draft model, likewise; 'lookup' for look-up alone, 'none' for the target alone."
+    )
+    lookup: bool = Field(True, description=_LOOKUP)
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")

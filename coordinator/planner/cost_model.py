@@ -48,11 +48,13 @@ class CostModel:
         self._draft_wait = MovingAverage(_WEIGHT)
 
     def costs(self, num_sessions: int) -> RoundCosts | None:
-        """Return the costs of a round that so many sessions share; None without a draft."""
+        """Return the costs of a round that so many sessions share; None before the target has come."""
         target, draft = self._target(), self._draft()
-        if target is None or draft is None:
+        if target is None:
             return None
-        proposals = [0.0, *(draft.seconds(num_sessions, k) for k in range(1, MAX_NUM_DRAFT_TOKENS + 1))]
+        proposals = []
+        if draft is not None:
+            proposals = [0.0, *(draft.seconds(num_sessions, k) for k in range(1, MAX_NUM_DRAFT_TOKENS + 1))]
         widths: Sequence[int] = range(1, MAX_NUM_DRAFT_TOKENS + 2)
         if num_sessions == 1:
             proposals[1:] = map(self._proposals.at, proposals[1:])
@@ -77,11 +79,11 @@ class CostModel:
             costs.observe(n, verify.step_tokens / n, verify.compute_seconds, weight=1 / n)
         if round_.proposal.fault:
             return  # the round waited for the draft
-        if round_.num_proposed:
+        if round_.proposal.num_drafted:
             if is_shared:  # at most for as long as they draft: longer, it is for somebody's prompt
                 self._draft_wait.add(min(propose.queue_seconds + verify.queue_seconds, propose.compute_seconds))
             self._draft_overhead.add(propose.wire_seconds + draft_queue)
-            n, k, seconds = propose.num_sessions, round_.num_proposed, propose.compute_seconds
+            n, k, seconds = propose.num_sessions, round_.proposal.num_drafted, propose.compute_seconds
             if draft is not None and is_shared:
                 draft.observe(n, k, seconds, weight=1 / n)
             elif draft is not None:  # after a verify it begins with cold caches and cores, which is no cost of a token

@@ -1,14 +1,14 @@
-"""The planner: how many tokens to draft in each round of each session."""
+"""The planner: how many tokens each round of each session proposes, and by whom."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from coordinator.core import Plan, Round
+from coordinator.core import Match, Plan, Round
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.cost_model import CostModel
-from coordinator.planner.policy import RoundCosts, choose_k, share_out, stop_thresholds
+from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
 from specd.sampling import Sampling
 
 # A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
@@ -24,6 +24,7 @@ _GAIN_TO_GO_ON = 1.02
 # Drafting that does not pay is probed with this many tokens, once the last probe cost less than this part of the time.
 _PROBE_DRAFT_TOKENS = 2
 _PROBE_SHARE = 0.0025
+_NO_MATCH = Match()
 
 
 @dataclass(eq=False)
@@ -35,6 +36,34 @@ class _Window:
     ends_at: int
     ks: dict[Hashable, int] = field(default_factory=dict)
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model."""
+        return bool(self.costs.draft)
+
+    def seconds(self, k: int) -> float:
+        """Return what a round with k draft tokens takes."""
+        costs = self.costs
+        drafting = costs.draft_overhead + costs.draft[k] if k else 0.0
+        return costs.round_overhead + drafting + costs.verify[k]
+
+
+class _Probes:
+    """When to try again what does not pay."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due_at = clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time."""
+        return self._clock() >= self._due_at
+
+    def probed(self, cost_seconds: float) -> None:
+        """Count a probe: the more it cost, the later is the next."""
+        self._due_at = self._clock() + max(cost_seconds, 0.0) / _PROBE_SHARE
+
 
 class Planner:
     """What all sessions share: the cost model, the pooled acceptance, and the window of rounds they plan for."""
@@ -43,21 +72,29 @@ class Planner:
         """`clock` returns seconds."""
         self.cost_model = cost_model
         self.num_rounds = 0
-        self._clock = clock
         self._pools: dict[object, PooledAcceptance] = {}
         self.sessions: dict[SessionPlanner, None] = {}
         self._window: _Window | None = None
-        self._probe_at = clock()
+        self.probes, self.lookup_probes = _Probes(clock), _Probes(clock)
 
-    def begin(self, sampling: Sampling, num_draft_tokens: int | None = None) -> SessionPlanner:
-        """Begin to plan for a session; with `num_draft_tokens`, that is its k. It counts until it is closed."""
-        # Acceptance depends on the temperature more than on the text.
-        pool = self._pools.setdefault((sampling.acceptance, round(sampling.temperature, 1)), PooledAcceptance())
-        session = SessionPlanner(
-            self, SessionAcceptance(pool, teaches=not sampling.changes_logits), pool, num_draft_tokens
-        )
+    def begin(
+        self, sampling: Sampling, num_draft_tokens: int | None = None, *, asks_model: bool = True
+    ) -> SessionPlanner:
+        """Begin to plan for a session; with `num_draft_tokens`, that is its k. It counts until it is closed.
+
+        Without `asks_model`, it proposes what was looked up and nothing else.
+        """
+        session = SessionPlanner(self, sampling, num_draft_tokens, asks_model=asks_model)
         self.sessions[session] = None
         return session
+
+    def pool(self, sampling: Sampling, evidence: object = None) -> PooledAcceptance:
+        """Return what sessions like this one share: of the draft model's tokens, or of looked-up ones with `evidence`.
+
+        Acceptance depends on the temperature more than on the text.
+        """
+        kind = (sampling.acceptance, round(sampling.temperature, 1), evidence)
+        return self._pools.setdefault(kind, PooledAcceptance())
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now."""
@@ -65,7 +102,7 @@ class Planner:
         return [session for session in self.sessions if session.planned_at >= oldest]
 
     def window(self) -> _Window | None:
-        """Return the current window, a new one when the last is over or the batch has changed; None without a draft."""
+        """Return the current window, a new one when the last is over or the batch has changed."""
         num_active = max(len(self.active()), 1)
         last = self._window
         if last is None or self.num_rounds >= last.ends_at or num_active != last.num_active:
@@ -77,77 +114,86 @@ class Planner:
     def shared_k(self, session: SessionPlanner, window: _Window) -> int:
         """Return the k of one of several sessions in this window."""
         if session not in window.ks and not session.has_fault:  # the window or the session is new
-            adaptive = [each for each in self.active() if each.is_adaptive and not each.has_fault]
+            adaptive = [each for each in self.active() if each.may_draft and not each.has_fault]
             gain = _GAIN_TO_GO_ON if any(each.k for each in adaptive) else _GAIN_TO_START
             window.ks = share_out({each: each.acceptance.accepted() for each in adaptive}, window.costs, gain)
         return window.ks.get(session, _PROBE_DRAFT_TOKENS)  # after a fault, the Drafter knows when to ask again
 
-    @property
-    def is_probe_due(self) -> bool:
-        """Whether drafting that does not pay is to be tried again."""
-        return self._clock() >= self._probe_at
-
-    def probed(self, cost_seconds: float) -> None:
-        """Count a probe: the more it cost, the later is the next."""
-        self._probe_at = self._clock() + max(cost_seconds, 0.0) / _PROBE_SHARE
-
 
 class SessionPlanner:
-    """Plans the rounds of a session: on its own the best k, with proposals that end early; else its part of a batch."""
+    """Plans the rounds of a session: on its own the best k, with proposals that end early; else its part of a batch.
 
-    def __init__(
-        self, shared: Planner, acceptance: SessionAcceptance, pool: PooledAcceptance, fixed_k: int | None
-    ) -> None:
-        self.acceptance = acceptance
+    Looked-up tokens take the place of a proposal where they promise more, or lengthen it.
+    """
+
+    def __init__(self, shared: Planner, sampling: Sampling, fixed_k: int | None, *, asks_model: bool) -> None:
         self.k = 0
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
+        self.has_fault = False  # the draft did not answer in the last round
+        self.may_draft = asks_model and fixed_k is None
         self._shared = shared
-        self._pool = pool
+        self._sampling = sampling
+        self._pool = shared.pool(sampling)
+        self.acceptance = SessionAcceptance(self._pool, teaches=not sampling.changes_logits)
+        self._of_lookup: dict[object, SessionAcceptance] = {}
         self._fixed_k = fixed_k
-        self.is_adaptive = fixed_k is None
+        self._asks_model = asks_model
         self._window: _Window | None = None
         self._min_confidences: list[float] = []
-        self._is_probe = False
-        self.has_fault = False  # the draft did not answer in the last round
+        self._rate = 0.0  # expected tokens per second with k
+        self._evidence: object = None
+        self._probing: _Probes | None = None
 
     def close(self) -> None:
         """End with the session."""
         self._shared.sessions.pop(self, None)
-        self.acceptance.close()
+        for acceptance in (self.acceptance, *self._of_lookup.values()):
+            acceptance.close()
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
         self._choose()
-        return self.k > 0 or (self.is_adaptive and self._shared.is_probe_due)
+        return self.k > 0 or (self.may_draft and self._shared.probes.is_due)
 
-    def plan(self) -> Plan:
-        """Plan the next round."""
+    def plan(self, match: Match = _NO_MATCH) -> Plan:
+        """Plan the next round, for which look-up has this match."""
         self.planned_at = self._shared.num_rounds
         self._choose()
-        self._is_probe = self.k == 0 and self.is_adaptive and (self._window is None or self._shared.is_probe_due)
-        if self._is_probe:  # without a window there is no draft, and the Drafter says why
-            return Plan(_PROBE_DRAFT_TOKENS)
-        is_single = self._window is not None and self._window.num_active == 1
+        self._probing = None
+        if self._fixed_k is not None:
+            return Plan(self.k) if self._asks_model else Plan(0, num_lookup_tokens=self._fixed_k)
+        window = self._window
         number = self._shared.num_rounds + 1
         is_control_due = number >= _WINDOW_ROUNDS and (number % _CONTROL_ROUNDS == 0 or number.bit_count() == 1)
-        if self.is_adaptive and is_single and is_control_due:
+        if window is not None and window.num_active == 1 and is_control_due:
             return Plan(0)
+        if window is not None and match.token_ids and (plan := self._plan_lookup(window, match)):
+            return plan
+        if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self._shared.probes.is_due):
+            self._probing = self._shared.probes  # without a draft, the Drafter says why
+            return Plan(_PROBE_DRAFT_TOKENS)
         return Plan(self.k, self._min_confidences)
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
         self._shared.num_rounds += 1
-        self.has_fault = bool(round_.proposal.fault)
+        proposal = round_.proposal
+        self.has_fault = bool(proposal.fault)
         if self._window is None:
             return 0.0
         self._shared.cost_model.observe(round_, self._window.num_active)
         target_only_seconds = len(round_.commit.token_ids) * self._window.costs.target_only
-        if self.is_adaptive and round_.num_proposed:
+        if self._fixed_k is None and round_.num_proposed:
             # The target's own count: a text that ends rejects nothing.
-            proposal, num_accepted = round_.proposal, round_.verdict.num_accepted
-            self.acceptance.add(plan.num_draft_tokens, proposal.confidences, round_.num_proposed, num_accepted)
-            if self._is_probe:
-                self._shared.probed(round_.seconds - target_only_seconds)
+            num_drafted, num_accepted = proposal.num_drafted, round_.verdict.num_accepted
+            if num_drafted:
+                accepted = min(num_accepted, num_drafted)
+                self.acceptance.add(plan.num_draft_tokens, proposal.confidences, num_drafted, accepted)
+            if proposal.num_looked_up and num_accepted >= num_drafted:
+                n = proposal.num_looked_up
+                self._acceptance_of_lookup(self._evidence).add(n, (), n, num_accepted - num_drafted)
+            if self._probing is not None:
+                self._probing.probed(round_.seconds - target_only_seconds)
         return 0.0 if self.has_fault else target_only_seconds
 
     def _choose(self) -> None:
@@ -155,14 +201,41 @@ class SessionPlanner:
         before, self._window = self._window, self._shared.window()
         window = self._window
         if self._fixed_k is not None:
-            self.k = self._fixed_k
-        elif window is None:
-            self.k = 0
+            self.k = self._fixed_k if self._asks_model else 0
+        elif window is None or not window.has_draft or not self._asks_model:
+            self.k, self._min_confidences, self._rate = 0, [], 0.0
         elif window.num_active > 1:
             self.k, self._min_confidences = self._shared.shared_k(self, window), []
+            self._rate = (1 + sum(self.acceptance.accepted()[: self.k])) / window.seconds(self.k)
         elif window is not before:
             accepted = [a * c for a, c in zip(self.acceptance.accepted(), self._pool.continued.survival(), strict=True)]
             gain = _GAIN_TO_GO_ON if self.k else _GAIN_TO_START
-            self.k, rate = choose_k(accepted, self._pool.reached.survival(), window.costs, gain)
-            thresholds = stop_thresholds(window.costs, rate, accepted[0], self.k)
+            self.k, self._rate = choose_k(accepted, self._pool.reached.survival(), window.costs, gain)
+            thresholds = stop_thresholds(window.costs, self._rate, accepted[0], self.k)
             self._min_confidences = [self._pool.confidence(threshold) for threshold in thresholds]
+
+    def _plan_lookup(self, window: _Window, match: Match) -> Plan | None:
+        """Return a plan with looked-up tokens, alone or behind the draft's, if they promise more than none."""
+        costs, n = window.costs, window.num_active
+        self._evidence = match.evidence
+        accepted = self._acceptance_of_lookup(self._evidence).accepted()[: len(match.token_ids)]
+        length, rate = choose_lookup(accepted, costs, n)
+        if length and rate > max(self._rate, _GAIN_TO_GO_ON / costs.target_only):
+            return Plan(0, (), length)
+        if self.k == 0:
+            if not self._shared.lookup_probes.is_due:
+                return None
+            self._probing = self._shared.lookup_probes
+            return Plan(0, (), _PROBE_DRAFT_TOKENS)
+        agreed = (True, *match.evidence)  # that the model says the same makes it likelier
+        accepted = self._acceptance_of_lookup(agreed).accepted()[: len(match.token_ids) - self.k]
+        tokens = n * self._rate * window.seconds(self.k)
+        length, _ = choose_lookup(accepted, costs, n, after=(self.k, tokens, window.seconds(self.k)))
+        self._evidence = agreed
+        return Plan(self.k, self._min_confidences, length)
+
+    def _acceptance_of_lookup(self, evidence: object) -> SessionAcceptance:
+        if evidence not in self._of_lookup:
+            pool = self._shared.pool(self._sampling, evidence)
+            self._of_lookup[evidence] = SessionAcceptance(pool, teaches=not self._sampling.changes_logits)
+        return self._of_lookup[evidence]

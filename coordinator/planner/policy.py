@@ -15,9 +15,9 @@ _NEGLIGIBLE = 0.03
 class RoundCosts:
     """Costs of a round by number k of draft tokens, in seconds.
 
-    `draft[k]` is a proposal of k tokens, `verify[k]` its verification; both have the same length. `draft_overhead` is
-    the rest of asking the draft, `round_overhead` the rest of any round. Sessions that share rounds besides wait
-    `draft_wait` for each other when they draft.
+    `draft[k]` is a proposal of k tokens, `verify[k]` its verification; both have the same length, but `draft` is empty
+    without a draft model. `draft_overhead` is the rest of asking the draft, `round_overhead` the rest of any round.
+    Sessions that share rounds besides wait `draft_wait` for each other when they draft.
     """
 
     draft: Sequence[float]
@@ -56,6 +56,27 @@ def choose_k(
             best_k, best_rate = k, rate
         before = reach
     return best_k, best_rate
+
+
+def choose_lookup(
+    accepted: Sequence[float], costs: RoundCosts, num_sessions: int, after: tuple[int, float, float] | None = None
+) -> tuple[int, float]:
+    """Return how many looked-up tokens a session proposes for the most expected tokens per second, and that rate.
+
+    `accepted[i]` is the probability that the first i + 1 are accepted. They cost nothing but their verification, in a
+    step that the session shares with `num_sessions` - 1 others, of which each has one token. `after` says of a proposal
+    that they are to lengthen: its tokens, the expected ones, and the seconds of its round.
+    """
+    k, tokens, seconds = after or (0, float(num_sessions), costs.target_only)
+    verify = dict(enumerate(costs.verify))
+    before = interpolate(verify, k)
+    best_length, best_rate = 0, tokens / seconds
+    for length, accept in enumerate(accepted[: len(costs.verify) - 1 - k], start=1):
+        tokens += accept
+        rate = tokens / (seconds + interpolate(verify, k + length / num_sessions) - before)
+        if rate > best_rate:
+            best_length, best_rate = length, rate
+    return best_length, best_rate / num_sessions
 
 
 def stop_thresholds(costs: RoundCosts, rate: float, acceptance: float, k: int) -> list[float]:

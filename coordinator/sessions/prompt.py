@@ -15,7 +15,7 @@ from specd.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Chat | None
 
 
-# The start of an answer: text, token ids, or none.
+# The start of an answer, or a prediction of it: text, token ids, or none.
 AnswerStart = str | Sequence[int] | None
 
 
@@ -26,6 +26,7 @@ class EncodedPrompt:
     token_ids: list[int]
     chat: Chat | None = None
     source: list[int] = field(default_factory=list)
+    prediction: list[int] = field(default_factory=list)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, session: KeptSession) -> EncodedPrompt:
@@ -74,8 +75,12 @@ def encode_source(
     start = [model.decoder_start_token_id] if model.decoder_start_token_id is not None else []
     before = list(session.token_ids) or start
     source = tokenizer.encode(prompt) if prompt and isinstance(prompt, str) else list(prompt or session.source)
-    begun = tokenizer.encode(answer, add_special_tokens=False) if isinstance(answer, str) else answer or ()
-    return EncodedPrompt([*before, *begun], source=source)
+    return EncodedPrompt([*before, *encode_answer(tokenizer, answer)], source=source)
+
+
+def encode_answer(tokenizer: Tokenizer, answer: AnswerStart) -> list[int]:
+    """Return the tokens of the start of an answer, or of a prediction."""
+    return tokenizer.encode(answer, add_special_tokens=False) if isinstance(answer, str) else list(answer or ())
 
 
 def _contradiction(session: KeptSession, was: str, now: str) -> InvalidRequestError:

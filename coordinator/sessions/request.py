@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
+from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import MAX_STOP_TOKENS, Sampling, check_token_ids
@@ -61,6 +62,8 @@ class GenerationRequest:
     answer: AnswerStart = None
     max_tokens: int | None = None
     num_draft_tokens: int | None = None
+    draft_source: DraftSource = DraftSource.AUTO
+    prediction: AnswerStart = None
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopConditions = field(default_factory=StopConditions)
     session_id: str = ""
@@ -82,9 +85,34 @@ class GenerationRequest:
         if model.has_encoder:
             check_tokens(model, prompt.source)
         check_prompt(model, prompt.token_ids)
+        self._check_prediction(model, prompt.prediction)
         max_tokens = resolve_max_tokens(model, len(prompt.token_ids), self.max_tokens)
         self.stop.check(model, max_tokens)
         return max_tokens
+
+    def check_draft_source(self, *, has_model: bool, has_lookup: bool) -> None:
+        """Raise InvalidRequestError if the coordinator has not what the request wants to propose tokens."""
+        source = self.draft_source
+        if (source is DraftSource.MODEL and not has_model) or (source is DraftSource.LOOKUP and not has_lookup):
+            missing = "draft model (--draft)" if source is DraftSource.MODEL else "look-up (--lookup)"
+            raise InvalidRequestError(
+                "CONTRADICTION", f"draft_source is {source.name}, but this coordinator has no {missing}: leave it out"
+            )
+        if self.prediction and (source in {DraftSource.MODEL, DraftSource.NONE} or not has_lookup):
+            why = f"draft_source is {source.name}" if has_lookup else "this coordinator has no look-up (--lookup)"
+            raise InvalidRequestError(
+                "CONTRADICTION", f"the request has a prediction, which only look-up reads, but {why}: leave one out"
+            )
+
+    @staticmethod
+    def _check_prediction(model: ModelInfo, prediction: Sequence[int]) -> None:
+        check_token_ids("prediction", prediction, vocabulary_size=model.vocabulary_size, model_name=model.name)
+        if len(prediction) > model.context_length:
+            raise InvalidRequestError(
+                "CONTEXT_EXCEEDED",
+                f"the prediction has {len(prediction)} tokens, but the context of {model.name} is "
+                f"{model.context_length} tokens: send what can still come",
+            )
 
 
 def check_tokens(model: ModelInfo, token_ids: Sequence[int]) -> None:

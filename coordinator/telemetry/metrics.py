@@ -16,10 +16,12 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "rounds": ("Rounds committed, target-only ones included.",),
     "prompt_tokens": ("Prompt tokens of sessions that began.",),
     "generated_tokens": ("Tokens emitted.",),
-    "proposed_tokens": ("Tokens proposed by the draft and verified.",),
+    "proposed_tokens": ("Tokens proposed and verified.",),
     "accepted_tokens": ("Proposed tokens accepted by the target and emitted.",),
     "accepted_tokens_by_position": ("Accepted tokens by draft position, from 0.", "position"),
     "proposed_tokens_by_position": ("Proposed tokens by draft position, from 0.", "position"),
+    "proposed_tokens_by_source": ("Proposed tokens, of the draft model or looked up.", "source"),
+    "accepted_tokens_by_source": ("Accepted tokens, of the draft model or looked up.", "source"),
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
@@ -62,6 +64,8 @@ _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
     "sessions": (*((reason.value,) for reason in FinishReason), ("cancelled",), ("failed",)),
     "reused_prompt_tokens": (("draft",), ("target",)),
+    "proposed_tokens_by_source": (("draft",), ("lookup",)),
+    "accepted_tokens_by_source": (("draft",), ("lookup",)),
 }
 
 
@@ -129,6 +133,13 @@ class CoordinatorMetrics:
             counters["proposed_tokens_by_position"].labels(position).inc()
         for position in range(commit.num_accepted):
             counters["accepted_tokens_by_position"].labels(position).inc()
+        proposal, of_lookup = round_.proposal, round_.num_accepted_of_lookup
+        for source, proposed, accepted in (
+            ("draft", proposal.num_drafted, commit.num_accepted - of_lookup),
+            ("lookup", proposal.num_looked_up, of_lookup),
+        ):
+            counters["proposed_tokens_by_source"].labels(source).inc(proposed)
+            counters["accepted_tokens_by_source"].labels(source).inc(accepted)
         counters["recovered_tokens"].inc(commit.recovered)
         counters["bonus_tokens"].inc(commit.bonus)
         counters["target_replays"].inc(round_.verdict.num_replays)

@@ -31,6 +31,10 @@ class SessionStatistics:
     target_replays: int = 0
     target_reused_tokens: int = 0
     draft_reused_tokens: int = 0
+    lookup_proposed_tokens: int = 0
+    lookup_accepted_tokens: int = 0
+    prediction_accepted_tokens: int = 0
+    prediction_rejected_tokens: int = 0
     # Sums over the rounds after the first, which prefills.
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     tokens_after_first_round: int = 0
@@ -80,6 +84,12 @@ class SessionStatistics:
         self.proposed_tokens += round_.num_proposed
         self.target_replays += round_.verdict.num_replays
         self.accepted_tokens += commit.num_accepted
+        looked_up, accepted = round_.proposal.num_looked_up, round_.num_accepted_of_lookup
+        self.lookup_proposed_tokens += looked_up
+        self.lookup_accepted_tokens += accepted
+        if round_.proposal.is_predicted:
+            self.prediction_accepted_tokens += accepted
+            self.prediction_rejected_tokens += looked_up - accepted
         self.recovered_tokens += commit.recovered
         self.bonus_tokens += commit.bonus
         _count_by_position(self.proposed_by_position, round_.num_proposed)

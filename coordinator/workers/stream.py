@@ -13,6 +13,7 @@ from coordinator.core import Exchange, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from specd.errors import error_info
 from specd.rpc.messages import distribution_from, log_probabilities_from, to_distribution, to_session_sampling
+from specd.sampling import Acceptance, certain
 from specd.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
@@ -175,13 +176,16 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         """Open the stream of a session on the channel of the target worker."""
         stub = target_pb2_grpc.TargetServiceStub(channel)
         super().__init__(stub.Verify(metadata=(("specd-session-id", setup.session_id),)), setup, worker="target")
+        self._rejects = setup.sampling.acceptance is Acceptance.REJECTION
 
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
     ) -> Verdict:
         """Run one round. Raises WorkerError."""
         request = target_pb2.VerifyRequest(position=position, token_ids=token_ids, proposal=proposal.token_ids)
-        request.distributions.extend(map(to_distribution, proposal.distributions))
+        if self._rejects:
+            looked_up = map(certain, proposal.token_ids[proposal.num_drafted :])
+            request.distributions.extend(map(to_distribution, (*proposal.distributions, *looked_up)))
         await self._send(request, timeout_seconds)
         response, exchange = await self._receive(timeout_seconds)
         return Verdict(

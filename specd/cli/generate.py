@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -16,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specd.draft_source import DraftSource
 from specd.errors import StartupError, error_info
 from specd.launch import complain
 from specd.rpc.client import Client
-from specd.rpc.messages import acceptance_message
+from specd.rpc.messages import acceptance_message, draft_source_message
 from specd.sampling import Acceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import generation_pb2, sampling_pb2
@@ -49,7 +51,7 @@ summarize: def read_records(path, delimiter=","):
         return [dict(zip(header, row)) for row in reader]
 """
 
-_DRAFTED_STYLE = "green"
+_STYLES = {generation_pb2.TOKEN_SOURCE_DRAFT: "green", generation_pb2.TOKEN_SOURCE_LOOKUP: "cyan"}
 
 
 def generate(
@@ -83,6 +85,13 @@ def generate(
     answer_start: Annotated[
         str, typer.Option(metavar="TEXT", help="Of a model with an encoder: what the answer begins with.")
     ] = "",
+    draft_source: Annotated[
+        DraftSource, typer.Option(help="Who may propose tokens: the draft model, look-up, either, or nobody.")
+    ] = DraftSource.AUTO,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with what is expected to come, such as one to be edited."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON message per line.")] = False,
@@ -97,6 +106,8 @@ def generate(
         "max_tokens": max_tokens,
         "num_draft_tokens": num_draft_tokens,
         "session_id": session,
+        "draft_source": draft_source_message(draft_source),
+        **({"prediction_text": _read_prediction(prediction)} if prediction is not None else {}),
         **({"answer_text": answer_start} if answer_start else {}),
         "stop": generation_pb2.StopConditions(strings=stop or ()),
         "sampling": sampling_pb2.SamplingParameters(
@@ -123,6 +134,13 @@ def _read_prompt(argument: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise StartupError(f"the prompt is not UTF-8 text: {error}") from error
+
+
+def _read_prediction(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read the prediction {path}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -167,7 +185,10 @@ async def show_comparison(address: str, prompt: str, *, max_tokens: int = 200) -
         console.print(Text(prompt, style="dim"), end="\n" if is_source else "")
         speculative = [response async for response in _echo(console, client.generate(prompt, max_tokens=max_tokens))]
         console.print("\n")
-        console.print(Text.assemble("colour: ", ("proposed by the draft", _DRAFTED_STYLE), ", the rest by the target"))
+        draft, lookup = _STYLES.values()
+        console.print(
+            Text.assemble("colour: ", ("the draft's", draft), ", ", ("looked up", lookup), ", the rest target's")
+        )
         console.print("the same again with the target alone …", style="dim")
         alone = [r async for r in client.generate(prompt, max_tokens=max_tokens, num_draft_tokens=0)]
 
@@ -199,7 +220,7 @@ async def _echo(
 
 def _print_tokens(console: Console, response: generation_pb2.GenerateResponse) -> None:
     for token in response.tokens:  # with `out`, since `print` would turn tabs into spaces
-        console.out(token.text, style=_DRAFTED_STYLE if token.drafted else None, highlight=False, end="")
+        console.out(token.text, style=_STYLES.get(token.source), highlight=False, end="")
 
 
 def _summary(statistics: generation_pb2.SessionStatistics) -> str:
@@ -212,6 +233,10 @@ def _summary(statistics: generation_pb2.SessionStatistics) -> str:
     if statistics.proposed_tokens:
         parts.append(f"acceptance rate {_acceptance_rate(statistics):.1%}")
         parts.append(f"mean acceptance length {statistics.round_averages.tokens:.2f}")
+    if statistics.lookup_proposed_tokens:
+        parts.append(f"{statistics.lookup_accepted_tokens} looked up")
+    if judged := statistics.prediction_accepted_tokens + statistics.prediction_rejected_tokens:
+        parts.append(f"prediction {statistics.prediction_accepted_tokens / judged:.0%} accepted")
     if statistics.draft_fault:
         parts.append(f"{statistics.rounds_without_draft} rounds without draft: {statistics.draft_fault}")
     return " · ".join(parts)

@@ -121,11 +121,14 @@ class Stack:
         target: str,
         draft: str,
         listen: str = "127.0.0.1:0",
+        lookup: bool | None = None,
         num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Serve these models at `listen`; a draft of "" means none, port 0 any free port.
+
+        Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
 
         All three serve metrics at `metrics_listen`: "" is nowhere, None the address in their own settings.
         `environment` is added to that of the processes.
@@ -142,6 +145,8 @@ class Stack:
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
         # At the first start, wait for the draft however long it downloads: if it fails, the supervisor sees it.
         coordinator_options += _PATIENCE
+        if lookup is not None:
+            coordinator_options += ["--lookup" if lookup else "--no-lookup"]
         if num_draft_tokens is not None:
             coordinator_options += ["--num-draft-tokens", num_draft_tokens]
         self.coordinator = child("coordinator", *coordinator_options)

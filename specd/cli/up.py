@@ -14,8 +14,9 @@ from rich.console import Console
 
 from specd.cli.generate import DEMO_PROMPT, DEMO_SOURCE, show_comparison
 from specd.cli.supervisor import Stack
+from specd.errors import StartupError
 from specd.launch import start_logging
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET, UpSettings
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET, LOOKUP, UpSettings
 
 
 def up(settings: UpSettings) -> None:
@@ -27,9 +28,10 @@ def up(settings: UpSettings) -> None:
 async def _up(settings: UpSettings) -> None:
     stack = Stack(
         target=settings.target,
-        draft=settings.draft,
-        listen=settings.listen,
+        draft="" if settings.draft == LOOKUP else settings.draft,
         # If unset, the coordinator's own setting holds.
+        lookup=_wants_lookup(settings),
+        listen=settings.listen,
         num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
         metrics_listen=None if settings.metrics else "",
     )
@@ -44,6 +46,13 @@ async def _up(settings: UpSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     with contextlib.suppress(asyncio.CancelledError):
         await holding
+
+
+def _wants_lookup(settings: UpSettings) -> bool | None:
+    given = settings.lookup if "lookup" in settings.model_fields_set else None
+    if settings.draft == LOOKUP and given is False:
+        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave one out")
+    return given if settings.draft else False
 
 
 async def _hold(stack: Stack) -> None:

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 
 from specd.cache_footprint import CacheFootprint
+from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
-from specd.v1 import model_pb2, sampling_pb2
+from specd.v1 import generation_pb2, model_pb2, sampling_pb2
 
 _ACCEPTANCE = {
     sampling_pb2.ACCEPTANCE_METHOD_UNSPECIFIED: Acceptance.COUPLED,
@@ -20,6 +21,12 @@ _ACCEPTANCE = {
 _ACCEPTANCE_MESSAGES = {
     Acceptance.COUPLED: sampling_pb2.ACCEPTANCE_METHOD_COUPLED,
     Acceptance.REJECTION: sampling_pb2.ACCEPTANCE_METHOD_REJECTION,
+}
+_DRAFT_SOURCE_MESSAGES = {
+    DraftSource.AUTO: generation_pb2.DRAFT_SOURCE_UNSPECIFIED,
+    DraftSource.MODEL: generation_pb2.DRAFT_SOURCE_MODEL,
+    DraftSource.LOOKUP: generation_pb2.DRAFT_SOURCE_LOOKUP,
+    DraftSource.NONE: generation_pb2.DRAFT_SOURCE_NONE,
 }
 
 _PLAIN = ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "lenience")
@@ -62,6 +69,21 @@ def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
 def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:
     """Return the message for an acceptance method."""
     return _ACCEPTANCE_MESSAGES[acceptance]
+
+
+def draft_source_from(value: int) -> DraftSource:
+    """Return who may propose tokens. Raises InvalidRequestError for a value that is not known."""
+    for source, known in _DRAFT_SOURCE_MESSAGES.items():
+        if value == known:
+            return source
+    raise InvalidRequestError(
+        "OUT_OF_RANGE", f"draft_source is {value}: it must be in [0, {max(_DRAFT_SOURCE_MESSAGES.values())}]"
+    )
+
+
+def draft_source_message(source: DraftSource) -> generation_pb2.DraftSource:
+    """Return the message for who may propose tokens."""
+    return _DRAFT_SOURCE_MESSAGES[source]
 
 
 def distribution_from(message: sampling_pb2.TokenDistribution) -> TokenDistribution:

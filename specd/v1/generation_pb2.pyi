@@ -10,6 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DraftSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_SOURCE_UNSPECIFIED: _ClassVar[DraftSource]
+    DRAFT_SOURCE_MODEL: _ClassVar[DraftSource]
+    DRAFT_SOURCE_LOOKUP: _ClassVar[DraftSource]
+    DRAFT_SOURCE_NONE: _ClassVar[DraftSource]
+
+class TokenSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_SOURCE_UNSPECIFIED: _ClassVar[TokenSource]
+    TOKEN_SOURCE_TARGET: _ClassVar[TokenSource]
+    TOKEN_SOURCE_DRAFT: _ClassVar[TokenSource]
+    TOKEN_SOURCE_LOOKUP: _ClassVar[TokenSource]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -17,6 +31,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
+DRAFT_SOURCE_UNSPECIFIED: DraftSource
+DRAFT_SOURCE_MODEL: DraftSource
+DRAFT_SOURCE_LOOKUP: DraftSource
+DRAFT_SOURCE_NONE: DraftSource
+TOKEN_SOURCE_UNSPECIFIED: TokenSource
+TOKEN_SOURCE_TARGET: TokenSource
+TOKEN_SOURCE_DRAFT: TokenSource
+TOKEN_SOURCE_LOOKUP: TokenSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -24,7 +46,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids")
+    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +58,9 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_TEXT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -47,7 +72,10 @@ class GenerateRequest(_message.Message):
     session_id: str
     answer_text: str
     answer_token_ids: TokenIds
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    draft_source: DraftSource
+    prediction_text: str
+    prediction_token_ids: TokenIds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -112,19 +140,21 @@ class GenerateResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "text", "drafted", "log_probabilities")
+    __slots__ = ("id", "text", "drafted", "log_probabilities", "source")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     drafted: bool
     log_probabilities: _sampling_pb2.TokenLogProbabilities
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ...) -> None: ...
+    source: TokenSource
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes")
+    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "looked_up")
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +163,7 @@ class Round(_message.Message):
     WIRE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
     proposed: int
     accepted: int
     draft_seconds: float
@@ -141,10 +172,11 @@ class Round(_message.Message):
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
-    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
+    looked_up: int
+    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., looked_up: _Optional[int] = ...) -> None: ...
 
 class SessionStatistics(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup")
+    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup", "lookup_proposed_tokens", "lookup_accepted_tokens", "prediction_accepted_tokens", "prediction_rejected_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +197,10 @@ class SessionStatistics(_message.Message):
     TARGET_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_REJECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     rounds: int
@@ -185,7 +221,11 @@ class SessionStatistics(_message.Message):
     target_reused_tokens: int
     draft_reused_tokens: int
     speedup: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ...) -> None: ...
+    lookup_proposed_tokens: int
+    lookup_accepted_tokens: int
+    prediction_accepted_tokens: int
+    prediction_rejected_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ..., lookup_proposed_tokens: _Optional[int] = ..., lookup_accepted_tokens: _Optional[int] = ..., prediction_accepted_tokens: _Optional[int] = ..., prediction_rejected_tokens: _Optional[int] = ...) -> None: ...
 
 class RoundAverages(_message.Message):
     __slots__ = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "tokens", "wire_bytes")
@@ -210,15 +250,17 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens")
+    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "lookup")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FAULT_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
     target: _model_pb2.Model
     draft: _model_pb2.Model
     draft_fault: str
     default_num_draft_tokens: int
     max_num_draft_tokens: int
-    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ...) -> None: ...
+    lookup: bool
+    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., lookup: _Optional[bool] = ...) -> None: ...

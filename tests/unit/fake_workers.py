@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.core import Plan, Proposal, Round, Session, SessionSetup, Verdict
+from coordinator.core import Match, Plan, Proposal, Round, Session, SessionSetup, Verdict
+from coordinator.proposals.lookup import Lookup
+from coordinator.proposals.proposer import Proposer
 from coordinator.round_loop import decode
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.drafter import Drafter
@@ -175,11 +177,12 @@ class Planned:
     def will_draft(self) -> bool:
         return self._will_draft
 
-    def plan(self) -> Plan:
+    def plan(self, match: Match) -> Plan:
         return next(self._plans)
 
     def observe(self, plan: Plan, round_: Round) -> float:
-        assert round_.num_proposed <= plan.num_draft_tokens
+        assert round_.proposal.num_drafted <= plan.num_draft_tokens
+        assert round_.proposal.num_looked_up <= plan.num_lookup_tokens
         return 0.0
 
 
@@ -188,7 +191,11 @@ def make_session(prompt: list[int], max_tokens: int, end_token: int | None = END
 
 
 def run(
-    session: Session, plans: int | Sequence[Plan], draft: FakeDraft, target: FakeTarget
+    session: Session,
+    plans: int | Sequence[Plan],
+    draft: FakeDraft,
+    target: FakeTarget,
+    lookup: Lookup | None = None,
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = itertools.count().__next__
@@ -201,7 +208,7 @@ def run(
 
     async def drive() -> None:
         try:
-            async for round_ in decode(session, planner, drafter, verifier, clock=clock):
+            async for round_ in decode(session, planner, Proposer(drafter, lookup), verifier, clock=clock):
                 assert round_.commit.finish_reason is session.finish_reason
                 rounds.append(round_)
                 statistics.add(round_, arrived_at=0.0)

@@ -1,0 +1,14 @@
+"""Who may propose a session's tokens."""
+
+from __future__ import annotations
+
+import enum
+
+
+class DraftSource(enum.Enum):
+    """Who may propose tokens; generation.proto explains the values."""
+
+    AUTO = "auto"
+    MODEL = "model"
+    LOOKUP = "lookup"
+    NONE = "none"

@@ -1,0 +1,224 @@
+"""Look-up through the service: alone, beside the draft, with predictions; exact, counted, and refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from specd.cli.supervisor import Stack
+from specd.errors import error_info
+from specd.rpc.client import Client
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.v1.generation_pb2 import (
+    DRAFT_SOURCE_LOOKUP,
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_NONE,
+    TOKEN_SOURCE_DRAFT,
+    TOKEN_SOURCE_LOOKUP,
+    StopConditions,
+    TokenIds,
+)
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
+from tests.e2e.completions import Completion, complete
+from tests.e2e.faults import ENVIRONMENT, eventually, is_whole, kill
+from tests.e2e.processes import draft_of, read_metric, run_specd
+
+PROMPT = """\
+class Vector:
+    def __add__(self, other):
+        return Vector(self.x + other.x, self.y + other.y)
+
+    def __sub__(self, other):
+        return Vector(self.x - other.x, self.y - other.y)
+
+    def __mul__(self, other):"""
+FIELDS: dict[str, Any] = {"max_tokens": 60, "stop": StopConditions(ignore_eos=True)}
+SOURCES = (0, DRAFT_SOURCE_MODEL, DRAFT_SOURCE_LOOKUP)
+
+
+@pytest.fixture(scope="module")
+async def pair() -> AsyncIterator[Stack]:
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+async def alone() -> AsyncIterator[Stack]:
+    """A target without a draft model."""
+    async with Stack(target=EMBEDDED_TARGET, draft="", environment=ENVIRONMENT) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+async def client(pair: Stack) -> AsyncIterator[Client]:
+    async with Client(pair.address) as connected:
+        yield connected
+
+
+def sampled(temperature: float, **fields: Any) -> SamplingParameters:
+    return SamplingParameters(temperature=temperature, seed=5, **fields)
+
+
+async def ask(client: Client, prompt: Any = PROMPT, **fields: Any) -> Completion:
+    return await complete(client, prompt, **(FIELDS | fields))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_no_source_changes_a_token(client: Client, temperature: float) -> None:
+    sampling = sampled(temperature)
+    expected = await ask(client, draft_source=DRAFT_SOURCE_NONE, sampling=sampling)
+    assert expected.statistics.proposed_tokens == 0
+    predictions = {
+        "right": expected.token_ids,
+        "edited": [*expected.token_ids[:20], 5, 6, 7, *expected.token_ids[24:]],
+        "wrong": [5, 6, 7, 8] * 10,
+        "none": [],
+    }
+    for source in SOURCES:
+        for k in (None, 1, 5, 32):
+            for name, ids in predictions.items():
+                if ids and source == DRAFT_SOURCE_MODEL:
+                    continue
+                given = {} if k is None else {"num_draft_tokens": k}
+                predicted = {"prediction_token_ids": TokenIds(ids=ids)} if ids else {}
+                got = await ask(client, draft_source=source, sampling=sampling, **given, **predicted)
+                assert got.token_ids == expected.token_ids, (source, k, name)
+                if source == DRAFT_SOURCE_MODEL:
+                    assert not got.statistics.lookup_proposed_tokens
+                if source == DRAFT_SOURCE_LOOKUP:
+                    assert got.statistics.lookup_proposed_tokens == got.statistics.proposed_tokens
+                    if name == "right":
+                        accepted = got.statistics.prediction_accepted_tokens
+                        assert accepted == got.statistics.accepted_tokens
+                        assert accepted >= (25 if k == 1 else 35)
+                        assert not got.statistics.prediction_rejected_tokens
+
+
+async def test_the_response_says_where_each_token_is_from(client: Client) -> None:
+    got = await ask(client)
+    for response in got.responses:
+        of = [token.source for token in response.tokens]
+        assert [token.drafted for token in response.tokens] == [
+            source in {TOKEN_SOURCE_DRAFT, TOKEN_SOURCE_LOOKUP} for source in of
+        ]
+        assert response.round.looked_up <= response.round.proposed
+    sources = [token.source for token in got.tokens]
+    assert sources.count(TOKEN_SOURCE_LOOKUP) == got.statistics.lookup_accepted_tokens
+    assert sources.count(TOKEN_SOURCE_DRAFT) == got.statistics.accepted_tokens - got.statistics.lookup_accepted_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_sessions_of_all_sources_go_together(client: Client, temperature: float) -> None:
+    sampling = sampled(temperature)
+    prompts = [PROMPT, PROMPT[:120], "def f(x):\n    return f(x)\n\ndef f(x):"]
+    expected = [await ask(client, each, draft_source=DRAFT_SOURCE_NONE, sampling=sampling) for each in prompts]
+    together = await asyncio.gather(
+        *(ask(client, each, draft_source=source, sampling=sampling) for each in prompts for source in SOURCES)
+    )
+    assert [each.token_ids for each in together] == [each.token_ids for each in expected for _ in SOURCES]
+
+
+async def test_rejection_takes_looked_up_tokens(client: Client) -> None:
+    """And is greedy at temperature 0."""
+    expected = await ask(client, draft_source=DRAFT_SOURCE_NONE)
+    for temperature in (0.0, 0.8):
+        sampling = sampled(temperature, acceptance=ACCEPTANCE_METHOD_REJECTION)
+        for source in (0, DRAFT_SOURCE_LOOKUP):
+            got = await ask(client, draft_source=source, sampling=sampling)
+            assert got.statistics.lookup_proposed_tokens
+            assert temperature or got.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("victim", ["draft", "target"])
+async def test_a_killed_worker_changes_nothing(pair: Stack, client: Client, victim: str) -> None:
+    child = draft_of(pair) if victim == "draft" else pair.target
+    expected = await ask(client, draft_source=DRAFT_SOURCE_NONE, max_tokens=120)
+    token_ids: list[int] = []
+    number = 0
+    async for response in client.generate(PROMPT, **(FIELDS | {"max_tokens": 120})):
+        number += 1
+        if number == 4:
+            kill(child)
+        token_ids.extend(token.id for token in response.tokens)
+    assert token_ids == expected.token_ids
+    await eventually(lambda: is_whole(pair))
+
+
+async def test_a_continued_session_looks_up_all_of_its_text(client: Client) -> None:
+    whole = await ask(client, draft_source=DRAFT_SOURCE_NONE, max_tokens=80)
+    first = await ask(client, max_tokens=30)
+    rest = await ask(client, "", session_id=first.last.session_id, max_tokens=50, draft_source=DRAFT_SOURCE_LOOKUP)
+    assert first.token_ids + rest.token_ids == whole.token_ids
+    assert rest.statistics.lookup_accepted_tokens
+
+
+async def test_a_target_without_a_draft_model_looks_up(alone: Stack) -> None:
+    async with Client(alone.address) as own:
+        assert (await own.model_info()).lookup
+        expected = await ask(own, draft_source=DRAFT_SOURCE_NONE)
+        for given in ({}, {"num_draft_tokens": 4}):
+            got = await ask(own, **given)
+            assert got.token_ids == expected.token_ids
+            assert got.statistics.lookup_accepted_tokens == got.statistics.accepted_tokens > 0
+            assert not got.statistics.rounds_without_draft
+            assert got.statistics.speedup
+        with pytest.raises(grpc.aio.AioRpcError, match="no draft model") as refused:
+            await ask(own, draft_source=DRAFT_SOURCE_MODEL)
+        assert error_info(refused.value).reason == "CONTRADICTION"
+    assert read_metric(alone.coordinator, "specd_accepted_tokens_by_source_total", source="lookup") > 0
+    assert read_metric(alone.coordinator, "specd_accepted_tokens_by_source_total", source="draft") == 0
+
+
+async def test_a_t5_looks_up_its_source() -> None:
+    async with (
+        Stack(target=EMBEDDED_T5_TARGET, draft=EMBEDDED_T5_DRAFT, environment=ENVIRONMENT) as stack,
+        Client(stack.address) as own,
+    ):
+        source = 'implement: def read_lines(path):\n    """Return the lines of a file."""\n'
+        expected = await ask(own, source, draft_source=DRAFT_SOURCE_NONE)
+        for given in ({}, {"draft_source": DRAFT_SOURCE_LOOKUP}, {"prediction_text": "    with open(path) as file:"}):
+            got = await ask(own, source, **given)
+            assert got.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "what"),
+    [
+        ({"prediction_token_ids": TokenIds(ids=[5] * 2049)}, "CONTEXT_EXCEEDED", "2049 tokens"),
+        ({"prediction_token_ids": TokenIds(ids=[8192])}, "TOKEN_OUT_OF_VOCABULARY", "8192"),
+        ({"prediction_text": "x", "draft_source": DRAFT_SOURCE_NONE}, "CONTRADICTION", "NONE"),
+        ({"prediction_text": "x", "draft_source": DRAFT_SOURCE_MODEL}, "CONTRADICTION", "MODEL"),
+        ({"draft_source": 9}, "OUT_OF_RANGE", "9"),
+    ],
+    ids=["long", "vocabulary", "none", "model", "unknown"],
+)
+async def test_wrong_requests_are_refused(client: Client, fields: dict[str, Any], reason: str, what: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(client, **fields)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_info(refused.value).reason == reason
+    assert what in str(refused.value.details())
+
+
+async def test_without_look_up_nothing_is_looked_up() -> None:
+    environment = ENVIRONMENT | {"SPECD_COORDINATOR_STREAM_INTERVAL_SECONDS": "0.2"}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft="", lookup=False, environment=environment) as stack,
+        Client(stack.address) as own,
+    ):
+        got = await ask(own)
+        assert not got.statistics.proposed_tokens
+        # Sent five times a second: all rounds of an interval in a message.
+        assert len(got.responses) < len(got.token_ids) / 2
+        with pytest.raises(grpc.aio.AioRpcError, match="no look-up"):
+            await ask(own, draft_source=DRAFT_SOURCE_LOOKUP)
+
+
+def test_look_up_alone_and_no_look_up_contradict_each_other() -> None:
+    done = run_specd("up", "--draft", "lookup", "--no-lookup", "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "contradict" in done.stderr
