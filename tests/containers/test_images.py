@@ -208,6 +208,19 @@ async def test_a_stop_lets_sessions_finish_and_a_removal_leaves_nothing(project:
     assert project.left() == []
 
 
+async def test_look_up_alone_serves_without_a_draft_worker() -> None:
+    project = documented("deploy/compose.lookup.yaml")
+    try:
+        await asyncio.to_thread(project.up, "coordinator", "prometheus")
+        statistics = await statistics_of(project.address, max_tokens=64)
+        assert statistics.lookup_accepted_tokens == statistics.accepted_tokens > 0
+        expected = {service: value for service, value in ALL_UP.items() if service != "draft-worker"}
+        await asyncio.to_thread(wait_until, lambda: scraped(project) == expected)
+    finally:
+        await asyncio.to_thread(project.down)
+    assert project.left() == []
+
+
 # -- Workers outside of containers
 
 

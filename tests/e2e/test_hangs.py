@@ -197,6 +197,12 @@ async def test_statistics_of_sessions_add_up_to_the_counters(
             sums[f"specd_accepted_tokens_by_position_total{{{position}}}"] += accepted
         for position, proposed in enumerate(session.proposed_by_position):
             sums[f"specd_proposed_tokens_by_position_total{{{position}}}"] += proposed
+        looked_up, accepted = session.lookup_proposed_tokens, session.lookup_accepted_tokens
+        sums["specd_proposed_tokens_by_source_total{lookup}"] += looked_up
+        sums["specd_accepted_tokens_by_source_total{lookup}"] += accepted
+        sums["specd_proposed_tokens_by_source_total{draft}"] += session.proposed_tokens - looked_up
+        sums["specd_accepted_tokens_by_source_total{draft}"] += session.accepted_tokens - accepted
+        assert looked_up == sum(response.round.looked_up for response in completion.responses)
         sums["specd_reused_prompt_tokens_total{target}"] += session.target_reused_tokens
         sums["specd_reused_prompt_tokens_total{draft}"] += session.draft_reused_tokens
         sums["specd_wire_bytes_total"] += sum(response.round.wire_bytes for response in completion.responses)

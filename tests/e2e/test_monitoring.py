@@ -51,7 +51,8 @@ def promtool(*arguments: str | Path, stdin: str = "") -> None:
 
 @needs_prometheus
 def test_promtool_accepts_the_configuration() -> None:
-    promtool("check", "config", SHIPPED / "prometheus.yml")
+    for file in ("prometheus.yml", "lookup.yml"):
+        promtool("check", "config", SHIPPED / file)
     promtool("check", "rules", "--lint-fatal", *RULES)
 
 

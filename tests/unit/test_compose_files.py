@@ -39,7 +39,7 @@ def port(address: str) -> str:
     return address.rpartition(":")[2]
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml"])
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml"])
 def test_every_service_is_hardened(file: str) -> None:
     longest = max(s.model_fields["shutdown_grace_seconds"].default for s in (CoordinatorSettings, TargetWorkerSettings))
     for name, service in services_of(file).items():
@@ -53,7 +53,7 @@ def test_every_service_is_hardened(file: str) -> None:
         assert not service["image"].startswith("specd-") or service["image"].endswith(f":{__version__}"), name
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml"])
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml"])
 def test_only_clients_and_dashboards_get_in_and_from_this_machine_only(file: str) -> None:
     published = {name: service["ports"] for name, service in services_of(file).items() if "ports" in service}
     assert published == {
@@ -76,7 +76,9 @@ def test_the_settings_that_are_there_to_be_edited_are_those_of_the_page() -> Non
 def test_workers_are_in_a_network_without_a_way_out() -> None:
     for worker in WORKERS:
         assert services_of("compose.yaml")[worker]["networks"] == ["workers"]
-    assert read("compose.yaml")["networks"]["workers"] == {"internal": True}
+    assert services_of("compose.lookup.yaml")["target-worker"]["networks"] == ["workers"]
+    for file in ("compose.yaml", "compose.lookup.yaml"):
+        assert read(file)["networks"]["workers"] == {"internal": True}
 
 
 def test_addresses_have_the_ports_that_processes_listen_on() -> None:
