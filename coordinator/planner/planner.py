@@ -10,6 +10,7 @@ from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
 from specd.sampling import Sampling
+from specd.step_costs import MovingAverage
 
 # A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
 # batch. A session without a round for this many rounds of each session does not count as active: its client has
@@ -24,6 +25,7 @@ _GAIN_TO_GO_ON = 1.02
 # Drafting that does not pay is probed with this many tokens, once the last probe cost less than this part of the time.
 _PROBE_DRAFT_TOKENS = 2
 _PROBE_SHARE = 0.0025
+_LOOKUP_GAIN_WEIGHT = 0.02  # of one round in an average
 _NO_MATCH = Match()
 
 
@@ -44,7 +46,7 @@ class _Window:
     def seconds(self, k: int) -> float:
         """Return what a round with k draft tokens takes."""
         costs = self.costs
-        drafting = costs.draft_overhead + costs.draft[k] if k else 0.0
+        drafting = costs.draft_overhead + costs.draft[k] + costs.draft_wait if k else 0.0
         return costs.round_overhead + drafting + costs.verify[k]
 
 
@@ -76,6 +78,8 @@ class Planner:
         self.sessions: dict[SessionPlanner, None] = {}
         self._window: _Window | None = None
         self.probes, self.lookup_probes = _Probes(clock), _Probes(clock)
+        # What the looked-up tokens of one session add to the tokens per second of all, as a part of the target's alone.
+        self.lookup_gain = MovingAverage(_LOOKUP_GAIN_WEIGHT)
 
     def begin(
         self, sampling: Sampling, num_draft_tokens: int | None = None, *, asks_model: bool = True
@@ -116,6 +120,7 @@ class Planner:
         if session not in window.ks and not session.has_fault:  # the window or the session is new
             adaptive = [each for each in self.active() if each.may_draft and not each.has_fault]
             gain = _GAIN_TO_GO_ON if any(each.k for each in adaptive) else _GAIN_TO_START
+            gain *= 1 + window.num_active * self.lookup_gain.value  # drafting must win against looking up
             window.ks = share_out({each: each.acceptance.accepted() for each in adaptive}, window.costs, gain)
         return window.ks.get(session, _PROBE_DRAFT_TOKENS)  # after a fault, the Drafter knows when to ask again
 
@@ -167,7 +172,7 @@ class SessionPlanner:
         is_control_due = number >= _WINDOW_ROUNDS and (number % _CONTROL_ROUNDS == 0 or number.bit_count() == 1)
         if window is not None and window.num_active == 1 and is_control_due:
             return Plan(0)
-        if window is not None and match.token_ids and (plan := self._plan_lookup(window, match)):
+        if window is not None and (plan := self._plan_lookup(window, match)):
             return plan
         if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self._shared.probes.is_due):
             self._probing = self._shared.probes  # without a draft, the Drafter says why
@@ -217,9 +222,16 @@ class SessionPlanner:
     def _plan_lookup(self, window: _Window, match: Match) -> Plan | None:
         """Return a plan with looked-up tokens, alone or behind the draft's, if they promise more than none."""
         costs, n = window.costs, window.num_active
+        if not match.token_ids:
+            self._shared.lookup_gain.add(0.0)
+            return None
         self._evidence = match.evidence
         accepted = self._acceptance_of_lookup(self._evidence).accepted()[: len(match.token_ids)]
         length, rate = choose_lookup(accepted, costs, n)
+        self._shared.lookup_gain.add(rate * costs.target_only - 1)
+        if n > 1 and self.k:  # the others draft, and the round takes as long
+            seconds = window.seconds(self.k)
+            length, rate = choose_lookup(accepted, costs, n, after=(0, 1 + (n - 1) * self._rate * seconds, seconds))
         if length and rate > max(self._rate, _GAIN_TO_GO_ON / costs.target_only):
             return Plan(0, (), length)
         if self.k == 0:

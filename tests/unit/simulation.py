@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from coordinator.core import Commit, Exchange, Plan, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Verdict
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
 from specd.sampling import Sampling
@@ -37,6 +37,9 @@ class World:
     contention: float = 1.0  # of shared rounds with drafts
     cold_seconds: float = 0.0  # of each proposal in operation, when other work was done before
     informative: bool = True
+    # Of the rounds, how many have a match, and the probability that a looked-up token is accepted.
+    matches: float = 0.0
+    lookup: float = 0.0
 
 
 @dataclass
@@ -56,7 +59,9 @@ class Simulation:
         verifies, proposals = StepCosts(target), StepCosts(draft)
         self.planner = Planner(CostModel(lambda: verifies, lambda: proposals), clock=lambda: self.now)
 
-    def run(self, *, num_sessions: int, at_once: int, tokens: int, k: int | None = None) -> float:
+    def run(
+        self, *, num_sessions: int, at_once: int, tokens: int, k: int | None = None, asks_model: bool = True
+    ) -> float:
         """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""
         self.now, started_at, total = self.now, self.now, 0
         waiting = list(range(num_sessions))
@@ -64,8 +69,8 @@ class Simulation:
         begin = self.planner.begin
         while waiting or running:
             while waiting and len(running) < at_once:
-                running[waiting.pop(0)] = (begin(Sampling(), k), tokens)
-            plans = {i: session.plan().within(left) for i, (session, left) in running.items()}
+                running[waiting.pop(0)] = (begin(Sampling(), k, asks_model=asks_model), tokens)
+            plans = {i: session.plan(self._match()).within(left) for i, (session, left) in running.items()}
             for i, round_ in self._round(plans).items():
                 session, left = running[i]
                 session.observe(plans[i], round_)
@@ -80,28 +85,42 @@ class Simulation:
     def _round(self, plans: dict[int, Plan]) -> dict[int, Round]:
         world, n = self.world, len(plans)
         proposals = {i: self._propose(world.acceptance(i), plan) for i, plan in plans.items()}
+        tails = {i: self._look_up(plan, *proposals[i]) for i, plan in plans.items()}
         longest = max(len(confidences) for confidences, _ in proposals.values())
-        width = 1 + sum(len(confidences) for confidences, _ in proposals.values()) / n
+        width = 1 + sum(len(confidences) + tails[i][0] for i, (confidences, _) in proposals.items()) / n
         draft = world.cold_seconds + world.draft(n, longest) if longest else 0.0
         verify = world.verify(n, width)
         slower = world.contention if longest and n > 1 else 1.0
         seconds = world.overhead + slower * (verify + draft) + (world.wire if longest else 0.0)
         started_at, self.now = self.now, self.now + seconds
         rounds = {}
-        for i, (confidences, accepted) in proposals.items():
-            k = len(confidences)
+        for i, (sure, num_accepted) in proposals.items():
+            k, (looked_up, accepted_of_lookup) = len(sure), tails[i]
+            accepted = num_accepted + accepted_of_lookup
+            confidences = sure if plans[i].min_confidences else []
             propose = (
                 Exchange(0.0, world.cold_seconds + world.draft(n, k), world.wire, num_sessions=n) if k else Exchange()
             )
             exchange = Exchange(0.0, verify, 0.0, num_sessions=n, step_tokens=round(width * n))
             rounds[i] = Round(
-                Proposal([1] * k, exchange=propose, confidences=confidences if plans[i].min_confidences else ()),
+                Proposal([1] * (k + looked_up), exchange=propose, confidences=confidences, num_looked_up=looked_up),
                 Verdict(accepted, 1, exchange=exchange),
                 Commit([1] * (accepted + 1), accepted),
                 started_at,
                 self.now,
             )
         return rounds
+
+    def _match(self) -> Match:
+        return Match([1] * 32, 8) if self.random.random() < self.world.matches else Match()
+
+    def _look_up(self, plan: Plan, confidences: list[float], accepted: int) -> tuple[int, int]:
+        """Return how many looked-up tokens follow the drafted ones, and how many of them are accepted."""
+        drafted_all = accepted == len(confidences)
+        accepted_of_lookup = 0
+        while accepted_of_lookup < plan.num_lookup_tokens and self.random.random() < self.world.lookup:
+            accepted_of_lookup += 1
+        return plan.num_lookup_tokens, accepted_of_lookup if drafted_all else 0
 
     def _propose(self, acceptance: float, plan: Plan) -> tuple[list[float], int]:
         """Return the confidences of a proposal, which ends as the draft worker's do, and how many are accepted."""

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from coordinator.core import Commit, Exchange, FinishReason, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, FinishReason, Match, Plan, Proposal, Round, Verdict
 from coordinator.planner import planner as planner_module
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.policy import choose_k
@@ -275,3 +275,56 @@ def test_confidence_is_learnt_to_stand_for_acceptance(true_exponent: float) -> N
         pool.add_confidences(confidences, next((i for i, ok in enumerate(accepted) if not ok), 4))
         learnt.append(pool.confidence(0.5**true_exponent))
     assert mean(learnt[1000:]) == pytest.approx(0.5, abs=0.05)
+
+
+LOOKUP_WORLDS = {
+    "a draft and matches": World(matches=0.5, lookup=0.9),
+    "matches that are wrong": World(matches=0.7, lookup=0.05),
+    "random draft, good matches": World(lambda _: 0.02, matches=0.6, lookup=0.9),
+    "rare matches": World(matches=0.05, lookup=0.6),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("name", LOOKUP_WORLDS)
+def test_looking_up_is_near_the_better_source_or_beats_it(name: str, at_once: int) -> None:
+    """And where no match is right, it costs next to nothing, once some sessions have shown it."""
+    world = LOOKUP_WORLDS[name]
+
+    def rate(world: World, *, asks_model: bool, k: int | None = None) -> float:
+        simulation = Simulation(world)
+        simulation.run(num_sessions=8, at_once=at_once, tokens=96, k=k, asks_model=asks_model)
+        return simulation.run(num_sessions=16, at_once=at_once, tokens=96, k=k, asks_model=asks_model)
+
+    model = rate(replace(world, matches=0.0), asks_model=True)
+    lookup = rate(world, asks_model=False)
+    target_only = rate(world, asks_model=True, k=0)
+    both = rate(world, asks_model=True)
+    print(f"{both / model:.3f} of the model, {both / lookup:.3f} of look-up, {lookup / target_only:.3f} of the target")
+    assert both >= 0.95 * max(model, lookup)
+    assert lookup >= 0.97 * target_only
+    if world.lookup > 0.8:
+        assert lookup > 1.3 * target_only
+
+
+def test_matches_that_become_right_are_used_again() -> None:
+    simulation = Simulation(World(lambda _: 0.02, matches=1.0, lookup=0.0))
+    simulation.run(num_sessions=8, at_once=1, tokens=96, asks_model=False)
+    before = simulation.run(num_sessions=4, at_once=1, tokens=96, asks_model=False)
+    simulation.world = replace(simulation.world, lookup=0.95)
+    simulation.run(num_sessions=16, at_once=1, tokens=96, asks_model=False)
+    assert simulation.run(num_sessions=4, at_once=1, tokens=96, asks_model=False) > 2 * before
+
+
+def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
+    planner = Simulation(World()).planner
+    planner.cost_model._draft = lambda: None
+    session = planner.begin(Sampling(), asks_model=False)
+    assert not session.will_draft()
+    assert session.plan().num_draft_tokens == 0
+    assert session.plan(Match([1] * 8, 8)).num_lookup_tokens > 0
+
+
+def test_a_given_k_of_look_up_is_planned_as_it_is() -> None:
+    session = Simulation(World()).planner.begin(Sampling(), 5, asks_model=False)
+    assert session.plan(Match([1] * 32, 3)) == Plan(0, num_lookup_tokens=5)
