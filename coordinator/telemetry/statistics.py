@@ -79,7 +79,7 @@ class SessionStatistics:
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
-        if self.proposed_tokens == 0:
+        if self.proposed_tokens == self.lookup_proposed_tokens:  # nothing of the draft model yet
             self.draft_reused_tokens = round_.proposal.reused_len
         self.proposed_tokens += round_.num_proposed
         self.target_replays += round_.verdict.num_replays

@@ -14,7 +14,7 @@ from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.v1.generation_pb2 import FINISH_REASON_EOS, FINISH_REASON_LENGTH, Chat, StopConditions
+from specd.v1.generation_pb2 import DRAFT_SOURCE_MODEL, FINISH_REASON_EOS, FINISH_REASON_LENGTH, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.calls import END_TOKEN, error_of
@@ -130,7 +130,7 @@ async def test_a_tool_can_be_deep(chat_client: Client) -> None:
 
 async def test_a_conversation_goes_on(chat_client: Client) -> None:
     sessions = SessionServiceStub(chat_client.channel)
-    fields: dict[str, Any] = {"max_tokens": 8, "stop": IGNORE_EOS}
+    fields: dict[str, Any] = {"max_tokens": 8, "stop": IGNORE_EOS, "draft_source": DRAFT_SOURCE_MODEL}
     arguments = {"opening": "def"}
     first = await complete(chat_client, chat_of([SYSTEM, QUESTION], [TOOL], arguments), **fields)
     session_id = first.last.session_id
