@@ -23,7 +23,9 @@ from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
+from specd.caller import Caller
 from specd.errors import InvalidRequestError, UnavailableError
+from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
 from specd.rpc.reporting import reporting_errors
@@ -70,7 +72,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         async with reporting_errors(context, self._metrics.errors), self._server.until_stopped(_STOPPING):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
-            emissions = coordinator.generate(_request(request, str(traceparent)))
+            emissions = coordinator.generate(_request(request, str(traceparent), current_caller()))
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
                     await context.write(_response(batch))
@@ -92,7 +94,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             )
 
 
-def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> GenerationRequest:
+def _request(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
     return GenerationRequest(
         prompt=_prompt(request),
         answer=_answer(request),
@@ -109,6 +111,8 @@ def _request(request: generation_pb2.GenerateRequest, traceparent: str) -> Gener
         ),
         session_id=request.session_id,
         traceparent=traceparent,
+        client=caller.name,
+        client_limits=caller.limits,
     )
 
 

@@ -39,6 +39,18 @@ class InvalidRequestError(SpecdError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class UnauthenticatedError(SpecdError):
+    """The caller does not say who it is, or cannot show it."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(SpecdError):
+    """The caller is known, and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class CacheTooShortError(SpecdError):
     """A request to a worker starts at a position that the worker's cache does not reach."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
+from specd.caller import CallerLimits
 from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
@@ -55,7 +56,8 @@ class StopConditions:
 class GenerationRequest:
     """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session.
 
-    `traceparent` is the caller's W3C trace context, if it has sent one.
+    `traceparent` is the caller's W3C trace context, if it has sent one. `client` is the name of who asks, "" where
+    nobody is asked for one, and `client_limits` is what it may use.
     """
 
     prompt: Prompt = None
@@ -68,6 +70,8 @@ class GenerationRequest:
     stop: StopConditions = field(default_factory=StopConditions)
     session_id: str = ""
     traceparent: str = ""
+    client: str = ""
+    client_limits: CallerLimits = field(default_factory=CallerLimits)
 
     def check(self, model: ModelInfo, prompt: EncodedPrompt) -> int:
         """Return how many tokens to generate at most. Raises InvalidRequestError, naming field and value."""

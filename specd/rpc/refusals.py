@@ -1,4 +1,4 @@
-"""Refusal of calls before they reach a service: unknown methods and requests that cannot be parsed."""
+"""Refusal of calls before they reach a service: callers who may not make them, unknown methods, broken messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from specd.errors import InvalidRequestError, to_status
+from specd.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError, to_status
+from specd.rpc.access import Identify, anyone, serve_caller
 
 log = structlog.get_logger()
 
@@ -28,33 +29,40 @@ class BrokenMessageError(InvalidRequestError):
         super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {cause}")
 
 
-def refusing_server(options: Sequence[tuple[str, Any]]) -> grpc.aio.Server:
-    """Return a server that refuses broken messages and unknown methods. Register all its methods by name."""
+def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify = anyone) -> grpc.aio.Server:
+    """Return a server that refuses broken messages, unknown methods, and calls for which `identify` raises.
+
+    Register all its methods by name.
+    """
     original, cygrpc.AioServer = cygrpc.AioServer, _Core  # grpc.aio has no parameter for it
     try:
-        return grpc.aio.server(options=options, interceptors=[_RefuseBrokenMessages()])
+        return grpc.aio.server(options=options, interceptors=[_Refuse(identify)])
     finally:
         cygrpc.AioServer = original
 
 
-class _RefuseBrokenMessages(grpc.aio.ServerInterceptor):
-    """Answers INVALID_ARGUMENT where grpc.aio would answer UNKNOWN and log a traceback.
+class _Refuse(grpc.aio.ServerInterceptor):
+    """Identifies the caller, and answers INVALID_ARGUMENT where grpc.aio would answer UNKNOWN and log a traceback.
 
-    grpc.aio parses a unary request before it makes the context that could answer, so the handler parses it here.
-    The requests of a stream are parsed when they are read, so the error is raised inside the handler.
+    grpc.aio parses a unary request before it makes the context that could answer, so the handler parses it here, when
+    the caller is known. The requests of a stream are parsed when they are read, so the error is raised inside the
+    handler.
     """
+
+    def __init__(self, identify: Identify) -> None:
+        self._identify = identify
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Return the method's handler, with broken messages refused."""
+        """Return the method's handler, with broken messages and callers without the right refused."""
         handler = await continuation(handler_call_details)
-        return handler and _refusing(handler, handler_call_details.method)
+        return handler and _refusing(handler, handler_call_details.method, self._identify)
 
 
-def _refusing(handler: Any, method: str) -> _Handler:
+def _refusing(handler: Any, method: str, identify: Identify) -> _Handler:
     takes_stream = handler.request_streaming
     kind = f"{'stream' if takes_stream else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     serve = getattr(handler, kind)
@@ -66,11 +74,13 @@ def _refusing(handler: Any, method: str) -> _Handler:
             raise BrokenMessageError(method, error) from error
 
     async def answer(request: Any, context: _Context) -> Any:
-        async with _refusing_broken(context):
+        async with _refusals(context):
+            serve_caller(identify(method, context))
             return await serve(request if takes_stream else parse(request), context)
 
     async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
-        async with _refusing_broken(context):
+        async with _refusals(context):
+            serve_caller(identify(method, context))
             async for response in serve(request if takes_stream else parse(request), context):
                 yield response
 
@@ -82,10 +92,10 @@ def _refusing(handler: Any, method: str) -> _Handler:
 
 
 @contextlib.asynccontextmanager
-async def _refusing_broken(context: _Context) -> AsyncIterator[None]:
+async def _refusals(context: _Context) -> AsyncIterator[None]:
     try:
         yield
-    except BrokenMessageError as error:
+    except (BrokenMessageError, UnauthenticatedError, PermissionDeniedError) as error:
         log.info("request refused", reason=error.reason, error=str(error))
         await context.abort_with_status(to_status(error))
 
