@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-families models explore fuzz test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-families models explore fuzz test-security test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -65,6 +65,10 @@ models: $(READY) ## Write docs/models.md
 
 fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processes
 	@$(BIN)/python -m tests.e2e.fuzzing $(FUZZ_ARGS)
+
+# One at a time: an attack takes what the machine has, and the next one is to find a server at rest.
+test-security: $(READY) ## Attack the three processes, each check for itself, in under 10 minutes
+	@$(PYTEST) tests/security $(PYTEST_ARGS)
 
 # PyTorch is large, and no other test wants it.
 test-convert: $(READY) ## Install PyTorch, read pickle weights and compare conversions with transformers

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
 
 # What fails in a helper module shows its values, as it would in the test itself.
-pytest.register_assert_rewrite("tests.unit", "tests.worker", "tests.e2e", "tests.families", "tests.containers")
+pytest.register_assert_rewrite(
+    "tests.unit", "tests.worker", "tests.e2e", "tests.security", "tests.families", "tests.containers"
+)
 
 # The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others, about which
 # the seed alone decides, so that it shows a failure again.

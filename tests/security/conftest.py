@@ -1,0 +1,47 @@
+"""A running stack, and the promise that an attack leaves it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specd.cli.supervisor import Stack
+from specd.rpc.client import Client
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.security.standing import Standing, standard_error_to, standing_of
+
+
+@pytest.fixture(scope="session")
+def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the processes of `stack` log."""
+    return tmp_path_factory.mktemp("logs") / "log"
+
+
+@pytest.fixture(scope="session")
+async def stack(log_file: Path) -> AsyncIterator[Stack]:
+    """The three processes on the embedded pair, the coordinator on TCP."""
+    environment = {"OPENBLAS_NUM_THREADS": "1", "SPECD_LOG_FORMAT": "json"}
+    stack = Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment)
+    with standard_error_to(log_file):
+        await stack.__aenter__()
+    try:
+        yield stack
+    finally:
+        await stack.__aexit__()
+
+
+@pytest.fixture(scope="session")
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    """A well-behaved client of `stack`."""
+    async with Client(stack.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def standing(stack: Stack, client: Client, log_file: Path) -> AsyncIterator[Standing]:
+    """The processes before an attack; afterwards they are the same, at rest, and have logged no error of their own."""
+    before = await standing_of(stack, client, log_file)
+    yield before
+    await before.assert_kept()
