@@ -93,5 +93,5 @@ async def standing_of(stack: Stack, client: Client, log: Path) -> Standing:
         pids=[child.pid for child in stack.children],
         memory_mib=[resident_mib(child) for child in stack.children],
         token_ids=completion.token_ids,
-        log_bytes=log.stat().st_size,
+        log_bytes=log.stat().st_size,  # noqa: ASYNC240
     )
