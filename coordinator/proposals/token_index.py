@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A match has at least so many tokens.
-_SHORTEST = 3
+# Matches of so many tokens or more are compared for the longest; of shorter ones the most recent counts.
+_COMPARED = 3
 # It is not told how much longer than this one is.
 _LONGEST = 32
 # So many places, the most recent ones, are compared in search of the longest match.
@@ -17,15 +17,18 @@ _END = -1
 class TokenIndex:
     """Finds where the latest tokens of a text stood before: the longest match, and of equal ones the most recent.
 
-    A hash table has the last place of each three tokens, and a list the place before it, as in deflate (RFC 1951,
-    section 4). Of more than 32 places the most recent ones are compared. A match that goes on needs no search. Takes
-    about 200 bytes a token.
+    A hash table has the last place of each one, two and three tokens, and a list the place before it for three, as in
+    deflate (RFC 1951, section 4). Of more than 32 places the most recent ones are compared. A match that goes on needs
+    no search. A match of one token is a guess worth making: after an edit the text goes on sooner than three tokens
+    agree, and whoever plans knows by the length how much to trust it. Takes up to 370 bytes a token, where nothing
+    repeats.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}
-        self._before: list[int] = []  # by place: the place before with the same tokens, 0 for none
+        self._before: list[int] = []  # by place: the place before with the same three tokens, 0 for none
+        self._short = 0  # the last place before with the same two tokens, or else the same one
         # Where the match ends: the text went on there as it may go on now. 0 for none.
         self.place = self.length = 0
 
@@ -45,7 +48,7 @@ class TokenIndex:
         """End the text; what comes next is another."""
         self.tokens.append(_END)
         self._before.append(0)
-        self.place = self.length = 0
+        self.place = self.length = self._short = 0
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens that followed the match; where they reach the latest one, as they would go on."""
@@ -59,24 +62,28 @@ class TokenIndex:
         return found
 
     def _append(self, token_id: int) -> None:
-        self.tokens.append(token_id)
-        gram = tuple(self.tokens[-_SHORTEST:])
-        place = len(self.tokens)
-        self._before.append(self._last.get(gram, 0))
-        self._last[gram] = place
+        tokens, last = self.tokens, self._last
+        tokens.append(token_id)
+        place = len(tokens)
+        one, two, three = (token_id,), tuple(tokens[-2:]), tuple(tokens[-_COMPARED:])
+        self._short = last.get(two, 0) or last.get(one, 0)
+        self._before.append(last.get(three, 0))
+        last[one] = last[two] = last[three] = place
 
     def _search(self) -> None:
         self.length = 0
         place = self._before[-1] if self._before else 0
         for _ in range(_MOST_PLACES):
             if not place:
-                return
+                break
             length = self._common(place)
-            if length >= _SHORTEST and length > self.length:
+            if length >= _COMPARED and length > self.length:
                 self.place, self.length = place, length
                 if length == _LONGEST:
                     return
             place = self._before[place - 1]
+        if not self.place and self._short:
+            self.place, self.length = self._short, self._common(self._short)
 
     def _common(self, place: int) -> int:
         """Return how many of the latest tokens stand before `place`."""

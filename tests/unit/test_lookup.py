@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.core import Plan
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
-from coordinator.proposals.token_index import _LONGEST, _MOST_PLACES, _SHORTEST, TokenIndex
+from coordinator.proposals.token_index import _COMPARED, _LONGEST, _MOST_PLACES, TokenIndex
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from tests.unit.fake_workers import FakeDraft, FakeTarget, decode_with_target_alone, make_session, next_token, run
 
@@ -30,7 +30,7 @@ def places(text: Sequence[int]) -> dict[int, int]:
             length += 1
         return length
 
-    return {place: length for place in range(1, len(text)) if (length := common(place)) >= _SHORTEST}
+    return {place: length for place in range(1, len(text)) if (length := common(place))}
 
 
 @given(texts, st.lists(st.integers(1, 7), min_size=1))
@@ -53,9 +53,7 @@ def test_the_index_finds_what_a_naive_search_finds(parts: list[list[int]], steps
                 assert index.place == 0
                 continue
             assert found[index.place] == index.length
-            last_tokens = tuple(text[-_SHORTEST:])
-            candidates = [p for p in found if tuple(text[p - _SHORTEST : p]) == last_tokens]
-            if len(candidates) <= _MOST_PLACES:
+            if sum(length >= _COMPARED for length in found.values()) <= _MOST_PLACES:
                 assert index.length == max(found.values())
 
 
@@ -80,6 +78,10 @@ def test_of_equal_matches_the_most_recent_counts() -> None:
     index = TokenIndex()
     index.add([8, 1, 2, 3, 4, 9, 1, 2, 3, 5, 8, 1, 2, 3])  # a longer one before it
     assert (index.length, index.continuation(1)) == (4, [4])
+    for text, length, following in (([7, 3, 4, 9, 3, 5, 8, 3], 1, 5), ([1, 3, 4, 2, 3, 5, 1, 3], 2, 4)):
+        index = TokenIndex()
+        index.add(text)
+        assert (index.length, index.continuation(1)) == (length, [following])
 
 
 def test_a_repetition_goes_on_beyond_the_text() -> None:
@@ -88,18 +90,18 @@ def test_a_repetition_goes_on_beyond_the_text() -> None:
     assert index.continuation(5) == [1, 2, 1, 2, 1]
 
 
-def test_the_index_takes_at_most_300_bytes_and_20_microseconds_a_token() -> None:
-    """Issue of look-up: asked at each token of 32,000. Text that repeats often, and text with few symbols."""
+def test_the_index_takes_at_most_400_bytes_and_20_microseconds_a_token() -> None:
+    """Issue of look-up: asked at each token of 32,000. Text that repeats often, has few symbols, or one, or never repeats."""
     rng = random.Random(0)
     phrases = [[rng.randrange(5, 8000) for _ in range(rng.randint(3, 40))] for _ in range(60)]
     repeating = [token for _ in range(2500) for token in rng.choice(phrases)][:32_000]
-    for text in (repeating, [rng.randrange(3) for _ in range(32_000)], [1] * 32_000):
+    for text in (repeating, [rng.randrange(3) for _ in range(32_000)], [1] * 32_000, list(range(32_000))):
         tracemalloc.start()
         index = TokenIndex()
         index.add(text)
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert size / len(text) < 300
+        assert size / len(text) < 400
         best = min(_seconds_a_token(text) for _ in range(3))
         print(f"{1e6 * best:.1f} µs, {size / len(text):.0f} bytes a token")
         assert best < 100e-6  # speed is measured, not asserted: this is for a search that is not constant
