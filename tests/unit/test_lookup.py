@@ -91,7 +91,7 @@ def test_a_repetition_goes_on_beyond_the_text() -> None:
 
 
 def test_the_index_takes_at_most_400_bytes_and_20_microseconds_a_token() -> None:
-    """Issue of look-up: asked at each token of 32,000. Text that repeats often, has few symbols, or one, or never repeats."""
+    """Asked at each token of 32,000: of text that repeats often, has few symbols, one, or never repeats."""
     rng = random.Random(0)
     phrases = [[rng.randrange(5, 8000) for _ in range(rng.randint(3, 40))] for _ in range(60)]
     repeating = [token for _ in range(2500) for token in rng.choice(phrases)][:32_000]
