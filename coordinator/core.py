@@ -16,12 +16,13 @@ STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 class SessionSetup:
     """What a session tells each worker once: its id, how its tokens are chosen, and the source that they answer.
 
-    Models without an encoder have no source.
+    Models without an encoder have no source. Only sessions of one `namespace` share cached prefixes.
     """
 
     session_id: str
     sampling: Sampling
     source: Sequence[int] = ()
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True)

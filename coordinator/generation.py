@@ -118,9 +118,9 @@ class Coordinator:
         request.check_draft_source(has_model=bool(self.settings.draft), has_lookup=self.settings.lookup)
         with self.admission.place() as place:  # before anything is done for it
             if request.session_id:
-                kept = self.sessions.acquire(request.session_id)
+                kept = self.sessions.acquire(request.session_id, request.client)
             else:
-                kept = self.sessions.begin(secrets.token_hex(8))
+                kept = self.sessions.begin(secrets.token_hex(8), request.client)
             is_finished = False
             try:
                 with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
@@ -188,7 +188,9 @@ class Coordinator:
             clock=time.perf_counter,
         )
         proposer = Proposer(drafter, lookup)
-        planner = self.planner.begin(sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request))
+        planner = self.planner.begin(
+            sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request), client=request.client
+        )
         stop = request.stop
         output = Output(self._tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
         prompt_len = len(setup.source) + session.prompt_len
@@ -259,7 +261,7 @@ class Coordinator:
                 suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
                 suppressed_before=session.prompt_len + stop.min_tokens,
             )
-        return session, SessionSetup(session_id, sampling, prompt.source)
+        return session, SessionSetup(session_id, sampling, prompt.source, request.namespace)
 
     def _show_gauges(self) -> None:
         show, sessions = self._metrics.show, self._decoding.values()

@@ -226,18 +226,20 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     async def ListSessions(
         self, request: session_pb2.ListSessionsRequest, context: _Context
     ) -> session_pb2.ListSessionsResponse:
-        """List the sessions, the most recently used first."""
+        """List the caller's sessions, the most recently used first."""
         async with reporting_errors(context, self._metrics.errors):
             store = self._coordinator.get().sessions
-            return session_pb2.ListSessionsResponse(sessions=[_session(store, session) for session in store.list()])
+            return session_pb2.ListSessionsResponse(
+                sessions=[_session(store, session) for session in store.list(current_caller().name)]
+            )
 
     async def GetSession(
         self, request: session_pb2.GetSessionRequest, context: _Context
     ) -> session_pb2.GetSessionResponse:
-        """Return a session with its tokens and text."""
+        """Return a session of the caller with its tokens and text."""
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
-            session = coordinator.sessions.get(_checked(request.session_id))
+            session = coordinator.sessions.get(_checked(request.session_id), current_caller().name)
             # All of it before the wait, after which the session can be another turn's.
             token_ids = session.token_ids
             response = session_pb2.GetSessionResponse(
@@ -249,9 +251,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     async def DeleteSession(
         self, request: session_pb2.DeleteSessionRequest, context: _Context
     ) -> session_pb2.DeleteSessionResponse:
-        """Forget a session."""
+        """Forget a session of the caller."""
         async with reporting_errors(context, self._metrics.errors):
-            self._coordinator.get().sessions.delete(_checked(request.session_id))
+            self._coordinator.get().sessions.delete(_checked(request.session_id), current_caller().name)
             log.info("session deleted", session_id=request.session_id)
             return session_pb2.DeleteSessionResponse()
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from coordinator.core import Match, Plan, Round
-from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
+from coordinator.planner.acceptance import SessionAcceptance
 from coordinator.planner.cost_model import CostModel
+from coordinator.planner.learning import ClientLearning, Learning, Probes
 from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
 from specd.sampling import Sampling
-from specd.step_costs import MovingAverage
 
 # A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
 # batch. A session without a round for this many rounds of each session does not count as active: its client has
@@ -22,10 +22,7 @@ _CONTROL_ROUNDS = 64
 # draft's prefill, and predictions err.
 _GAIN_TO_START = 1.06
 _GAIN_TO_GO_ON = 1.02
-# Drafting that does not pay is probed with this many tokens, once the last probe cost less than this part of the time.
 _PROBE_DRAFT_TOKENS = 2
-_PROBE_SHARE = 0.0025
-_LOOKUP_GAIN_WEIGHT = 0.02  # of one round in an average
 _NO_MATCH = Match()
 
 
@@ -50,55 +47,27 @@ class _Window:
         return costs.round_overhead + drafting + costs.verify[k]
 
 
-class _Probes:
-    """When to try again what does not pay."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._due_at = clock()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time."""
-        return self._clock() >= self._due_at
-
-    def probed(self, cost_seconds: float) -> None:
-        """Count a probe: the more it cost, the later is the next."""
-        self._due_at = self._clock() + max(cost_seconds, 0.0) / _PROBE_SHARE
-
-
 class Planner:
-    """What all sessions share: the cost model, the pooled acceptance, and the window of rounds they plan for."""
+    """What all sessions share: the cost model, what each client has taught, and the window of rounds they plan for."""
 
     def __init__(self, cost_model: CostModel, *, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self.cost_model = cost_model
         self.num_rounds = 0
-        self._pools: dict[object, PooledAcceptance] = {}
+        self._learning = Learning(clock)
         self.sessions: dict[SessionPlanner, None] = {}
         self._window: _Window | None = None
-        self.probes, self.lookup_probes = _Probes(clock), _Probes(clock)
-        # What the looked-up tokens of one session add to the tokens per second of all, as a part of the target's alone.
-        self.lookup_gain = MovingAverage(_LOOKUP_GAIN_WEIGHT)
 
     def begin(
-        self, sampling: Sampling, num_draft_tokens: int | None = None, *, asks_model: bool = True
+        self, sampling: Sampling, num_draft_tokens: int | None = None, *, asks_model: bool = True, client: str = ""
     ) -> SessionPlanner:
-        """Begin to plan for a session; with `num_draft_tokens`, that is its k. It counts until it is closed.
+        """Begin to plan for a client's session; with `num_draft_tokens`, that is its k. It counts until it is closed.
 
         Without `asks_model`, it proposes what was looked up and nothing else.
         """
-        session = SessionPlanner(self, sampling, num_draft_tokens, asks_model=asks_model)
+        session = SessionPlanner(self, self._learning.of(client), sampling, num_draft_tokens, asks_model=asks_model)
         self.sessions[session] = None
         return session
-
-    def pool(self, sampling: Sampling, evidence: object = None) -> PooledAcceptance:
-        """Return what sessions like this one share: of the draft model's tokens, or of looked-up ones with `evidence`.
-
-        Acceptance depends on the temperature more than on the text.
-        """
-        kind = (sampling.acceptance, round(sampling.temperature, 1), evidence)
-        return self._pools.setdefault(kind, PooledAcceptance())
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now."""
@@ -118,9 +87,10 @@ class Planner:
     def shared_k(self, session: SessionPlanner, window: _Window) -> int:
         """Return the k of one of several sessions in this window."""
         if session not in window.ks and not session.has_fault:  # the window or the session is new
-            adaptive = [each for each in self.active() if each.may_draft and not each.has_fault]
+            active = self.active()
+            adaptive = [each for each in active if each.may_draft and not each.has_fault]
             gain = _GAIN_TO_GO_ON if any(each.k for each in adaptive) else _GAIN_TO_START
-            gain *= 1 + window.num_active * self.lookup_gain.value  # drafting must win against looking up
+            gain *= 1 + sum(each.learning.lookup_gain.value for each in active)  # drafting must win against looking up
             window.ks = share_out({each: each.acceptance.accepted() for each in adaptive}, window.costs, gain)
         return window.ks.get(session, _PROBE_DRAFT_TOKENS)  # after a fault, the Drafter knows when to ask again
 
@@ -131,14 +101,17 @@ class SessionPlanner:
     Looked-up tokens take the place of a proposal where they promise more, or lengthen it.
     """
 
-    def __init__(self, shared: Planner, sampling: Sampling, fixed_k: int | None, *, asks_model: bool) -> None:
+    def __init__(
+        self, shared: Planner, learning: ClientLearning, sampling: Sampling, fixed_k: int | None, *, asks_model: bool
+    ) -> None:
         self.k = 0
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         self.has_fault = False  # the draft did not answer in the last round
         self.may_draft = asks_model and fixed_k is None
+        self.learning = learning
         self._shared = shared
         self._sampling = sampling
-        self._pool = shared.pool(sampling)
+        self._pool = learning.pool(sampling)
         self.acceptance = SessionAcceptance(self._pool, teaches=not sampling.changes_logits)
         self._of_lookup: dict[object, SessionAcceptance] = {}
         self._fixed_k = fixed_k
@@ -147,7 +120,7 @@ class SessionPlanner:
         self._min_confidences: list[float] = []
         self._rate = 0.0  # expected tokens per second with k
         self._evidence: object = None
-        self._probing: _Probes | None = None
+        self._probing: Probes | None = None
 
     def close(self) -> None:
         """End with the session."""
@@ -158,7 +131,7 @@ class SessionPlanner:
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
         self._choose()
-        return self.k > 0 or (self.may_draft and self._shared.probes.is_due)
+        return self.k > 0 or (self.may_draft and self.learning.probes.is_due)
 
     def plan(self, match: Match = _NO_MATCH) -> Plan:
         """Plan the next round, for which look-up has this match."""
@@ -174,8 +147,8 @@ class SessionPlanner:
             return Plan(0)
         if window is not None and (plan := self._plan_lookup(window, match)):
             return plan
-        if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self._shared.probes.is_due):
-            self._probing = self._shared.probes  # without a draft, the Drafter says why
+        if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self.learning.probes.is_due):
+            self._probing = self.learning.probes  # without a draft, the Drafter says why
             return Plan(_PROBE_DRAFT_TOKENS)
         return Plan(self.k, self._min_confidences)
 
@@ -223,21 +196,21 @@ class SessionPlanner:
         """Return a plan with looked-up tokens, alone or behind the draft's, if they promise more than none."""
         costs, n = window.costs, window.num_active
         if not match.token_ids:
-            self._shared.lookup_gain.add(0.0)
+            self.learning.lookup_gain.add(0.0)
             return None
         self._evidence = match.evidence
         accepted = self._acceptance_of_lookup(self._evidence).accepted()[: len(match.token_ids)]
         length, rate = choose_lookup(accepted, costs, n)
-        self._shared.lookup_gain.add(rate * costs.target_only - 1)
+        self.learning.lookup_gain.add(rate * costs.target_only - 1)
         if n > 1 and self.k:  # the others draft, and the round takes as long
             seconds = window.seconds(self.k)
             length, rate = choose_lookup(accepted, costs, n, after=(0, 1 + (n - 1) * self._rate * seconds, seconds))
         if length and rate > max(self._rate, _GAIN_TO_GO_ON / costs.target_only):
             return Plan(0, (), length)
         if self.k == 0:
-            if not self._shared.lookup_probes.is_due:
+            if not self.learning.lookup_probes.is_due:
                 return None
-            self._probing = self._shared.lookup_probes
+            self._probing = self.learning.lookup_probes
             return Plan(0, (), _PROBE_DRAFT_TOKENS)
         agreed = (True, *match.evidence)  # that the model says the same makes it likelier
         accepted = self._acceptance_of_lookup(agreed).accepted()[: len(match.token_ids) - self.k]
@@ -248,6 +221,6 @@ class SessionPlanner:
 
     def _acceptance_of_lookup(self, evidence: object) -> SessionAcceptance:
         if evidence not in self._of_lookup:
-            pool = self._shared.pool(self._sampling, evidence)
+            pool = self.learning.pool(self._sampling, evidence)
             self._of_lookup[evidence] = SessionAcceptance(pool, teaches=not self._sampling.changes_logits)
         return self._of_lookup[evidence]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
 from specd.caller import CallerLimits
@@ -72,6 +73,11 @@ class GenerationRequest:
     traceparent: str = ""
     client: str = ""
     client_limits: CallerLimits = field(default_factory=CallerLimits)
+
+    @property
+    def namespace(self) -> bytes:
+        """What the workers know of the client: sessions with the same one share cached prefixes."""
+        return sha256(self.client.encode()).digest()[:16] if self.client else b""
 
     def check(self, model: ModelInfo, prompt: EncodedPrompt) -> int:
         """Return how many tokens to generate at most. Raises InvalidRequestError, naming field and value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +13,9 @@ from specd.errors import ConflictError, NotFoundError
 if TYPE_CHECKING:
     from specd.text.chat import Chat
 
+# A session of a few tokens takes memory, too.
+_MOST_SESSIONS = 10_000
+_CHARACTERS_PER_TOKEN = 4
 _MAX_SHOWN_ID = 64  # ours have 16 characters; a foreign one can be longer than a status has room for
 
 
@@ -20,10 +23,12 @@ _MAX_SHOWN_ID = 64  # ours have 16 characters; a foreign one can be longer than 
 class KeptSession:
     """A session between its turns, or as it was before the turn that runs now. Times are unix seconds.
 
+    `size` is what it takes of the budget: its tokens, or more for a conversation of which the template wrote little.
     Only the store changes it. A turn replaces `token_ids` and never changes the array, which others may still read.
     """
 
     session_id: str
+    client: str
     created_at: float
     last_used_at: float
     token_ids: array[int] = field(default_factory=lambda: array("I"))
@@ -31,6 +36,7 @@ class KeptSession:
     source: array[int] = field(default_factory=lambda: array("I"))
     num_turns: int = 0
     busy: bool = True
+    size: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -41,41 +47,48 @@ class KeptSession:
 class SessionStore:
     """Keeps sessions until they are deleted, idle for too long, or together too large.
 
+    A session belongs to the client that began it. For any other it does not exist: the same error, found the same way.
+
     A turn is atomic: `begin` or `acquire` starts it, then `finish` changes the session, or `abandon` leaves it as it
     was. In between it is busy: neither forgotten nor given to another.
 
-    Invariant: the idle sessions have at most `budget_tokens` tokens; the least recently used ones go. With a budget or
-    a time of 0 nothing is kept. Expired sessions go with the next call.
+    Invariant: the idle sessions have at most `budget_tokens` tokens, and all together are at most `_MOST_SESSIONS`. If
+    they have more, whoever has most loses its least recently used idle one: who has no more than an equal share loses
+    nothing to others. With a budget or a time of 0 nothing is kept. Expired sessions go with the next call.
     """
 
     def __init__(self, idle_seconds: float, budget_tokens: int, clock: Callable[[], float]) -> None:
         """Read the time, in unix seconds, from `clock`."""
-        self.num_tokens = 0  # of the idle sessions
+        self.num_tokens = 0  # of the idle sessions, as `size` counts them
         self._idle_seconds = idle_seconds
         self._budget_tokens = budget_tokens
         self._clock = clock
-        self._sessions: OrderedDict[str, KeptSession] = OrderedDict()  # the least recently used first
+        # By owner and id, the least recently used first.
+        self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
+        self._idle_tokens: Counter[str] = Counter()  # by client
+        self._num_idle: Counter[str] = Counter()  # likewise
 
     def __len__(self) -> int:
         """Count the sessions, busy ones too."""
         return len(self._sessions)
 
-    def begin(self, session_id: str) -> KeptSession:
-        """Start the first turn of a new session."""
+    def begin(self, session_id: str, client: str = "") -> KeptSession:
+        """Start the first turn of a client's new session."""
         self.expire()
-        assert session_id not in self._sessions
+        assert (client, session_id) not in self._sessions
         now = self._clock()
-        session = self._sessions[session_id] = KeptSession(session_id, created_at=now, last_used_at=now)
+        session = KeptSession(session_id, client, created_at=now, last_used_at=now)
+        self._sessions[client, session_id] = session
         return session
 
-    def acquire(self, session_id: str) -> KeptSession:
-        """Start another turn of a session.
+    def acquire(self, session_id: str, client: str = "") -> KeptSession:
+        """Start another turn of a client's session.
 
         Raises NotFoundError (SESSION_NOT_FOUND), or ConflictError (SESSION_BUSY) while another turn runs on it.
         """
-        session = self._get_idle(session_id)
+        session = self._get_idle(session_id, client)
         session.busy = True
-        self.num_tokens -= session.num_tokens
+        self._count(session, -1)
         self._use(session)
         return session
 
@@ -87,6 +100,7 @@ class SessionStore:
         session.token_ids = array("I", token_ids)
         session.source = array("I", source)
         session.chat = chat
+        session.size = max(session.num_tokens, chat.num_characters // _CHARACTERS_PER_TOKEN if chat is not None else 0)
         session.num_turns += 1
         self._release(session)
 
@@ -98,15 +112,15 @@ class SessionStore:
         assert session.busy
         self._release(session)
 
-    def list(self) -> tuple[KeptSession, ...]:
-        """Return the sessions, the most recently used first."""
+    def list(self, client: str = "") -> tuple[KeptSession, ...]:
+        """Return a client's sessions, the most recently used first."""
         self.expire()
-        return tuple(reversed(self._sessions.values()))
+        return tuple(session for session in reversed(self._sessions.values()) if session.client == client)
 
-    def get(self, session_id: str) -> KeptSession:
-        """Return a session, which does not count as a use. Raises NotFoundError (SESSION_NOT_FOUND)."""
+    def get(self, session_id: str, client: str = "") -> KeptSession:
+        """Return a client's session, which does not count as a use. Raises NotFoundError (SESSION_NOT_FOUND)."""
         self.expire()
-        session = self._sessions.get(session_id)
+        session = self._sessions.get((client, session_id))
         if session is not None:
             return session
         shown = f"{session_id[:_MAX_SHOWN_ID]}…" if len(session_id) > _MAX_SHOWN_ID else session_id
@@ -118,9 +132,9 @@ class SessionStore:
             )
         raise NotFoundError("SESSION_NOT_FOUND", f"there is no session {shown!r}: {why}")
 
-    def delete(self, session_id: str) -> None:
-        """Forget a session. Raises as `acquire` does."""
-        self._forget(self._get_idle(session_id))
+    def delete(self, session_id: str, client: str = "") -> None:
+        """Forget a client's session. Raises as `acquire` does."""
+        self._forget(self._get_idle(session_id, client))
 
     def expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
@@ -132,8 +146,8 @@ class SessionStore:
         """Return when a session is forgotten if it is not used, in unix seconds; None while it is busy."""
         return None if session.busy else session.last_used_at + self._idle_seconds
 
-    def _get_idle(self, session_id: str) -> KeptSession:
-        session = self.get(session_id)
+    def _get_idle(self, session_id: str, client: str) -> KeptSession:
+        session = self.get(session_id, client)
         if session.busy:
             raise ConflictError(
                 "SESSION_BUSY", f"a Generate runs on session {session_id}: wait until it has ended, or cancel it"
@@ -142,25 +156,38 @@ class SessionStore:
 
     def _release(self, session: KeptSession) -> None:
         session.busy = False
-        self.num_tokens += session.num_tokens
+        self._count(session, 1)
         self._use(session)
         # A session over the budget goes itself: no other has to go for it.
-        if session.num_turns == 0 or not self._keeps or session.num_tokens > self._budget_tokens:
+        if session.num_turns == 0 or not self._keeps or session.size > self._budget_tokens:
             self._forget(session)
         self.expire()
         while self.num_tokens > self._budget_tokens:
-            oldest = self._oldest_idle()
-            assert oldest is not None
-            self._forget(oldest)
+            self._forget_one_of(self._idle_tokens)
+        while len(self._sessions) > _MOST_SESSIONS and self._num_idle:
+            self._forget_one_of(self._num_idle)
 
     def _use(self, session: KeptSession) -> None:
         session.last_used_at = self._clock()
-        self._sessions.move_to_end(session.session_id)
+        self._sessions.move_to_end((session.client, session.session_id))
 
     def _forget(self, session: KeptSession) -> None:
         assert not session.busy
-        del self._sessions[session.session_id]
-        self.num_tokens -= session.num_tokens
+        del self._sessions[session.client, session.session_id]
+        self._count(session, -1)
+
+    def _forget_one_of(self, counts: Counter[str]) -> None:
+        """Forget the idle session that the client with the largest count has not used for longest."""
+        client = max(counts, key=counts.__getitem__)
+        self._forget(next(each for each in self._sessions.values() if not each.busy and each.client == client))
+
+    def _count(self, session: KeptSession, sign: int) -> None:
+        """Count a session that is idle from now on, or no longer."""
+        self.num_tokens += sign * session.size
+        for counts, number in ((self._idle_tokens, session.size), (self._num_idle, 1)):
+            counts[session.client] += sign * number
+            if not counts[session.client]:
+                del counts[session.client]
 
     def _oldest_idle(self) -> KeptSession | None:
         return next((session for session in self._sessions.values() if not session.busy), None)

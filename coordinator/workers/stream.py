@@ -36,7 +36,7 @@ _FAILED_WRITE = "Internal error from Core"
 class WorkerStream(Generic[Request, Response]):
     """One bidirectional call. Requests are numbered, and an answer to an older one is dropped.
 
-    The first request carries the session's sampling and source.
+    The first request carries the session's sampling, source and namespace.
     """
 
     def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, *, worker: str) -> None:
@@ -63,6 +63,7 @@ class WorkerStream(Generic[Request, Response]):
         if self._request is None:
             request.sampling.CopyFrom(to_session_sampling(self._setup.sampling))
             request.source_token_ids.extend(self._setup.source)
+            request.namespace = self._setup.namespace
         self._request = request
         self._sent_at = time.perf_counter()
         self._answered = asyncio.get_running_loop().create_future()

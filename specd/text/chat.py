@@ -29,6 +29,11 @@ class Chat:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
 
+    @property
+    def num_characters(self) -> int:
+        """About how much memory it takes: a template need not read all of a conversation."""
+        return _num_characters((self.messages, self.tools, self.template_arguments))
+
     def replied(self, reply: str) -> Chat:
         """Return this conversation with the reply to it, or the rest of its last message."""
         if self.continue_final_message:
@@ -114,6 +119,14 @@ class ChatTemplate:
         parameters = inspect.signature(self._renderer.apply_chat_template).parameters.values()
         named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
         return frozenset({*named, "self", "messages", "conversations"} - {"documents"})
+
+
+def _num_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _num_characters(value[key]) for key in value)
+    return sum(map(_num_characters, value)) if isinstance(value, Sequence) else 1
 
 
 def plain(value: Any) -> Any:

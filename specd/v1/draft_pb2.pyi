@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences", "source_token_ids")
+    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences", "source_token_ids", "namespace")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ProposeRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MIN_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -24,7 +25,8 @@ class ProposeRequest(_message.Message):
     sampling: _sampling_pb2.SessionSampling
     min_confidences: _containers.RepeatedScalarFieldContainer[float]
     source_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ..., source_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    namespace: bytes
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("round", "token_ids", "cached_len", "time", "reused_len", "distributions", "confidences")

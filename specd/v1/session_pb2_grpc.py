@@ -29,7 +29,8 @@ class SessionServiceStub:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
     A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones go.
+    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
+    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
     """
 
     def __init__(self, channel):
@@ -59,7 +60,8 @@ class SessionServiceServicer:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
     A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones go.
+    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
+    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
     """
 
     def ListSessions(self, request, context):
@@ -113,7 +115,8 @@ class SessionService:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
     A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones go.
+    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
+    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
     """
 
     @staticmethod

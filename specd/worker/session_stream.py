@@ -26,7 +26,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
-from specd.worker.validation import check_source
+from specd.worker.validation import check_namespace, check_source
 
 log = structlog.get_logger()
 
@@ -61,6 +61,8 @@ class _Request(Protocol):
     def token_ids(self) -> Sequence[int]: ...
     @property
     def source_token_ids(self) -> Sequence[int]: ...
+    @property
+    def namespace(self) -> bytes: ...
     @property
     def sampling(self) -> sampling_pb2.SessionSampling: ...
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
@@ -144,10 +146,13 @@ class SessionStreams(Generic[Request, Result, Response]):
                             session.sampler = _sampler(worker, request.sampling)
                         check_source(worker.model.info, request.source_token_ids)
                         session.cache.source = tuple(request.source_token_ids)
-                    elif request.HasField("sampling") or request.source_token_ids:
+                        check_namespace(request.namespace)
+                        session.cache.namespace = request.namespace
+                    elif request.HasField("sampling") or request.source_token_ids or request.namespace:
                         raise InvalidRequestError(
                             "CONTRADICTION",
-                            "sampling or source_token_ids is set in a later request: they hold from the first one on",
+                            "sampling, source_token_ids or namespace is set in a later request: they hold from the "
+                            "first one on",
                         )
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))

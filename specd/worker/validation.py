@@ -9,6 +9,16 @@ from specd.model_info import ModelInfo
 from specd.sampling import check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
+_MAX_NAMESPACE_BYTES = 64
+
+
+def check_namespace(namespace: bytes) -> None:
+    """Check the namespace in the first request of a stream. Raises InvalidRequestError."""
+    if len(namespace) > _MAX_NAMESPACE_BYTES:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"namespace has {len(namespace)} bytes: the most is {_MAX_NAMESPACE_BYTES}"
+        )
+
 
 def check_source(model: ModelInfo, source: Sequence[int]) -> None:
     """Check the source in the first request of a stream against the worker's model. Raises InvalidRequestError."""

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from specd.errors import ConflictError, NotFoundError
+from specd.text.chat import Chat
 
 IDLE_SECONDS = 10.0
 BUDGET_TOKENS = 10
@@ -30,6 +31,7 @@ class Clock:
 class Expected:
     """A session, as the oracle has it."""
 
+    client: str
     session_id: str
     token_ids: list[int]
     num_turns: int
@@ -37,8 +39,11 @@ class Expected:
     busy: bool
 
 
+clients = st.sampled_from(["", "a", "b"])
+
+
 class Store(RuleBasedStateMachine):
-    """Any order of calls, against a list of sessions in the order of their use and the rules, applied literally."""
+    """Any order of calls by three clients, against a list of sessions in the order of their use and the rules."""
 
     ids = Bundle("ids")
 
@@ -53,42 +58,63 @@ class Store(RuleBasedStateMachine):
     def find(self, session_id: str) -> Expected | None:
         return next((one for one in self.expected if one.session_id == session_id), None)
 
+    def find_own(self, session_id: str, client: str) -> Expected | None:
+        one = self.find(session_id)
+        return one if one is not None and one.client == client else None
+
     def forget_what_is_idle_too_long(self) -> None:
         for one in [*self.expected]:
             if not one.busy and self.clock.now - one.last_used_at >= IDLE_SECONDS:
                 self.expected.remove(one)
 
+    def idle_tokens(self, client: str) -> int:
+        return sum(len(one.token_ids) for one in self.expected if not one.busy and one.client == client)
+
     def forget_what_is_too_much(self, last: Expected) -> None:
         if len(last.token_ids) > BUDGET_TOKENS:
             self.expected.remove(last)
-        while sum(len(one.token_ids) for one in self.expected if not one.busy) > BUDGET_TOKENS:
-            self.expected.remove(next(one for one in self.expected if not one.busy))
+        while sum(map(self.idle_tokens, ("", "a", "b"))) > BUDGET_TOKENS:
+            # Which of two with as much, is left open: whatever the store has forgotten.
+            most = max(map(self.idle_tokens, ("", "a", "b")))
+            oldest = {client: None for client in ("", "a", "b") if self.idle_tokens(client) == most}
+            candidates = [next(o for o in self.expected if not o.busy and o.client == client) for client in oldest]
+            kept = {session.session_id for client in ("", "a", "b") for session in self.store.list(client)}
+            self.expected.remove(next(one for one in candidates if one.session_id not in kept))
 
     def use(self, one: Expected) -> None:
         one.last_used_at = self.clock.now
         self.expected.remove(one)
         self.expected.append(one)
 
-    @rule(target=ids)
-    def begin(self) -> str:
+    @rule(target=ids, client=clients)
+    def begin(self, client: str) -> str:
         self.num_begun += 1
         session_id = f"s{self.num_begun}"
-        self.turns[session_id] = self.store.begin(session_id)
-        self.expected.append(Expected(session_id, [], 0, self.clock.now, busy=True))
+        self.turns[session_id] = self.store.begin(session_id, client)
+        self.expected.append(Expected(client, session_id, [], 0, self.clock.now, busy=True))
         return session_id
 
-    @rule(session_id=ids)
-    def acquire(self, session_id: str) -> None:
+    def refusal(self, call: Callable[[str, str], object], session_id: str, client: str) -> type[Exception] | None:
+        """Call as a client, and return the kind of error that this must give, and has given."""
         self.forget_what_is_idle_too_long()
-        one = self.find(session_id)
-        if one is None:
-            with pytest.raises(NotFoundError, match=session_id):
-                self.store.acquire(session_id)
-        elif one.busy:
-            with pytest.raises(ConflictError, match=session_id):
-                self.store.acquire(session_id)
-        else:
-            session = self.store.acquire(session_id)
+        one = self.find_own(session_id, client)
+        if one is not None and not one.busy:
+            return None
+        kind = NotFoundError if one is None else ConflictError
+        with pytest.raises(kind, match=session_id) as error:
+            call(session_id, client)
+        if one is None:  # another's is like one that never was, word for word
+            with pytest.raises(kind) as never:
+                call("s0", client)
+            assert str(never.value) == str(error.value).replace(session_id, "s0")
+        return kind
+
+    @rule(session_id=ids, client=clients)
+    def acquire(self, session_id: str, client: str) -> None:
+        if self.refusal(self.store.acquire, session_id, client) is None:
+            one = self.find(session_id)
+            assert one is not None
+            session = self.store.acquire(session_id, client)
             assert session.token_ids.tolist() == one.token_ids
             one.busy = True
             self.use(one)
@@ -123,29 +149,23 @@ class Store(RuleBasedStateMachine):
         else:
             self.forget_what_is_too_much(one)
 
-    @rule(session_id=ids)
-    def delete(self, session_id: str) -> None:
-        self.forget_what_is_idle_too_long()
-        one = self.find(session_id)
-        if one is None:
-            with pytest.raises(NotFoundError, match=session_id):
-                self.store.delete(session_id)
-        elif one.busy:
-            with pytest.raises(ConflictError, match=session_id):
-                self.store.delete(session_id)
-        else:
-            self.store.delete(session_id)
+    @rule(session_id=ids, client=clients)
+    def delete(self, session_id: str, client: str) -> None:
+        if self.refusal(self.store.delete, session_id, client) is None:
+            self.store.delete(session_id, client)
+            one = self.find(session_id)
+            assert one is not None
             self.expected.remove(one)
 
-    @rule(session_id=ids)
-    def get(self, session_id: str) -> None:
+    @rule(session_id=ids, client=clients)
+    def get(self, session_id: str, client: str) -> None:
         self.forget_what_is_idle_too_long()
-        one = self.find(session_id)
+        one = self.find_own(session_id, client)
         if one is None:
             with pytest.raises(NotFoundError, match=session_id):
-                self.store.get(session_id)
+                self.store.get(session_id, client)
         else:
-            assert self.store.get(session_id).token_ids.tolist() == one.token_ids
+            assert self.store.get(session_id, client).token_ids.tolist() == one.token_ids
 
     @rule(seconds=st.sampled_from([1.0, IDLE_SECONDS - 1.0, IDLE_SECONDS]))
     def wait(self, seconds: float) -> None:
@@ -159,11 +179,13 @@ class Store(RuleBasedStateMachine):
     @rule()
     def list_all(self) -> None:
         self.forget_what_is_idle_too_long()
-        listed = [
-            Expected(s.session_id, s.token_ids.tolist(), s.num_turns, s.last_used_at, s.busy) for s in self.store.list()
-        ]
-        assert listed == self.expected[::-1]
-        assert self.store.num_tokens == sum(len(one.token_ids) for one in self.expected if not one.busy)
+        for client in ("", "a", "b"):
+            listed = [
+                Expected(s.client, s.session_id, s.token_ids.tolist(), s.num_turns, s.last_used_at, s.busy)
+                for s in self.store.list(client)
+            ]
+            assert listed == [one for one in self.expected[::-1] if one.client == client]
+        assert self.store.num_tokens == sum(map(self.idle_tokens, ("", "a", "b")))
 
 
 TestAnyOrderOfCalls = Store.TestCase
@@ -264,6 +286,31 @@ def test_the_least_recently_used_goes_first_and_never_a_busy_one(store: SessionS
     store.abandon(store.acquire("b"))
     keep(store, "d", 5)
     assert ids(store) == ["d", "b", "a"]
+
+
+def test_who_has_no_more_than_an_equal_share_loses_nothing_to_another(store: SessionStore) -> None:
+    for session_id in ("a1", "a2"):
+        store.finish(store.begin(session_id, "a"), range(2), None)
+    for number in range(20):
+        store.finish(store.begin(f"b{number}", "b"), range(3), None)
+    assert [session.session_id for session in store.list("a")] == ["a2", "a1"]
+    assert [session.session_id for session in store.list("b")] == ["b19", "b18"]
+
+
+def test_many_small_sessions_of_one_client_do_not_push_out_another(clock: Clock) -> None:
+    store = SessionStore(IDLE_SECONDS, 10**9, clock)
+    store.finish(store.begin("a", "a"), [1], None)
+    for number in range(10_050):
+        store.finish(store.begin(f"b{number}", "b"), [1], None)
+    assert len(store) == 10_000
+    assert [session.session_id for session in store.list("a")] == ["a"]
+
+
+def test_a_conversation_that_the_template_ignores_counts_by_its_length(store: SessionStore) -> None:
+    hidden = ({"role": "user", "content": "", "note": "x" * 4 * BUDGET_TOKENS},)
+    store.finish(store.begin("small"), [1], Chat(({"role": "user", "content": "hi"},)))
+    store.finish(store.begin("large"), [1], Chat(hidden))
+    assert ids(store) == ["small"]
 
 
 def test_too_large_a_session_goes_and_takes_no_other_with_it(store: SessionStore) -> None:

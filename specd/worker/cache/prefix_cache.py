@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import cast
 
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.worker.cache.layers.session_layers import SessionLayers
@@ -14,9 +16,10 @@ from specd.worker.cache.layers.session_layers import SessionLayers
 # end of the last proposal and the token before it.
 _MAX_LOST = MAX_NUM_DRAFT_TOKENS + 1
 
-
-# A source, and the tokens after it. Sources are compared as one: a part of one is of no use.
-_Key = tuple[tuple[int, ...] | int, ...]
+# What must be the same for a prefix to be of use: the namespace of the sessions that share it, and the source.
+_Root = tuple[bytes, tuple[int, ...]]
+# A root, and the tokens after it.
+_Key = tuple[_Root | int, ...]
 
 
 @dataclass(eq=False)
@@ -30,9 +33,17 @@ class _Entry:
     def num_tokens(self) -> int:
         return len(self.key) - 1
 
+    @property
+    def namespace(self) -> bytes:
+        return cast(_Root, self.key[0])[0]
+
 
 class PrefixCache:
-    """Entries of a source, tokens and their layers, sorted by tokens. The least recently used go if memory is short.
+    """Entries of a namespace, a source, tokens and their layers, sorted by these. They go if memory is short.
+
+    Namespaces share nothing but the budget. What a session finds here, and how fast its first token therefore comes,
+    tells what others have asked (CVE-2025-46570): clients that must not know it of each other have namespaces of their
+    own. If memory is short, the namespace that has most of it gives up its least recently used entry.
 
     In lexicographic order, the entries that begin like a query stand together, and those that share most with it next
     to the place where it would stand itself: so the longest common prefix over all entries is that of one of its two
@@ -59,14 +70,17 @@ class PrefixCache:
         """The number of entries."""
         return len(self._entries)
 
-    def take(self, token_ids: Sequence[int], source: Sequence[int] = ()) -> SessionLayers | None:
-        """Return layers that hold the longest cached prefix of `token_ids` after a source, for the caller to write to.
+    def take(
+        self, token_ids: Sequence[int], source: Sequence[int] = (), namespace: bytes = b""
+    ) -> SessionLayers | None:
+        """Return layers that hold the longest prefix of `token_ids` in a namespace, for the caller to write to.
 
-        An entry that is longer by a proposal at most moves to the caller, at no cost: a conversation goes on. From a
-        longer entry, which may serve others, the prefix is copied: that pays from the first token on, and from none on
-        for a source. None without a cached prefix, or where windows have moved on past its end.
+        They hold the source, too. An entry that is longer by a proposal at most moves to the caller, at no cost: a
+        conversation goes on. From a longer entry, which may serve others, the prefix is copied: that pays from the
+        first token on, and from none on for a source. None without a cached prefix, or where windows have moved on past
+        its end.
         """
-        wanted = _key(source, token_ids)
+        wanted = _key(namespace, source, token_ids)
         alike = [entry for entry in self._alike(wanted) if entry.key[0] == wanted[0]]
         # Of two that share as much, the one that has less to lose.
         candidates = [
@@ -85,13 +99,13 @@ class PrefixCache:
         self._remove(entry)
         return entry.layers
 
-    def store(self, token_ids: Sequence[int], layers: SessionLayers) -> None:
+    def store(self, token_ids: Sequence[int], layers: SessionLayers, namespace: bytes = b"") -> None:
         """Keep `layers`, which hold exactly `token_ids` and now belong to the prefix cache.
 
         Of an entry and its prefix, the longer one is enough, if it can go back to the end of the shorter: that goes.
         The buffers stay as they are, with room for up to a few hundred more tokens, and count in full.
         """
-        key = _key(layers.source, token_ids)
+        key = _key(namespace, layers.source, token_ids)
         place = self._place(key)
         longer = self._entries[place] if place < len(self._entries) else None
         if longer and _starts_with(longer.key, key) and longer.layers.can_serve(len(token_ids)) == len(token_ids):
@@ -105,10 +119,19 @@ class PrefixCache:
             if _starts_with(key, entry.key) and layers.can_serve(length) == length:
                 self._remove(entry)
         while self.nbytes + nbytes > self._budget_bytes:
-            self._remove(min(self._entries, key=lambda entry: entry.last_used))
-            self.num_evictions += 1
+            self._evict(namespace, nbytes)
         self._entries.insert(self._place(key), _Entry(key, layers, nbytes, next(self._clock)))
         self.nbytes += nbytes
+
+    def _evict(self, namespace: bytes, nbytes: int) -> None:
+        """Drop the least recently used entry of the largest namespace, for one of so many bytes."""
+        sizes = Counter({namespace: nbytes})
+        for entry in self._entries:
+            sizes[entry.namespace] += entry.nbytes
+        # The newcomer itself may be all that its namespace has.
+        largest = max((sizes[entry.namespace], entry.namespace) for entry in self._entries)[1]
+        self._remove(min((e for e in self._entries if e.namespace == largest), key=lambda entry: entry.last_used))
+        self.num_evictions += 1
 
     def _alike(self, key: _Key) -> list[_Entry]:
         """Return the two neighbours of `key`, and all entries that are prefixes of it."""
@@ -136,8 +159,8 @@ def common_prefix_len(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _key(source: Sequence[int], token_ids: Sequence[int]) -> _Key:
-    return tuple(source), *token_ids
+def _key(namespace: bytes, source: Sequence[int], token_ids: Sequence[int]) -> _Key:
+    return (namespace, tuple(source)), *token_ids
 
 
 def _starts_with(key: _Key, prefix: _Key) -> bool:

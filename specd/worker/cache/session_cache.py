@@ -26,7 +26,8 @@ class SessionCache:
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
     committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
-    `source` is what an encoder is to read before the first token. `reused_len` is how many tokens, of the source too,
+    `source` is what an encoder is to read before the first token, and of `namespace` are the sessions that it may share
+    cached prefixes with. `reused_len` is how many tokens, of the source too,
     it took over from the prefix cache when it began.
     Its arrays belong to the engine's thread: only jobs may call its methods.
     """
@@ -39,6 +40,7 @@ class SessionCache:
         self._prefixes = prefixes
         self.layers = SessionLayers(model.network)
         self.source: tuple[int, ...] = ()
+        self.namespace = b""
         self._reading: Iterator[Sequence[mx.array]] | None = None  # a source, also while no request waits for it
         self.token_ids: list[int] = []
         self.reused_len = 0
@@ -95,7 +97,7 @@ class SessionCache:
         if self._prefixes is not None and (self.token_ids or self.layers.source):
             self._rewind(self.cached_len)
             if self._is_finite():
-                self._prefixes.store(self.token_ids, self.layers)
+                self._prefixes.store(self.token_ids, self.layers, self.namespace)
         self.free()
 
     def free(self) -> None:
@@ -112,7 +114,7 @@ class SessionCache:
     def _take_over(self, token_ids: Sequence[int]) -> None:
         if self._prefixes is None:
             return
-        layers = self._prefixes.take(token_ids, self.source)
+        layers = self._prefixes.take(token_ids, self.source, self.namespace)
         if layers is not None:
             self.layers, self._reading = layers, None
             self.token_ids = list(token_ids[: layers.num_fed])
