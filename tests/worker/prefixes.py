@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+from hypothesis import strategies as st
 
+from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.cache.session_cache import SessionCache
 from specd.worker.engine.engine import Steps
@@ -65,3 +68,43 @@ def leave(prefixes: PrefixCache, token_ids: Sequence[int]) -> None:
 
 def stored(prefixes: PrefixCache) -> list[tuple[int, ...]]:
     return [cast("tuple[int, ...]", entry.key[1:]) for entry in prefixes._entries]
+
+
+def contents(layers: SessionLayers) -> list[np.ndarray]:
+    return [np.array(array) for array in layers.arrays]
+
+
+def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+    return all(x.shape == y.shape and (x == y).all() for x, y in zip(a, b, strict=True))
+
+
+class Watch:
+    """Looks after every change whether the prefix cache is as it says, and its entries as they came."""
+
+    def __init__(self, prefixes: PrefixCache, budget_bytes: int) -> None:
+        self._prefixes, self._budget_bytes = prefixes, budget_bytes
+        self._seen: dict[Any, list[np.ndarray]] = {}
+
+    def look(self) -> None:
+        entries = self._prefixes._entries
+        tokens = [entry.key for entry in entries]
+        assert tokens == sorted(tokens)
+        assert not any(a == b[: len(a)] for a in tokens for b in tokens if a is not b)
+        held = sum(array.nbytes for entry in entries for array in entry.layers.arrays)
+        assert held == self._prefixes.nbytes <= self._budget_bytes
+        for entry in entries:
+            assert {cache.offset for cache in entry.layers.caches} == {entry.num_tokens} == {entry.layers.num_fed}
+            assert same(self._seen.setdefault(entry, contents(entry.layers)), contents(entry.layers))
+
+
+def token_lists(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 2), min_size=min_size, max_size=max_size)
+
+
+def layers_of(token_ids: Sequence[int]) -> SessionLayers:
+    """Make a layer whose keys are the tokens."""
+    layers = SessionLayers(cast(Any, SimpleNamespace(layers=[None])))
+    keys = mx.array(list(token_ids), mx.float32).reshape(1, 1, -1, 1)
+    cast(Any, layers.caches[0]).update_and_fetch(keys, -keys)
+    layers.fed(len(token_ids))
+    return layers

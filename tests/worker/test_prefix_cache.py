@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -32,11 +31,16 @@ from tests.worker.prefixes import (
     MAX_LOST,
     MODEL,
     PLENTY,
+    Watch,
+    contents,
+    layers_of,
     leave,
     request,
     request_stepwise,
+    same,
     session,
     stored,
+    token_lists,
 )
 
 pytestmark = pytest.mark.usefixtures("small_sizes")
@@ -47,37 +51,6 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     while length < min(len(a), len(b)) and a[length] == b[length]:
         length += 1
     return length
-
-
-def contents(layers: SessionLayers) -> list[np.ndarray]:
-    return [np.array(array) for array in layers.arrays]
-
-
-def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return all(x.shape == y.shape and (x == y).all() for x, y in zip(a, b, strict=True))
-
-
-class Watch:
-    """Looks after every change whether the prefix cache is as it says, and its entries as they came."""
-
-    def __init__(self, prefixes: PrefixCache, budget_bytes: int) -> None:
-        self._prefixes, self._budget_bytes = prefixes, budget_bytes
-        self._seen: dict[Any, list[np.ndarray]] = {}
-
-    def look(self) -> None:
-        entries = self._prefixes._entries
-        tokens = [entry.key for entry in entries]
-        assert tokens == sorted(tokens)
-        assert not any(a == b[: len(a)] for a in tokens for b in tokens if a is not b)
-        held = sum(array.nbytes for entry in entries for array in entry.layers.arrays)
-        assert held == self._prefixes.nbytes <= self._budget_bytes
-        for entry in entries:
-            assert {cache.offset for cache in entry.layers.caches} == {entry.num_tokens} == {entry.layers.num_fed}
-            assert same(self._seen.setdefault(entry, contents(entry.layers)), contents(entry.layers))
-
-
-def token_lists(min_size: int, max_size: int) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, 2), min_size=min_size, max_size=max_size)
 
 
 @given(st.data())
@@ -134,15 +107,6 @@ def test_sessions_that_take_over_what_others_left_equal_fresh_ones(data: st.Data
         request(cache, cache.cached_len, [1, 0])
 
 
-def layers_of(token_ids: Sequence[int]) -> SessionLayers:
-    """Make a layer whose keys are the tokens."""
-    layers = SessionLayers(cast(Any, SimpleNamespace(layers=[None])))
-    keys = mx.array(list(token_ids), mx.float32).reshape(1, 1, -1, 1)
-    cast(Any, layers.caches[0]).update_and_fetch(keys, -keys)
-    layers.fed(len(token_ids))
-    return layers
-
-
 @given(st.lists(token_lists(1, 10), max_size=12), st.lists(token_lists(0, 10), max_size=6))
 def test_the_longest_prefix_is_found_among_all(entries: list[list[int]], queries: list[list[int]]) -> None:
     prefixes = PrefixCache(PLENTY)
@@ -165,51 +129,6 @@ def test_the_longest_prefix_is_found_among_all(entries: list[list[int]], queries
         gone = set(known) - set(stored(prefixes))
         assert len(gone) <= 1
         assert all(len(tokens) - reused_len <= MAX_LOST for tokens in gone)
-
-
-namespaces = st.sampled_from([b"", b"a", b"b"])
-
-
-@given(
-    st.lists(st.tuples(namespaces, token_lists(1, 8)), max_size=12),
-    st.lists(st.tuples(namespaces, token_lists(0, 8)), max_size=6),
-)
-def test_a_namespace_finds_what_it_would_if_it_were_alone(
-    entries: list[tuple[bytes, list[int]]], queries: list[tuple[bytes, list[int]]]
-) -> None:
-    shared = PrefixCache(PLENTY)
-    alone = {namespace: PrefixCache(PLENTY) for namespace in (b"", b"a", b"b")}
-    for namespace, token_ids in entries:
-        shared.store(token_ids, layers_of(token_ids), namespace)
-        alone[namespace].store(token_ids, layers_of(token_ids), namespace)
-    watch = Watch(shared, PLENTY)
-    for namespace, query in queries:
-        watch.look()
-        found, expected = (prefixes.take(query, (), namespace) for prefixes in (shared, alone[namespace]))
-        assert (found is None) is (expected is None)
-        if found is not None and expected is not None:
-            assert same(contents(found), contents(expected))
-    assert shared.num_entries == sum(prefixes.num_entries for prefixes in alone.values())
-
-
-@given(st.lists(st.tuples(namespaces, token_lists(1, 12)), max_size=30), st.integers(1, 20))
-def test_who_holds_no_more_than_an_equal_share_loses_nothing_to_another(
-    entries: list[tuple[bytes, list[int]]], num_blocks: int
-) -> None:
-    block = layers_of([0]).nbytes
-    prefixes = PrefixCache(num_blocks * block)
-    watch = Watch(prefixes, num_blocks * block)
-
-    def held(namespace: bytes) -> int:
-        return sum(entry.nbytes for entry in prefixes._entries if entry.namespace == namespace)
-
-    for namespace, token_ids in entries:
-        before = {other: held(other) for other in (b"", b"a", b"b") if other != namespace}
-        prefixes.store(token_ids, layers_of(token_ids), namespace)
-        watch.look()
-        for other, nbytes in before.items():
-            # But for the entry, of at most three blocks, with which it had more than its share.
-            assert held(other) >= min(nbytes, (num_blocks // 3 - 3) * block)
 
 
 def test_what_goes_on_moves_and_what_branches_off_is_copied() -> None:
