@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -103,7 +104,7 @@ def save_random_draft(directory: Path) -> None:
     }
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     for path in Path(EMBEDDED_DRAFT).glob("*.json"):
-        (directory / path.name).symlink_to(path)
+        shutil.copyfile(path, directory / path.name)
 
 
 async def measure(

@@ -136,7 +136,7 @@ def save_poisoned(source: str, directory: Path, *, nan: int, inf: int) -> str:
     scales = mx.array(weights["model.embed_tokens.scales"])
     scales[nan], scales[inf] = math.nan, math.inf
     weights["model.embed_tokens.scales"] = scales
-    link_variant(source, directory, {"config.json": {"tie_word_embeddings": False}}, without=["model.safetensors"])
+    copy_variant(source, directory, {"config.json": {"tie_word_embeddings": False}}, without=["model.safetensors"])
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     return str(directory)
 
@@ -147,7 +147,7 @@ def save_chat_target(directory: Path) -> str:
         "tokenizer_config.json": {"chat_template": CHAT_TEMPLATE},
         "generation_config.json": {"eos_token_id": [0, SECOND_END_TOKEN]},
     }
-    return link_variant(EMBEDDED_TARGET, directory, changes)
+    return copy_variant(EMBEDDED_TARGET, directory, changes)
 
 
 # Models with windows, with recurrent states, and with such states in some layers, by the model of mlx-lm.
@@ -208,7 +208,7 @@ def write_model(
     return str(directory)
 
 
-def link_variant(
+def copy_variant(
     source: str, directory: Path, changes: Mapping[str, Mapping[str, Any]], *, without: Sequence[str] = ()
 ) -> str:
     """Make a model of the files of another: in some of them, by their names, the changed entries differ."""
@@ -217,7 +217,7 @@ def link_variant(
         if path.name in changes:
             (directory / path.name).write_text(json.dumps({**json.loads(path.read_text()), **changes[path.name]}))
         elif path.name not in without:
-            (directory / path.name).symlink_to(path)
+            shutil.copyfile(path, directory / path.name)
     return str(directory)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ def directory_with(directory: Path, *, jinja: str = "", config: object = None) -
     """Make a copy of the embedded draft with a chat template in a file of its own or in tokenizer_config.json."""
     directory.mkdir()
     for path in Path(EMBEDDED_DRAFT).iterdir():
-        (directory / path.name).symlink_to(path)
+        shutil.copyfile(path, directory / path.name)
     if jinja:
         (directory / "chat_template.jinja").write_text(jinja)
     if config:

@@ -61,15 +61,18 @@ UNSERVABLE_MODELS = [
     pytest.param(lambda d: copy_of_the_draft(d, without="tokenizer.json"), "tokenizer", id="no tokenizer"),
     pytest.param(with_pickled_weights, "pytorch_model.bin", id="pickled weights"),
     pytest.param(with_file_content("model.safetensors", b"\xff" * 999), "model.safetensors", id="corrupt weights"),
-    pytest.param(with_half_of_the_weights, "incomplete download or corrupt", id="half of the weights"),
-    pytest.param(with_file_content("config.json", b"{"), "cannot load the model", id="config is not JSON"),
-    pytest.param(with_file_content("config.json", b"[]"), "cannot load the model", id="config is a list"),
+    pytest.param(with_half_of_the_weights, "Download or convert the model again", id="half of the weights"),
+    pytest.param(with_file_content("config.json", b"{"), "config.json cannot be read", id="config is not JSON"),
+    pytest.param(with_file_content("config.json", b"[]"), "config.json holds no JSON object", id="config is a list"),
     pytest.param(with_file_content("config.json", b"{}"), "model_type", id="config is empty"),
     pytest.param(with_file_content("tokenizer.json", b"{}"), "cannot load the model", id="tokenizer is empty"),
     pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "nosuch"}), "nosuch", id="unknown architecture"),
     pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "olmo"}), "needs a package", id="package"),
     pytest.param(
         lambda d: copy_of_the_draft(d, config={"num_hidden_layers": 3}), "Missing", id="weights of another shape"
+    ),
+    pytest.param(
+        lambda d: copy_of_the_draft(d, config={"num_hidden_layers": 10**9}), "num_hidden_layers", id="endless layers"
     ),
     pytest.param(
         lambda d: copy_of_the_draft(d, config={"num_attention_heads": 0}), "cannot load the model", id="absurd config"

@@ -15,7 +15,8 @@ from mlx_lm.utils import quantize_model, save_config, save_model
 
 from specd.errors import StartupError
 from specd.worker.engine.forward import Feed, bare_cache, forward, has_encoder
-from specd.worker.model.directory import WANTED_FILES, find, pickles_in, start_token
+from specd.worker.model.directory import find, start_token
+from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, pickles_in, wanted_in
 from specd.worker.model.loader import read
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -40,10 +41,10 @@ def convert(
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=".convert-") as work:
         directory = find(name)
-        if not (directory / "config.json").is_file():
-            raise StartupError(f"{directory} has no config.json: it is not a model directory")
-        if not any(directory.glob("model*.safetensors")):
+        check_plain(directory)
+        if not any(directory.glob(WEIGHTS)):
             directory = _from_pickles(find(name, (*WANTED_FILES, "pytorch_model*.bin")), Path(work, "source"), progress)
+        check_files(directory)
         found = _check(name, directory) if check else "not checked against the original (--no-check)"
         network, config, tokenizer = read(name, directory, lazy=True)
         if "quantization" in config:
@@ -100,9 +101,9 @@ def _from_pickles(directory: Path, out: Path, progress: Progress) -> Path:
             raise StartupError(f"cannot read {path} safely: {error}") from error
         # A copy each: tied weights share their memory, which safetensors refuses.
         save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, out / f"model-{i}.safetensors")
-    for path in directory.iterdir():
-        if path not in pickles and path.is_file() and not path.name.endswith(".bin.index.json"):
-            (out / path.name).symlink_to(path.resolve())
+    for path in wanted_in(directory):
+        if path.parent == directory and not path.name.endswith(".bin.index.json"):
+            shutil.copyfile(path, out / path.name)
     return out
 
 
@@ -137,7 +138,7 @@ def _greedy_of_transformers(directory: Path, prompt: Sequence[int], start: int, 
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     kind: Any = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
-    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    model = kind.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False).eval()
     tokens: list[int] = []
     with torch.no_grad():
         for _ in range(_NUM_TRIAL_TOKENS):

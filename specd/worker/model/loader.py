@@ -24,8 +24,10 @@ from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
-from specd.worker.model.directory import digest, find, fingerprint_of, refuse_unsafe_weights, start_token
+from specd.worker.model.directory import find, start_token
 from specd.worker.model.disk_cache import keep_compiled_kernels
+from specd.worker.model.files import check_files
+from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 
@@ -47,7 +49,7 @@ class TokenizerConfig:
 class LoadedModel:
     """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
 
-    `batches` says whether it computes tokens of several sessions in one pass.
+    `batches` says whether it computes tokens of several sessions in one pass. `files` are those that it was made of.
     """
 
     network: Module
@@ -56,6 +58,7 @@ class LoadedModel:
     tokenizer_config: TokenizerConfig = TokenizerConfig()
     cache_footprint: CacheFootprint = field(default_factory=CacheFootprint)
     batches: bool = False
+    files: tuple[FileState, ...] = ()
 
 
 def load(
@@ -71,9 +74,10 @@ def load(
     Raises StartupError when there is no such model, or when it is not one that specd can serve.
     """
     directory = find(name)
-    refuse_unsafe_weights(directory)
+    check_files(directory)
+    files = hashed_files(directory)
     on_cpu = mx.default_device().type == mx.cpu
-    fingerprint = fingerprint_of(directory)
+    fingerprint = quick_fingerprint(directory)
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
     network, config, tokenizer = read(name, directory)
@@ -105,13 +109,13 @@ def load(
         raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
-        fingerprint = digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
+        fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
         precision += f", caches in {kv_bits} bits"
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
         fingerprint=fingerprint,
-        vocabulary_fingerprint=digest(json.dumps(sorted(vocabulary.items())).encode()),
+        vocabulary_fingerprint=short_digest(json.dumps(sorted(vocabulary.items())).encode()),
         # Some models have more rows than tokens, for padding; in some, added tokens have no row.
         vocabulary_size=min(max(vocabulary.values()) + 1, rows),
         context_length=most_tokens,
@@ -135,6 +139,7 @@ def load(
         TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
         batches=batches,
         cache_footprint=_footprint(network),
+        files=files,
     )
 
 
@@ -156,7 +161,9 @@ def read(name: str, directory: Path, *, lazy: bool = False) -> tuple[Module, dic
     """
     try:
         network, config = load_model(directory, lazy=lazy, get_model_classes=_classes)
-        tokenizer = load_tokenizer(directory, eos_token_ids=config.get("eos_token_id"))
+        # Or transformers asks on the terminal whether it may run the tokenizer's own code.
+        safely = {"trust_remote_code": False}
+        tokenizer = load_tokenizer(directory, safely, eos_token_ids=config.get("eos_token_id"))
     except SystemExit as error:  # of mlx-lm, which printed the name of the package
         raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
     except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do

@@ -1,0 +1,159 @@
+"""The fingerprint of a model, by which a coordinator knows that it is still the same one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import astuple, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from specd.worker.model.disk_cache import user_cache_directory
+from specd.worker.model.files import WEIGHTS
+
+log = structlog.get_logger()
+
+# What decides which text a model gives.
+_HASHED = (
+    *(WEIGHTS, "config.json", "generation_config.json", "hf_quant_config.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("chat_template.*", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm", "*.tiktoken"),
+)
+_CHUNK_BYTES = 8 * 2**20
+# A file that changed so shortly before it was read can change again without a later time.
+_SETTLED_SECONDS = 2.0
+# Of sys/resource.h on macOS: this thread, and behind everything else.
+_DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
+
+
+def quick_fingerprint(directory: Path) -> str:
+    """Digest the config and, of each file of weights, its size and sixteen samples: it is to be known at once."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    sample = 64 * 1024
+    for path in sorted(directory.glob(WEIGHTS)):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for i in range(16):
+                file.seek((size - sample) * i // 15 if size > sample else 0)
+                digest.update(file.read(sample))
+    return digest.hexdigest()[:32]
+
+
+def short_digest(data: bytes) -> str:
+    """Return a digest, hexadecimal."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file as it was: while all of this is the same, so are its bytes. Its change time cannot be set back."""
+
+    path: Path
+    device: int
+    inode: int
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the state of a file now. Raises OSError."""
+        status = path.stat()
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return cls(path, status.st_dev, status.st_ino, status.st_size, *times)
+
+
+def hashed_files(directory: Path) -> tuple[FileState, ...]:
+    """Return the files of a model that its fingerprint covers, as they are now."""
+    names = sorted(path.name for path in directory.iterdir() if any(fnmatch(path.name, each) for each in _HASHED))
+    return tuple(FileState.of(directory / name) for name in names)
+
+
+def whole_fingerprint(files: Sequence[FileState]) -> Future[str]:
+    """Digest every byte of a model's files, in the background: a SHA-256, hexadecimal.
+
+    It takes a second for one or two gigabytes, on a thread that all others go before, and is kept on disk for as long
+    as the files stay as they are. `files` are those of before the model was loaded: empty if they changed meanwhile.
+    """
+    future: Future[str] = Future()
+    kept = _kept_in(files)
+    if kept is not None and (known := _read(kept)):
+        future.set_result(known)
+        return future
+
+    def run() -> None:
+        _go_last()
+        started_at = time.time()
+        try:
+            fingerprint = _digest(files)
+            is_settled = all(
+                max(file.modified_ns, file.changed_ns) < (started_at - _SETTLED_SECONDS) * 1e9 for file in files
+            )
+            if kept is not None and is_settled:
+                _write(kept, fingerprint)
+        except Exception as error:  # nobody looks at what a thread raises
+            log.error("cannot digest the model: a coordinator will not use it again after a loss", error=repr(error))
+            fingerprint = ""
+        seconds = round(time.time() - started_at, 2)
+        log.info("digested the model", fingerprint=fingerprint[:16], seconds=seconds)
+        future.set_result(fingerprint)
+
+    threading.Thread(target=run, name="fingerprint", daemon=True).start()
+    return future
+
+
+def _digest(files: Sequence[FileState]) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    for state in files:
+        digest.update(f"{state.path.name} {state.num_bytes}\n".encode())
+        # Unbuffered and in large chunks: the interpreter's lock is wanted for an instant in each.
+        with state.path.open("rb", buffering=0) as file:
+            while num_bytes := file.readinto(buffer):
+                digest.update(buffer[:num_bytes])
+        if FileState.of(state.path) != state:
+            raise RuntimeError(f"{state.path} changed since the model was loaded: start the worker again")
+    return digest.hexdigest()
+
+
+def _kept_in(files: Sequence[FileState]) -> Path | None:
+    directory = user_cache_directory()
+    if directory is None:
+        return None
+    key = "\n".join(repr(astuple(file)) for file in files)
+    return directory / f"fingerprint-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return text if re.fullmatch("[0-9a-f]{64}", text) else ""
+
+
+def _write(path: Path, fingerprint: str) -> None:
+    with contextlib.suppress(OSError):  # such as a full disk: it is computed again at the next start
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(fingerprint)
+        written.replace(path)
+
+
+def _go_last() -> None:
+    """Let all other threads go before this one, where the system can."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "darwin":
+            os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
+        elif sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,108 @@
+"""The header of a safetensors file: what it says must be what the file holds, before anything maps or parses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from specd.errors import StartupError
+
+# Bytes of an element, of the types that MLX loads.
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "C64"), 8),
+}
+# About 250,000 tensors: three times as many as the largest models have in all their files.
+_MOST_HEADER_BYTES = 32 * 2**20
+_LENGTH_BYTES = 8
+_MOST_DIMENSIONS = 16
+_LARGEST_DIMENSION = 2**31 - 1  # of an array in MLX
+_METADATA = "__metadata__"
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file, whose header it checks.
+
+    The data of the tensors must fill the rest of the file, one after the other, without a gap, as the format demands
+    (github.com/huggingface/safetensors). Reads the header only. Raises StartupError, which names the file.
+    """
+    try:
+        return _checked_names(path)
+    except (ValueError, RecursionError, OSError) as error:
+        why = "its header is nested too deeply" if isinstance(error, RecursionError) else error
+        raise StartupError(
+            f"{path} is not a sound safetensors file: {why}. Download or convert the model again"
+        ) from error
+
+
+def _checked_names(path: Path) -> list[str]:
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        data_bytes = file_bytes - _LENGTH_BYTES - header_bytes
+        if header_bytes > _MOST_HEADER_BYTES or data_bytes < 0:
+            raise ValueError(f"its header would have {header_bytes} bytes, and the file has {file_bytes}")
+        # Decoded first: json would guess at other encodings.
+        text = file.read(header_bytes).decode()
+    header = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")  # noqa: TRY004 - the file is wrong, not the caller
+    metadata = header.pop(_METADATA, None) or {}  # MLX writes null for none
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"its {_METADATA} is not made of strings")
+    spans = sorted((*_span(name, tensor), name) for name, tensor in header.items())
+    end_of_last = 0
+    for begin, end, name in spans:
+        if begin != end_of_last:
+            raise ValueError(f"tensor {_shown(name)} begins at byte {begin}, and the one before ends at {end_of_last}")
+        end_of_last = end
+    if end_of_last != data_bytes:
+        raise ValueError(f"its tensors take {end_of_last} bytes, and the file holds {data_bytes} for them")
+    return list(header)
+
+
+def _span(name: str, tensor: Any) -> tuple[int, int]:
+    """Return where the data of a tensor begin and end. Raises ValueError unless the entry is sound."""
+    if not isinstance(tensor, dict) or tensor.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {_shown(name)} has other entries than dtype, shape and data_offsets")
+    dtype, shape, offsets = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise ValueError(f"tensor {_shown(name)} has the type {_shown(dtype)}, which MLX does not load")
+    if not _are_numbers(shape, _LARGEST_DIMENSION) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"tensor {_shown(name)} has the shape {_shown(shape)}")
+    if not _are_numbers(offsets, 2**63) or len(offsets) != 2:
+        raise ValueError(f"tensor {_shown(name)} has the data_offsets {_shown(offsets)}")
+    begin, end = offsets
+    num_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
+    if end - begin != num_bytes:
+        raise ValueError(f"tensor {_shown(name)} takes {num_bytes} bytes, and its data_offsets span {end - begin}")
+    return begin, end
+
+
+def _are_numbers(values: Any, most: int) -> bool:
+    # `type`, because True is an int.
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= most for value in values)
+
+
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            raise ValueError(f"{_shown(name)} is in its header twice")
+        entries[name] = value
+    return entries
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"its header has the number {name}")
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error may quote it: escaped, and not at any length."""
+    text = ascii(value)
+    return text if len(text) <= 100 else f"{text[:100]} …"
