@@ -222,6 +222,9 @@ class WorkerSettings(Settings):
     calibration_seconds: Seconds = Field(
         4.0, description="Time to measure step costs at the first start of a model; they are kept on disk."
     )
+    hang_seconds: Seconds = Field(
+        120.0, description="Time after which a step that has not ended ends the worker, to be started again."
+    )
     shutdown_grace_seconds: Seconds = Field(5.0, description="Time that a stop waits for open streams.")
 
     @model_validator(mode="after")
@@ -334,6 +337,9 @@ class UpSettings(Settings):
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
+    hang_seconds: Seconds = Field(
+        30.0, description="Time without a sign of life after which a process is killed and started again."
+    )
 
 
 @cache

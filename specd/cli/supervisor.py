@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from specd.errors import StartupError
-from specd.rpc.server import SUPERVISOR_FD_VARIABLE
+from specd.rpc.server import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 
 log = structlog.get_logger()
 
@@ -25,23 +27,27 @@ _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _STABLE_SECONDS = 1.0  # a process that runs for less counts as one that failed to start
 _KILL_SECONDS = 15.0
+# A process that has ended so often in a row, each time before it was stable, is given up: after about 40 seconds.
+_MOST_RESTARTS = 10
 _PATIENCE = ["--draft-startup-seconds", "86400"]
 
 # Environment without prefix caches: every prompt is computed.
 NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """A supervised process, restarted when it ends."""
 
     name: str
     command: list[str]
     environment: Mapping[str, str]
+    hang_seconds: float = math.inf
     facts: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     # A child stops when this closes, so that none outlives its supervisor.
     _lifeline: asyncio.StreamWriter | None = None
+    _listening: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -69,22 +75,30 @@ class Child:
             code = await self.process.wait()
             raise StartupError(f"the {self.name} did not start (exit code {code}): see its message above")
         self.facts = json.loads(line)
+        self._listening = asyncio.ensure_future(self._end_if_silent(reader, self.process))
 
     async def run(self) -> None:
-        """Restart the process whenever it ends, for ever.
+        """Restart the process whenever it ends. Raises StartupError when it has ended too often in a row.
 
         The back-off grows only while restarts fail: sessions wait for this process.
         """
-        backoff = _FIRST_BACKOFF_SECONDS
+        num_restarts = 0
         while True:
             assert self.process is not None
             began_at = time.monotonic()
             code = await self.process.wait()
             if time.monotonic() - began_at > _STABLE_SECONDS:
-                backoff = _FIRST_BACKOFF_SECONDS
+                num_restarts = 0
+            if num_restarts == _MOST_RESTARTS:
+                log.error("a process is given up", name=self.name, exit_code=code)
+                raise StartupError(
+                    f"the {self.name} ended {num_restarts + 1} times in a row, last with exit code {code}: see its "
+                    "messages above"
+                )
+            backoff = min(_FIRST_BACKOFF_SECONDS * 2**num_restarts, _LONGEST_BACKOFF_SECONDS)
+            num_restarts += 1
             log.error("a process ended, restarting it", name=self.name, exit_code=code, after_seconds=backoff)
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_SECONDS)
             try:
                 await self.start()
             except (StartupError, OSError) as error:
@@ -103,7 +117,31 @@ class Child:
                 await self.process.wait()
         self._close_lifeline()
 
+    async def _end_if_silent(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
+        """Kill the process when its beats stop: it hangs, and its sessions go on with the next one.
+
+        Beats that are missed are counted, not seconds: after a pause of the whole machine nobody has been silent.
+        """
+        num_missed = 0
+        beat = asyncio.ensure_future(reader.readline())
+        try:
+            while num_missed * BEAT_SECONDS < self.hang_seconds:
+                has_come, _ = await asyncio.wait({beat}, timeout=BEAT_SECONDS)
+                num_missed = 0 if has_come else num_missed + 1
+                if has_come:
+                    if beat.exception() or not beat.result():
+                        return  # it has ended
+                    beat = asyncio.ensure_future(reader.readline())
+        finally:
+            beat.cancel()
+        log.error("a process hangs, killing it", name=self.name, silent_seconds=num_missed * BEAT_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
     def _close_lifeline(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            self._listening = None
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
@@ -124,13 +162,15 @@ class Stack:
         lookup: bool | None = None,
         num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
+        hang_seconds: float = math.inf,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Serve these models at `listen`; a draft of "" means none, port 0 any free port.
 
         Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
 
-        All three serve metrics at `metrics_listen`: "" is nowhere, None the address in their own settings.
+        All three serve metrics at `metrics_listen`: "" is nowhere, None the address in their own settings. One that
+        does not show for `hang_seconds` that it runs is killed and started again.
         `environment` is added to that of the processes.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
@@ -139,7 +179,7 @@ class Stack:
 
         def child(name: str, *options: str) -> Child:
             command = [sys.executable, "-m", "specd", name, *metrics_options, *options]
-            return Child(name, command, environment or {})
+            return Child(name, command, environment or {}, hang_seconds)
 
         target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
@@ -152,7 +192,7 @@ class Stack:
         self.coordinator = child("coordinator", *coordinator_options)
         self.draft = child("draft-worker", "--model", draft, "--listen", draft_address) if draft else None
         self.target = child("target-worker", "--model", target, "--listen", target_address)
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: dict[Child, asyncio.Task[None]] = {}
 
     @property
     def address(self) -> str:
@@ -187,7 +227,11 @@ class Stack:
             child.command[child.command.index("--listen") + 1] = self.address
             patience = child.command.index(_PATIENCE[0])
             del child.command[patience : patience + len(_PATIENCE)]
-        self._watching.append(asyncio.ensure_future(child.run()))
+        self._watching[child] = asyncio.ensure_future(child.run())
+
+    async def wait(self) -> None:
+        """Wait, for ever unless the coordinator or the target worker is given up. Raises StartupError then."""
+        await asyncio.gather(*(watch for child, watch in self._watching.items() if child is not self.draft))
 
     def kill(self) -> None:
         """Kill all processes."""
@@ -196,9 +240,9 @@ class Stack:
                 child.process.kill()
 
     async def _stop(self) -> None:
-        for watch in self._watching:
+        for watch in self._watching.values():
             watch.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
         for child in self.children:
             await child.stop()
         self._directory.cleanup()

@@ -34,6 +34,7 @@ async def _up(settings: UpSettings) -> None:
         listen=settings.listen,
         num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
         metrics_listen=None if settings.metrics else "",
+        hang_seconds=settings.hang_seconds,
     )
     holding = asyncio.ensure_future(_hold(stack))
 
@@ -66,7 +67,7 @@ async def _hold(stack: Stack) -> None:
             if child.facts["metrics_address"]:
                 console.print(f"  metrics of the {child.name}: http://{child.facts['metrics_address']}/metrics")
         console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
-        await asyncio.Event().wait()
+        await stack.wait()
 
 
 class Pair(enum.Enum):

@@ -23,9 +23,11 @@ from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
 
-# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, and stops
-# when the other end closes, so that it does not outlive its supervisor.
+# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, then a beat,
+# an empty line, every second: one that hangs is silent. It stops when the other end closes, so that it does not outlive
+# its supervisor.
 SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
+BEAT_SECONDS = 1.0
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -140,6 +142,8 @@ class Server:
         log.info("ready", address=self.address, **facts)
         if self._supervisor is not None:
             self._supervisor.sendall(json.dumps({"address": self.address, **facts}).encode() + b"\n")
+            self._supervisor.setblocking(False)
+            self._beat()
 
     async def wait_for_stop(self) -> None:
         """Wait for SIGINT or SIGTERM."""
@@ -180,6 +184,13 @@ class Server:
     def _end_calls(self) -> None:
         for timeout in tuple(self._calls):
             timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _beat(self) -> None:
+        """Show the supervisor that the event loop runs, now and every second."""
+        assert self._supervisor is not None
+        with contextlib.suppress(OSError):  # it is gone, or hangs itself
+            self._supervisor.send(b"\n")
+        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def _on_supervisor_gone(self) -> None:
         assert self._supervisor is not None

@@ -94,11 +94,24 @@ async def run_worker(
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, **facts)
+            watching = asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1)))
             await stopping
+            watching.cancel()
             keep(model, workload, costs)
         finally:
             await server.stop(settings.shutdown_grace_seconds)
             await asyncio.to_thread(engine.stop)  # it waits for the step under way
+
+
+async def end_if_stuck(engine: Engine, seconds: float, end: Callable[[], None]) -> None:
+    """Call `end` when a step takes longer than so many seconds: a device that hangs answers nobody any more.
+
+    Whoever supervises the process starts it anew, and its sessions go on there.
+    """
+    while engine.busy_seconds < seconds:  # noqa: ASYNC110 - the other thread raises no event
+        await asyncio.sleep(min(seconds / 10, 1.0))
+    log.error("a step does not end, ending the process", seconds=round(engine.busy_seconds, 1))
+    end()
 
 
 def _load(

@@ -13,6 +13,7 @@ from specd.worker.engine import engine as engine_module
 from specd.worker.engine import scheduler as schedule
 from specd.worker.engine.engine import Engine, Steps
 from specd.worker.engine.forward import Evaluate
+from specd.worker.main import end_if_stuck
 from tests.worker.fake_model import FakeModel, feed, held_up, hold_until, steps
 
 
@@ -174,3 +175,17 @@ def test_an_engine_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine_module, "has_several_cores", break_down)
     with pytest.raises(RuntimeError, match="no cores"):
         Engine(lambda: None)
+
+
+async def test_a_step_that_does_not_end_ends_the_process(engine: Engine) -> None:
+    ended = asyncio.Event()
+    watching = asyncio.ensure_future(end_if_stuck(engine, 0.3, ended.set))
+    for _ in range(5):
+        await engine.submit(steps("fine", 2))
+        await asyncio.sleep(0.1)  # idle for longer than that in all
+    assert not ended.is_set()
+    async with held_up(engine):
+        async with asyncio.timeout(20):
+            await ended.wait()
+        assert engine.busy_seconds >= 0.3
+    await watching

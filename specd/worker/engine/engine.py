@@ -105,6 +105,7 @@ class Engine:
         self._schedule: Scheduler[_Job[Any]] = Scheduler(shares_cores=has_several_cores())  # the thread's from now on
         self._stopped = False
         self._is_evaluated = True  # whatever the last step computed
+        self._busy_since: float | None = None  # with one step, or what comes between two
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._compute = compute
@@ -116,6 +117,12 @@ class Engine:
     def num_active_sessions(self) -> int:
         """The number of sessions with work in the last few steps. For jobs, which run on the thread."""
         return self._schedule.window.num_active
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds since the step under way began, 0 without one. For other threads."""
+        since = self._busy_since
+        return time.perf_counter() - since if since is not None else 0.0
 
     def submit(self, steps: Steps[Result], session: Hashable = None) -> asyncio.Future[Done[Result]]:
         """Queue a job, from the event loop; cancelling the future drops the job at its next step.
@@ -187,6 +194,7 @@ class Engine:
 
     def _arrivals(self, wait_seconds: float | None) -> list[_Job[Any]]:
         arrivals = []
+        self._busy_since = None
         try:
             if (job := self._arriving.get(block=wait_seconds != 0.0, timeout=wait_seconds)) is not None:
                 arrivals.append(job)
@@ -195,6 +203,8 @@ class Engine:
                     arrivals.append(job)
         except Empty:
             return arrivals
+        finally:
+            self._busy_since = time.perf_counter()
 
     def _run_urgent(self) -> None:
         while not self._urgent.empty():
