@@ -32,11 +32,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _FORGET_SECONDS = 10.0
+_OTHER_STREAMS = 64  # of a connection, besides generations: health checks, sessions, and requests to be refused
 
 
 async def run(settings: CoordinatorSettings) -> None:
     """Run the coordinator until a signal. Raises StartupError when it cannot start."""
-    server = Server(settings.listen, ("specd.v1.GenerationService", "specd.v1.SessionService"))
+    # One client may take all there is: what is refused, is refused with a reason.
+    max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
+    services = ("specd.v1.GenerationService", "specd.v1.SessionService")
+    server = Server(settings.listen, services, max_streams=max_streams)
     registry = new_registry()
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)

@@ -13,8 +13,15 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from specd.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError, to_status
+from specd.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    to_status,
+)
 from specd.rpc.access import Identify, anyone, serve_caller
+from specd.rpc.limits import check_metadata
 
 log = structlog.get_logger()
 
@@ -94,8 +101,9 @@ def _refusing(handler: Any, method: str, identify: Identify) -> _Handler:
 @contextlib.asynccontextmanager
 async def _refusals(context: _Context) -> AsyncIterator[None]:
     try:
+        check_metadata(context)
         yield
-    except (BrokenMessageError, UnauthenticatedError, PermissionDeniedError) as error:
+    except (BrokenMessageError, ResourceExhaustedError, UnauthenticatedError, PermissionDeniedError) as error:
         log.info("request refused", reason=error.reason, error=str(error))
         await context.abort_with_status(to_status(error))
 

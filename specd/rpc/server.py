@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specd.errors import SpecdError, StartupError
+from specd.rpc.limits import MAX_STREAMS, connection_options
 from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
@@ -87,11 +88,14 @@ class Server:
     Add services to `grpc`, then `start`. It reports NOT_SERVING until `set_serving(True)`.
     """
 
-    def __init__(self, listen: str, service_names: Sequence[str]) -> None:
-        """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified."""
+    def __init__(self, listen: str, service_names: Sequence[str], *, max_streams: int = MAX_STREAMS) -> None:
+        """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
+
+        A connection has up to `max_streams` calls at a time.
+        """
         self.listen = listen
         self.address = listen
-        self.grpc = refusing_server(_OPTIONS)
+        self.grpc = refusing_server([*_OPTIONS, *connection_options(max_streams)])
         self._services = ("", *service_names)
         self._health = _HealthServicer()
         self._stop = asyncio.Event()

@@ -1,0 +1,53 @@
+"""What a server takes from one connection and from all of them: options of gRPC, and what gRPC itself lets pass."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import grpc
+
+from specd.errors import ResourceExhaustedError
+
+# gRPC's own limit, by the rule of HTTP/2: 32 bytes for each entry besides its name and value.
+MAX_METADATA_BYTES = 16 * 1024
+_ENTRY_BYTES = 32
+
+# Calls at a time on one connection, unless a server needs another number. A coordinator has all sessions on one.
+MAX_STREAMS = 1024
+
+# Of connections, as far as the process may open so many files: half of them are left for itself.
+_MOST_CONNECTIONS = 1024
+
+
+def most_connections() -> int:
+    """Return how many connections a server accepts at a time; gRPC closes others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft // 2)
+
+
+def connection_options(max_streams: int) -> list[tuple[str, int]]:
+    """Return options that bound what connections cost; each has up to `max_streams` calls at a time."""
+    return [
+        # Rapid reset (CVE-2023-44487): a cancelled call counts until its handler has ended.
+        ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES // 2),  # from here on gRPC refuses some, and all from twice this
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_allowed_incoming_connections", most_connections()),
+        # Connections that say nothing, that take no notice of these limits, and that nobody uses.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.http2.settings_timeout", 5_000),
+        ("grpc.max_connection_idle_ms", 300_000),
+    ]
+
+
+def check_metadata(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Raise ResourceExhaustedError for too much metadata.
+
+    gRPC's core keeps the limit from when a client has acknowledged it: one that never does could send 16 MiB a call.
+    """
+    size = sum(len(name) + len(value) + _ENTRY_BYTES for name, value in context.invocation_metadata() or ())
+    if size > MAX_METADATA_BYTES:
+        raise ResourceExhaustedError(
+            "METADATA_TOO_LARGE", f"the metadata takes {size} bytes: the most is {MAX_METADATA_BYTES}"
+        )
