@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,7 +19,11 @@ from coordinator.workers.link import WorkerLink
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.stream import GrpcDraftStream, GrpcTargetStream
 from specd.errors import StartupError
+from specd.identity.certificates import Certificates, load_certificates
+from specd.identity.roles import Role
+from specd.identity.tokens import TokenFile
 from specd.model_info import ModelInfo
+from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
@@ -37,10 +42,15 @@ _OTHER_STREAMS = 64  # of a connection, besides generations: health checks, sess
 
 async def run(settings: CoordinatorSettings) -> None:
     """Run the coordinator until a signal. Raises StartupError when it cannot start."""
+    # Workers look for the role in the certificate; clients for the name of the host.
+    role = Role.COORDINATOR if settings.reaches_workers_by_tls else None
+    certificates = load_certificates(settings, role=role)
+    tokens = TokenFile(Path(settings.tokens)) if settings.tokens else None
+    guard = Guard(Role.COORDINATOR, listen=settings.listen, certificates=certificates, tokens=tokens)
     # One client may take all there is: what is refused, is refused with a reason.
     max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
-    server = Server(settings.listen, services, max_streams=max_streams)
+    server = Server(settings.listen, services, guard, max_streams=max_streams)
     registry = new_registry()
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)
@@ -50,10 +60,10 @@ async def run(settings: CoordinatorSettings) -> None:
     )
     session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
     async with AsyncExitStack() as connections:
-        endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry))
+        endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry, certificates))
         begin_trace = connections.enter_context(_tracing(settings.otlp_endpoint))
         await server.start()
-        starting = asyncio.ensure_future(_start(settings, server, metrics, begin_trace, connections))
+        starting = asyncio.ensure_future(_start(settings, certificates, server, metrics, begin_trace, connections))
         stopping = asyncio.ensure_future(server.wait_for_stop())
         try:
             # The workers may never come: a signal ends the wait for them.
@@ -61,7 +71,7 @@ async def run(settings: CoordinatorSettings) -> None:
             if starting.done():
                 coordinator = starting.result()
                 deferred.set(coordinator)
-                server.announce(metrics_address=endpoint.address, **coordinator.model_names())
+                server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **coordinator.model_names())
                 await server.set_serving(coordinator.target.model is not None)
                 forgetting = asyncio.ensure_future(_forget_sessions(coordinator))
                 await stopping
@@ -93,23 +103,28 @@ async def _forget_sessions(coordinator: Coordinator) -> None:
 
 async def _start(
     settings: CoordinatorSettings,
+    certificates: Certificates | None,
     server: Server,
     metrics: CoordinatorMetrics,
     begin_trace: BeginTrace | None,
     connections: AsyncExitStack,
 ) -> Coordinator:
     """Wait for the workers and check that they fit."""
-    target, model, tokenizer = await _connect_target(settings, server, metrics, connections)
+    target, model, tokenizer = await _connect_target(settings, certificates, server, metrics, connections)
     draft = RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")
     if settings.draft:
-        draft = await _connect_draft(settings, metrics, connections, model, tokenizer)
+        draft = await _connect_draft(settings, certificates, metrics, connections, model, tokenizer)
     return Coordinator(
         settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft, begin_trace=begin_trace
     )
 
 
 async def _connect_target(
-    settings: CoordinatorSettings, server: Server, metrics: CoordinatorMetrics, connections: AsyncExitStack
+    settings: CoordinatorSettings,
+    certificates: Certificates | None,
+    server: Server,
+    metrics: CoordinatorMetrics,
+    connections: AsyncExitStack,
 ) -> tuple[WorkerLink[GrpcTargetStream], ModelInfo, Tokenizer]:
     first: list[tuple[ModelInfo, Tokenizer]] = []
 
@@ -127,7 +142,9 @@ async def _connect_target(
         if server.announced:
             await server.set_serving(ready)
 
-    link = WorkerLink("target", settings.target, open_stream=GrpcTargetStream, accept=accept, on_change=on_change)
+    link = WorkerLink(
+        "target", settings.target, certificates, open_stream=GrpcTargetStream, accept=accept, on_change=on_change
+    )
     connections.push_async_callback(link.close)
     await link.wait_until_judged(math.inf)
     if link.refusal:
@@ -137,6 +154,7 @@ async def _connect_target(
 
 async def _connect_draft(
     settings: CoordinatorSettings,
+    certificates: Certificates | None,
     metrics: CoordinatorMetrics,
     connections: AsyncExitStack,
     target: ModelInfo,
@@ -158,7 +176,9 @@ async def _connect_draft(
     async def on_change(ready: bool) -> None:
         metrics.show_worker("draft", link.model)
 
-    link = WorkerLink("draft", settings.draft, open_stream=GrpcDraftStream, accept=accept, on_change=on_change)
+    link = WorkerLink(
+        "draft", settings.draft, certificates, open_stream=GrpcDraftStream, accept=accept, on_change=on_change
+    )
     connections.push_async_callback(link.close)
     if not await link.wait_until_judged(settings.draft_startup_seconds):
         log.warning("the draft worker does not answer: serving with the target alone", address=settings.draft)

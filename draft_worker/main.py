@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specd.identity.roles import Role
 from specd.settings import DraftWorkerSettings
 from specd.worker.cpu.openblas import load_blas
 
@@ -19,7 +20,7 @@ async def run(settings: DraftWorkerSettings) -> None:
 
     await run_worker(
         settings,
-        process="draft-worker",
+        process=Role.DRAFT_WORKER,
         service_name="specd.v1.DraftService",
         blas=blas,
         workload=PROPOSALS,

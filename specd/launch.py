@@ -10,6 +10,8 @@ import os
 # gRPC's older pollers wake one thread less on each way of a message than its event engine: 0.4 ms a round, of 2.1, on
 # two cores. Chosen for our own processes only. gRPC reads the variable once, when it is imported.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+# gRPC's core writes a line of its own for each TLS handshake that fails: whoever reaches the port could fill the disk.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # transformers renders chat templates here, and warns when there is no PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,39 +19,14 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from specd.addresses import check_address, check_endpoint, check_optional_address, check_tcp_address, is_local
 from specd.errors import StartupError
+from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 
 # A draft of this name is none: look-up alone proposes.
 LOOKUP = "lookup"
 # Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
-
-
-def _check_address(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if address.startswith("unix:") and len(address) > len("unix:"):
-        return address
-    if not (colon and host and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16):
-        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
-    return address
-
-
-def _check_optional_address(address: str) -> str:
-    return "" if address in {"", "none"} else _check_address(address)
-
-
-def _check_tcp_address(address: str) -> str:
-    if address.startswith("unix:"):
-        raise ValueError(f"{address!r} is not a TCP address: write HOST:PORT")
-    return _check_optional_address(address)
-
-
-def _check_endpoint(url: str) -> str:
-    if url in {"", "none"}:
-        return ""
-    if not re.fullmatch("https?://[^/ ]+/?", url):
-        raise ValueError(f"{url!r} is not an OTLP endpoint for gRPC: write http://HOST:PORT or https://HOST:PORT")
-    return url
 
 
 def _check_draft_tokens(value: str) -> str:
@@ -62,10 +35,11 @@ def _check_draft_tokens(value: str) -> str:
     return value
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
-OptionalAddress = Annotated[str, AfterValidator(_check_optional_address)]
-MetricsAddress = Annotated[str, AfterValidator(_check_tcp_address)]
-Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+Address = Annotated[str, AfterValidator(check_address)]
+OptionalAddress = Annotated[str, AfterValidator(check_optional_address)]
+MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
+Endpoint = Annotated[str, AfterValidator(check_endpoint)]
+File = Annotated[str, AfterValidator(lambda path: "" if path == "none" else path)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 Seconds = Annotated[float, Field(gt=0)]
 # Flags and variables are text.
@@ -73,60 +47,16 @@ _Number = BeforeValidator(lambda value: int(value) if str(value).isdecimal() els
 KvBits = Annotated[Literal[16, 8, 4], _Number]
 KvGroupSize = Annotated[Literal[32, 64, 128], _Number]
 DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
+_OPEN = (
+    "{what} is {address}, where everyone in the network could come in: set --tls-cert, --tls-key and {credentials} "
+    "(docs/serving.md says how), or --insecure if something else keeps strangers out"
+)
 _DRAFT_TOKENS = (
     f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
     "cost and acceptance."
 )
 
 _LOOKUP = "Also propose what followed the latest tokens where the session had them before."
-
-
-def _part_of_memory(divisor: int) -> Any:
-    """Return a fraction of the machine's memory, as --help shows it."""
-    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // divisor // 2**20}MiB"
-
-
-def available_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs this process may use: by affinity, and by the quota of its cgroup (v2 or v1)."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _cgroups(root):
-        with contextlib.suppress(OSError, ValueError):
-            if (group / "cpu.max").is_file():
-                quota, period = (group / "cpu.max").read_text().split()
-            else:
-                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            # Rounded up: 1.5 CPUs keep two threads busy most of the time. No quota is "max", or -1.
-            if quota != "max" and int(quota) > 0:
-                count = min(count, -(-int(quota) // int(period)))
-    return count
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Return the directories of this process's CPU groups and of all that they are in: the tightest quota counts."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not controllers or "cpu" in controllers.split(","):
-            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-            group = Path(path.lstrip("/"))
-            yield from (mount / each for each in (group, *group.parents))
-
-
-def _given_blas_threads() -> int | None:
-    """Return OPENBLAS_NUM_THREADS, if it is set. Raises StartupError for what is no number of threads."""
-    given = os.environ.get("OPENBLAS_NUM_THREADS") or ""
-    if given and not (re.fullmatch("[0-9]{1,4}", given) and int(given) > 0):
-        raise StartupError(f"OPENBLAS_NUM_THREADS is {given!r}: it must be a number of threads, at least 1")
-    return int(given) if given else None
-
-
-def _blas_threads() -> int:
-    with contextlib.suppress(StartupError):  # which whoever loads settings with this default is to see
-        return _given_blas_threads() or available_cpus()
-    return available_cpus()
 
 
 def embedded_model(name: str) -> str:
@@ -172,12 +102,15 @@ def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
     try:
         return cls(**flags)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{p['loc'][0]}: {p['msg'].removeprefix('Value error, ')} (got {p['input']!r})" for p in error.errors()
-        )
+        problems = "; ".join(_problem(each["loc"], each["msg"], each["input"]) for each in error.errors())
         raise StartupError(f"wrong settings: {problems}") from error
     except SettingsError as error:
         raise StartupError(f"wrong settings: {error}") from error
+
+
+def _problem(location: tuple[int | str, ...], message: str, value: object) -> str:
+    message = message.removeprefix("Value error, ")
+    return f"{location[0]}: {message} (got {value!r})" if location else message  # of several settings together
 
 
 class LogSettings(Settings):
@@ -189,27 +122,63 @@ class LogSettings(Settings):
     )
 
 
-_BLAS_THREADS = _blas_threads()
+_BLAS_THREADS = default_blas_threads()
 
 
-class WorkerSettings(Settings):
+class ListenerSettings(Settings):
+    """Settings of a process that listens: who gets in."""
+
+    listen: Address
+    metrics_listen: MetricsAddress
+    tls_cert: File = Field("", description="Certificate of this process, PEM: its ports are TLS then; 'none' for none.")
+    tls_key: File = Field("", description="Key of the certificate, PEM, without a password.")
+    tls_ca: File = Field(
+        "", description="Authorities, PEM: peers show a certificate of one of them, with the role that a call needs."
+    )
+    insecure: bool = Field(False, description="Let everyone in who reaches the ports, from other machines too.")
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether clients at `listen` show a token."""
+        return False
+
+    @model_validator(mode="after")
+    def _check_files_go_together(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise ValueError(f"{given} is set and {missing} is not: a certificate and its key go together")
+        if self.tls_ca and not self.tls_cert:
+            raise ValueError("tls_ca is set and tls_cert is not: this process needs a certificate of its own too")
+        return self
+
+    @model_validator(mode="after")
+    def _check_who_gets_in(self) -> Self:
+        if self.insecure:
+            return self
+        if not (is_local(self.listen) or (self.tls_cert and (self.tls_ca or self.asks_for_tokens))):
+            tokens = " or --tokens" if "tokens" in type(self).model_fields else ""
+            raise ValueError(_OPEN.format(what="listen", address=self.listen, credentials=f"--tls-ca{tokens}"))
+        if self.metrics_listen and not (is_local(self.metrics_listen) or self.tls_ca):
+            raise ValueError(_OPEN.format(what="metrics_listen", address=self.metrics_listen, credentials="--tls-ca"))
+        return self
+
+
+class WorkerSettings(ListenerSettings):
     """Settings that both workers have."""
 
     model: str
-    listen: Address
-    metrics_listen: MetricsAddress
     blas_threads: int = Field(_BLAS_THREADS, ge=1, description="Threads for matrix products, on a Linux CPU.")
     prefill_chunk_seconds: Seconds = Field(
         0.05, description="Time slice of a prefill before other sessions get their turn."
     )
     cache_bytes: ByteSize = Field(
-        _part_of_memory(4),
+        part_of_memory(4),
         gt=0,
         description="Memory for the caches of running sessions, such as 4GiB; by default a quarter of the machine's. "
         "A session waits until its maximum length fits.",
     )
     prefix_cache_bytes: ByteSize = Field(
-        _part_of_memory(16),
+        part_of_memory(16),
         description="Memory for the prefix cache, which new sessions with the same beginning reuse, such as 512MiB; "
         "by default a sixteenth of the machine's, 0 for none.",
     )
@@ -230,7 +199,7 @@ class WorkerSettings(Settings):
     @model_validator(mode="after")
     def _check_default_of_blas_threads(self) -> Self:
         if "blas_threads" not in self.model_fields_set:
-            _given_blas_threads()
+            given_blas_threads()
         return self
 
 
@@ -265,7 +234,7 @@ class TargetWorkerSettings(WorkerSettings):
     )
 
 
-class CoordinatorSettings(Settings):
+class CoordinatorSettings(ListenerSettings):
     """Settings of `specd coordinator`."""
 
     table = "coordinator"
@@ -276,6 +245,9 @@ class CoordinatorSettings(Settings):
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
+    )
+    tokens: File = Field(
+        "", description="File of clients' tokens, which 'specd token' writes: every call needs one; 'none' for none."
     )
     otlp_endpoint: Endpoint = Field(
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "none",
@@ -318,6 +290,16 @@ class CoordinatorSettings(Settings):
     shutdown_grace_seconds: Seconds = Field(10.0, description="Time that a stop waits for running sessions.")
 
     @property
+    def asks_for_tokens(self) -> bool:
+        """Whether clients at `listen` show a token."""
+        return bool(self.tokens)
+
+    @property
+    def reaches_workers_by_tls(self) -> bool:
+        """Whether a worker is elsewhere than at a Unix socket, which has no TLS."""
+        return bool(self.tls_ca) and not all(a.startswith("unix:") for a in (self.target, self.draft) if a)
+
+    @property
     def given_num_draft_tokens(self) -> int | None:
         """Draft tokens per round unless a request sets them; None if they are chosen."""
         return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
@@ -335,6 +317,7 @@ class UpSettings(Settings):
     )
     lookup: bool = Field(True, description=_LOOKUP)
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
     hang_seconds: Seconds = Field(

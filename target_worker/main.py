@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specd.identity.roles import Role
 from specd.settings import TargetWorkerSettings
 from specd.worker.cpu.openblas import load_blas
 
@@ -19,7 +20,7 @@ async def run(settings: TargetWorkerSettings) -> None:
 
     await run_worker(
         settings,
-        process="target-worker",
+        process=Role.TARGET_WORKER,
         service_name="specd.v1.TargetService",
         blas=blas,
         workload=VERIFIES,

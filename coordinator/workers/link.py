@@ -13,8 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.core import SessionSetup
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.remote_worker import RemoteWorker
+from specd.errors import StartupError
+from specd.identity.certificates import Certificates
+from specd.identity.roles import Role
 from specd.model_info import ModelInfo
 from specd.rpc.channel import open_channel
+from specd.rpc.credentials import PLAIN, ClientCredentials
+from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.messages import footprint_from, model_from, step_costs_from
 from specd.text.chat import ChatTemplate
 from specd.text.tokenizer import Tokenizer
@@ -25,6 +30,7 @@ log = structlog.get_logger()
 _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _DESCRIBE_SECONDS = 10.0
+_RENEW_SECONDS = 5.0
 
 Stream = TypeVar("Stream")
 
@@ -40,20 +46,28 @@ class WorkerLink(RemoteWorker[Stream]):
         self,
         worker: str,
         address: str,
+        certificates: Certificates | None = None,
         *,
         open_stream: Callable[[grpc.aio.Channel, SessionSetup], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model."""
+        """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model.
+
+        With certificates that come with an authority, over TLS, and only to a process with the worker's role.
+        """
         super().__init__(f"{worker.upper()}_UNAVAILABLE")
         self.worker = worker
         self.address = address
         self._why = "it has not answered yet"
-        self._channel = open_channel(address)
+        self._certificates = certificates
+        self._credentials = _credentials(worker, address, certificates)
+        self._channel, self._generation = self._open_channel()
+        self._retired: grpc.aio.Channel | None = None
         self._open_stream = open_stream
         self._accept = accept
         self._on_change = on_change
+        self._following: asyncio.Future[None] | None = None
         self._watching = asyncio.ensure_future(self._watch())
 
     def open_stream(self, setup: SessionSetup) -> Stream:
@@ -73,14 +87,24 @@ class WorkerLink(RemoteWorker[Stream]):
         """Stop watching and close the channel, with all streams on it."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-        await self._channel.close()
+        for channel in (self._channel, self._retired):
+            if channel is not None:
+                await channel.close()
+
+    def _open_channel(self) -> tuple[grpc.aio.Channel, int]:
+        generation = self._certificates.generation if self._certificates is not None else 0
+        return open_channel(self.address, self._credentials), generation
 
     async def _watch(self) -> None:
-        reminder = asyncio.ensure_future(self._remind())
+        tasks = [asyncio.ensure_future(self._remind()), asyncio.ensure_future(self._renew())]
         try:
             while True:
                 try:
-                    await self._follow_health()
+                    self._following = asyncio.ensure_future(self._follow_health())
+                    await asyncio.wait({self._following})
+                    if self._following.cancelled():
+                        continue  # on a new channel
+                    self._following.result()
                     self._why = "it ended the health stream"
                 except grpc.aio.AioRpcError as error:
                     self._why = error.details() or error.code().name
@@ -91,7 +115,9 @@ class WorkerLink(RemoteWorker[Stream]):
                 await self._lose()
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
-            reminder.cancel()
+            for task in (*tasks, self._following):
+                if task is not None:
+                    task.cancel()
 
     async def _follow_health(self) -> None:
         health = health_pb2_grpc.HealthStub(self._channel)
@@ -136,8 +162,39 @@ class WorkerLink(RemoteWorker[Stream]):
         self._changed.clear()
         await self._on_change(model is not None)
 
+    async def _renew(self) -> None:
+        """Connect anew when there is a new certificate. Streams that run keep the old connection."""
+        while self._certificates is not None and self._credentials.ca is not None:
+            await asyncio.sleep(_RENEW_SECONDS)
+            self._certificates.refresh()
+            if self._certificates.generation == self._generation:
+                continue
+            try:
+                channel, generation = self._open_channel()
+            except StartupError as error:  # a file is being replaced
+                log.warning("cannot use a new certificate yet", worker=self.worker, error=str(error))
+                continue
+            if self._retired is not None:
+                await self._retired.close()  # of the certificate before the last
+            self._retired, self._channel, self._generation = self._channel, channel, generation
+            if self._following is not None:
+                self._following.cancel()
+
+    @property
+    def _is_away(self) -> bool:
+        return self.model is None and not self.refusal
+
     async def _remind(self) -> None:
         while True:
-            if self.model is None and not self.refusal:
-                log.info("waiting for a worker", worker=self.worker, address=self.address, why=self._why)
+            why = await asyncio.to_thread(why_unreachable, self.address, self._credentials) if self._is_away else ""
+            if self._is_away:  # still
+                why = why or self._why
+                log.info("waiting for a worker", worker=self.worker, address=self.address, why=why)
             await asyncio.sleep(_REMIND_SECONDS)
+
+
+def _credentials(worker: str, address: str, certificates: Certificates | None) -> ClientCredentials:
+    if certificates is None or not certificates.has_ca or address.startswith("unix:"):
+        return PLAIN
+    files = certificates.files
+    return ClientCredentials(files.ca, files.cert, files.key, server_name=Role(f"{worker}-worker").dns_name)

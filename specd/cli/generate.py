@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, grpc_errors
 from specd.draft_source import DraftSource
-from specd.errors import StartupError, error_info
-from specd.launch import complain
+from specd.errors import StartupError
 from specd.rpc.client import Client
+from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.rpc.messages import acceptance_message, draft_source_message
 from specd.sampling import Acceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -98,8 +97,15 @@ def generate(
     address: Annotated[
         str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")
     ] = "127.0.0.1:50051",
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_name: TlsName = "",
+    token: Token = "",
+    insecure: Insecure = False,
 ) -> None:
     """Stream a completion from a running coordinator."""
+    credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, tls_name, insecure)
     text = _read_prompt(prompt)
     message = generation_pb2.ChatMessage(role="user", content=text)
     fields = {
@@ -120,10 +126,14 @@ def generate(
             lenience=lenience,
         ),
     }
-    with _grpc_errors(address):
+    with grpc_errors(address, credentials):
         asyncio.run(
             show_completion(
-                address, generation_pb2.Chat(messages=[message]) if chat else text, as_json=as_json, **fields
+                address,
+                generation_pb2.Chat(messages=[message]) if chat else text,
+                credentials=credentials,
+                as_json=as_json,
+                **fields,
             )
         )
 
@@ -143,25 +153,19 @@ def _read_prediction(path: Path) -> str:
         raise StartupError(f"cannot read the prediction {path}: {error}") from error
 
 
-@contextlib.contextmanager
-def _grpc_errors(address: str) -> Iterator[None]:
-    """Report the error of a call in one line, and exit with 1."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_info(error).reason:
-            complain(f"no coordinator answers at {address}: start one with 'specd up'")
-        else:
-            complain(f"{error.code().name}: {error.details()}")
-        raise typer.Exit(1) from error
-
-
-async def show_completion(address: str, prompt: str | generation_pb2.Chat, *, as_json: bool, **fields: Any) -> None:
+async def show_completion(
+    address: str,
+    prompt: str | generation_pb2.Chat,
+    *,
+    credentials: ClientCredentials = PLAIN,
+    as_json: bool,
+    **fields: Any,
+) -> None:
     """Stream a completion to standard output, and a line of its statistics to standard error.
 
     `fields` are those of GenerateRequest.
     """
-    async with Client(address) as client:
+    async with Client(address, credentials) as client:
         responses = client.generate(prompt, **fields)
         if as_json:
             async for response in responses:

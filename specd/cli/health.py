@@ -9,8 +9,11 @@ import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specd.cli.connection import TlsCa, TlsCert, TlsKey, TlsName
 from specd.launch import complain
 from specd.rpc.channel import open_channel
+from specd.rpc.credentials import PLAIN, ClientCredentials
+from specd.rpc.diagnosis import why_unreachable
 
 
 def health(
@@ -21,24 +24,31 @@ def health(
         str, typer.Option(metavar="NAME", help="Check this service, such as specd.v1.DraftService.", show_default=False)
     ] = "",
     timeout_seconds: Annotated[float, typer.Option(min=0.01, help="Time to wait for an answer.")] = 3.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_name: TlsName = "",
 ) -> None:
-    """Print the health of a process; exit with 1 unless it is SERVING."""
+    """Print the health of a process; exit with 1 unless it is SERVING. It needs no token."""
+    credentials = ClientCredentials(tls_ca, tls_cert, tls_key, server_name=tls_name)
     try:
-        status = asyncio.run(health_of(address, service, timeout_seconds))
+        status = asyncio.run(health_of(address, service, timeout_seconds, credentials))
     except grpc.aio.AioRpcError as error:
-        complain(f"{address} does not say whether it serves: {error.code().name}: {error.details()}")
+        is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+        why = (is_away and why_unreachable(address, credentials)) or f"{error.code().name}: {error.details()}"
+        complain(f"{address} does not say whether it serves: {why}")
         raise typer.Exit(1) from error
     typer.echo(f"{address} {status}")
     if status != "SERVING":
         raise typer.Exit(1)
 
 
-async def health_of(address: str, service: str, timeout_seconds: float) -> str:
+async def health_of(address: str, service: str, timeout_seconds: float, credentials: ClientCredentials = PLAIN) -> str:
     """Return the health status of a service, or of the process for "": SERVING, NOT_SERVING, …
 
     Raises grpc.aio.AioRpcError.
     """
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         health = health_pb2_grpc.HealthStub(channel)
         response = await health.Check(request, timeout=timeout_seconds)  # type: ignore[attr-defined]

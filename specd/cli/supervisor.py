@@ -159,6 +159,7 @@ class Stack:
         target: str,
         draft: str,
         listen: str = "127.0.0.1:0",
+        insecure: bool = False,
         lookup: bool | None = None,
         num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
@@ -166,6 +167,8 @@ class Stack:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Serve these models at `listen`; a draft of "" means none, port 0 any free port.
+
+        If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
         Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
 
@@ -185,6 +188,8 @@ class Stack:
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
         # At the first start, wait for the draft however long it downloads: if it fails, the supervisor sees it.
         coordinator_options += _PATIENCE
+        if insecure:
+            coordinator_options.append("--insecure")
         if lookup is not None:
             coordinator_options += ["--lookup" if lookup else "--no-lookup"]
         if num_draft_tokens is not None:

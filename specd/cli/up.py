@@ -32,6 +32,7 @@ async def _up(settings: UpSettings) -> None:
         # If unset, the coordinator's own setting holds.
         lookup=_wants_lookup(settings),
         listen=settings.listen,
+        insecure=settings.insecure,
         num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
         metrics_listen=None if settings.metrics else "",
         hang_seconds=settings.hang_seconds,
@@ -64,8 +65,8 @@ async def _hold(stack: Stack) -> None:
             f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
         )
         for child in stack.children:
-            if child.facts["metrics_address"]:
-                console.print(f"  metrics of the {child.name}: http://{child.facts['metrics_address']}/metrics")
+            if child.facts["metrics_url"]:
+                console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}")
         console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
         await stack.wait()
 

@@ -1,17 +1,52 @@
-"""Who makes the call that runs now."""
+"""Who makes the call that runs now, and who may make which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
 
 from specd.caller import Caller
+from specd.errors import PermissionDeniedError
+from specd.identity.certificates import Certificates
+from specd.identity.roles import Role, roles_in
+from specd.identity.tokens import TokenFile
 
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 # Returns who makes a call of this method. Raises UnauthenticatedError or PermissionDeniedError.
-Identify: TypeAlias = "Callable[[str, grpc.aio.ServicerContext[Any, Any]], Caller]"
+Identify: TypeAlias = Callable[[str, _Context], Caller]
+
+ANYBODY = frozenset(Role)
+CLIENT, COORDINATOR = frozenset({Role.CLIENT}), frozenset({Role.COORDINATOR})
+
+# Who may call what at which process, where callers have certificates. Where they have tokens, whoever has one is a
+# client. What is for ANYBODY needs no token, and a certificate of any role or none: load balancers and containers ask
+# for health. What is not here is denied.
+_HEALTH = {f"/grpc.health.v1.Health/{method}": ANYBODY for method in ("Check", "List", "Watch")}
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+_WORKER = {
+    "/specd.v1.ModelService/Describe": COORDINATOR,
+    "/specd.v1.ModelService/GetTokenizer": COORDINATOR,
+    _REFLECTION: COORDINATOR,
+    **_HEALTH,
+}
+MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
+    Role.COORDINATOR: {
+        "/specd.v1.GenerationService/Generate": CLIENT,
+        "/specd.v1.GenerationService/GetModelInfo": CLIENT,
+        "/specd.v1.SessionService/ListSessions": CLIENT,
+        "/specd.v1.SessionService/GetSession": CLIENT,
+        "/specd.v1.SessionService/DeleteSession": CLIENT,
+        _REFLECTION: CLIENT,
+        **_HEALTH,
+    },
+    Role.DRAFT_WORKER: {"/specd.v1.DraftService/Propose": COORDINATOR, **_WORKER},
+    Role.TARGET_WORKER: {"/specd.v1.TargetService/Verify": COORDINATOR, **_WORKER},
+}
+# And who may read /metrics, of any process.
+MAY_READ_METRICS = frozenset({Role.MONITORING})
 
 _ANYONE = Caller()
 _caller: ContextVar[Caller] = ContextVar("caller", default=_ANYONE)
@@ -27,6 +62,76 @@ def serve_caller(caller: Caller) -> None:
     _caller.set(caller)
 
 
-def anyone(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+def anyone(method: str, context: _Context) -> Caller:
     """Let everyone call everything, as the client without a name."""
     return _ANYONE
+
+
+def by_token(process: Role, tokens: TokenFile) -> Identify:
+    """Return what lets those call the methods of a process who have a token."""
+    table = MAY_CALL[process]
+
+    def identify(method: str, context: _Context) -> Caller:
+        if table.get(method) is ANYBODY:
+            return _ANYONE
+        metadata = context.invocation_metadata() or ()
+        caller = tokens.identify([str(value) for key, value in metadata if key == "authorization"])
+        if Role.CLIENT not in table.get(method, ()):
+            raise PermissionDeniedError("ROLE_DENIED", f"no client may call {method}")
+        return caller
+
+    return identify
+
+
+def by_certificate(process: Role) -> Identify:
+    """Return what lets those call a method of a process whose certificates have a role for it.
+
+    TLS has verified the certificates.
+    """
+    table = MAY_CALL[process]
+
+    def identify(method: str, context: _Context) -> Caller:
+        allowed = table.get(method, frozenset())
+        if allowed is ANYBODY:
+            return _ANYONE
+        peer = context.auth_context()
+        roles = roles_in(name.decode() for name in peer.get("peer_dns", ()))
+        if not roles & allowed:
+            raise PermissionDeniedError(
+                "ROLE_DENIED",
+                f"{method} of a {process} is for the certificate of {_listed(allowed)}, and yours is of "
+                f"{_listed(roles)}",
+            )
+        name = b"".join(peer.get("x509_common_name", ())).decode()
+        return Caller(name) if Role.CLIENT in roles else _ANYONE
+
+    return identify
+
+
+class Guard:
+    """What keeps strangers out of one process's gRPC port.
+
+    Clients show a token where there are `tokens`. Otherwise, callers show a certificate where there is an authority to
+    verify it. Unix sockets have no TLS: whoever may open the file may connect.
+    """
+
+    def __init__(
+        self,
+        process: Role | None = None,
+        *,
+        listen: str = "",
+        certificates: Certificates | None = None,
+        tokens: TokenFile | None = None,
+    ) -> None:
+        """Guard the port of a process at an address; without anything else, let everyone in."""
+        self.certificates = None if listen.startswith("unix:") else certificates
+        self.wants_certificate = self.certificates is not None and self.certificates.has_ca and tokens is None
+        self.identify: Identify = anyone
+        if process is not None and tokens is not None:
+            self.identify = by_token(process, tokens)
+        elif process is not None and self.wants_certificate:
+            self.identify = by_certificate(process)
+
+
+def _listed(roles: frozenset[Role]) -> str:
+    return " or ".join(f"a {role}" for role in sorted(roles)) or "nobody"

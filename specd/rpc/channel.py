@@ -1,9 +1,10 @@
-"""Options of gRPC channels."""
+"""gRPC channels."""
 
 from __future__ import annotations
 
 import grpc
 
+from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.rpc.server import MAX_MESSAGE_BYTES
 
 _OPTIONS = [
@@ -20,6 +21,12 @@ _OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Return a channel to HOST:PORT or unix:PATH. It connects and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, credentials: ClientCredentials = PLAIN) -> grpc.aio.Channel:
+    """Return a channel to HOST:PORT or unix:PATH. It connects and reconnects by itself.
+
+    Raises StartupError for credentials that cannot be used.
+    """
+    options, interceptors = [*_OPTIONS, *credentials.options], credentials.interceptors
+    if (tls := credentials.for_channel(address)) is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, tls, options=options, interceptors=interceptors)

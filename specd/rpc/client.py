@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from specd.rpc.channel import open_channel
+from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 
 class Client:
     """Client with one channel to the coordinator, as an async context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: ClientCredentials = PLAIN) -> None:
+        """Connect to HOST:PORT or unix:PATH. Raises StartupError for credentials that cannot be used."""
         self.address = address
-        self.channel = open_channel(address)
+        self.channel = open_channel(address, credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     async def __aenter__(self) -> Client:

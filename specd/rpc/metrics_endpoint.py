@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import platform
-from http.server import HTTPServer
+import socket
+import ssl
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector, start_http_server
+import structlog
+from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import MetricsHandler
 
 from specd import __version__
 from specd.errors import StartupError
+from specd.identity.certificates import Certificates
+from specd.identity.roles import roles_in
+from specd.rpc.access import MAY_READ_METRICS
+
+log = structlog.get_logger()
+
+_PATIENCE_SECONDS = 10.0
 
 # From 0.1 ms, a message on loopback, to a minute, a long prefill.
 SECONDS_BUCKETS = (
@@ -32,20 +46,28 @@ def add_build_info(registry: CollectorRegistry, process: str, **build: str) -> N
 
 
 class MetricsEndpoint:
-    """HTTP server of a registry at /metrics, on its own thread, as a context manager."""
+    """HTTP server of a registry at /metrics, with threads of its own, as a context manager."""
 
-    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
-        """Serve at `listen`, HOST:PORT or "" for none. Raises StartupError if the port is in use."""
+    def __init__(self, listen: str, registry: CollectorRegistry, certificates: Certificates | None = None) -> None:
+        """Serve at `listen`, HOST:PORT or "" for none; with certificates over TLS.
+
+        Where they come with an authority, readers show a certificate for monitoring. Raises StartupError if the port is
+        in use.
+        """
         self.address = ""
-        self._server: HTTPServer | None = None
+        self.url = ""
+        self._server: _Server | None = None
         if not listen:
             return
         host, _, port = listen.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
+            self._server = _Server(host.strip("[]"), int(port), registry, certificates)
         except OSError as error:
             raise StartupError(f"cannot serve metrics at {listen}: {error.strerror}; choose another port") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
+        self.url = f"{'https' if certificates is not None else 'http'}://{self.address}/metrics"
 
     def __enter__(self) -> MetricsEndpoint:
         return self
@@ -55,3 +77,56 @@ class MetricsEndpoint:
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread, where TLS shakes hands too: prometheus_client's own lets one peer stop all.
+
+    The certificate is the one that the files hold when a connection comes.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, certificates: Certificates | None) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self._certificates = certificates
+        self._lock = threading.Lock()
+        self._context: tuple[int, ssl.SSLContext] | None = None
+        super().__init__((str(address[0]), port), _Handler.factory(registry))
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._certificates is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_PATIENCE_SECONDS)
+        with self._tls_context(self._certificates).wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a reader of metrics went wrong", error=repr(sys.exception()))
+
+    def may_read(self, connection: Any) -> bool:
+        """Say whether the peer of a connection may have the metrics."""
+        if self._certificates is None or not self._certificates.has_ca:
+            return True
+        names = [name for kind, name in connection.getpeercert().get("subjectAltName", ()) if kind == "DNS"]
+        return bool(roles_in(names) & MAY_READ_METRICS)
+
+    def _tls_context(self, certificates: Certificates) -> ssl.SSLContext:
+        certificates.refresh()
+        with self._lock:
+            if self._context is None or self._context[0] != certificates.generation:
+                self._context = certificates.generation, certificates.ssl_context()
+            return self._context[1]
+
+
+class _Handler(MetricsHandler):
+    timeout = _PATIENCE_SECONDS  # of a reader that sends nothing, or takes nothing
+    server_version, sys_version = "specd", ""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if cast("_Server", self.server).may_read(self.connection):
+            super().do_GET()
+        else:
+            self.send_error(403, "metrics are for a certificate of monitoring", "The certificate has another role.")

@@ -32,8 +32,8 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class BrokenMessageError(InvalidRequestError):
     """A request cannot be parsed as a message of its type."""
 
-    def __init__(self, method: str, cause: Exception) -> None:
-        super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {cause}")
+    def __init__(self, method: str, why: str) -> None:
+        super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {why}")
 
 
 def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify = anyone) -> grpc.aio.Server:
@@ -51,9 +51,9 @@ def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify = any
 class _Refuse(grpc.aio.ServerInterceptor):
     """Identifies the caller, and answers INVALID_ARGUMENT where grpc.aio would answer UNKNOWN and log a traceback.
 
-    grpc.aio parses a unary request before it makes the context that could answer, so the handler parses it here, when
-    the caller is known. The requests of a stream are parsed when they are read, so the error is raised inside the
-    handler.
+    Every method is served as one that takes a stream, from which its only request is read when the caller is known:
+    strangers make nobody keep their messages. grpc.aio itself would read and parse it before there is a context that
+    could answer.
     """
 
     def __init__(self, identify: Identify) -> None:
@@ -70,30 +70,36 @@ class _Refuse(grpc.aio.ServerInterceptor):
 
 
 def _refusing(handler: Any, method: str, identify: Identify) -> _Handler:
-    takes_stream = handler.request_streaming
-    kind = f"{'stream' if takes_stream else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    serve = getattr(handler, kind)
+    answers = "stream" if handler.response_streaming else "unary"
+    serve = getattr(handler, f"{'stream' if handler.request_streaming else 'unary'}_{answers}")
 
     def parse(data: bytes) -> Any:
         try:
             return handler.request_deserializer(data) if handler.request_deserializer else data
         except DecodeError as error:
-            raise BrokenMessageError(method, error) from error
+            raise BrokenMessageError(method, str(error)) from error
 
-    async def answer(request: Any, context: _Context) -> Any:
+    async def received(requests: Any, context: _Context) -> Any:
+        if handler.request_streaming:
+            return requests
+        if (request := await context.read()) is grpc.aio.EOF:
+            raise BrokenMessageError(method, "there is none")
+        return request
+
+    async def answer(requests: Any, context: _Context) -> Any:
         async with _refusals(context):
             serve_caller(identify(method, context))
-            return await serve(request if takes_stream else parse(request), context)
+            return await serve(await received(requests, context), context)
 
-    async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
+    async def generate(requests: Any, context: _Context) -> AsyncIterator[Any]:
         async with _refusals(context):
             serve_caller(identify(method, context))
-            async for response in serve(request if takes_stream else parse(request), context):
+            async for response in serve(await received(requests, context), context):
                 yield response
 
-    new_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+    new_handler = getattr(grpc, f"stream_{answers}_rpc_method_handler")
     refusing: _Handler = new_handler(
-        generate if isasyncgenfunction(serve) else answer, parse if takes_stream else None, handler.response_serializer
+        generate if isasyncgenfunction(serve) else answer, parse, handler.response_serializer
     )
     return refusing
 

@@ -19,6 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specd.errors import SpecdError, StartupError
+from specd.rpc.access import Guard
+from specd.rpc.credentials import server_credentials
 from specd.rpc.limits import MAX_STREAMS, connection_options
 from specd.rpc.refusals import refusing_server
 
@@ -88,14 +90,23 @@ class Server:
     Add services to `grpc`, then `start`. It reports NOT_SERVING until `set_serving(True)`.
     """
 
-    def __init__(self, listen: str, service_names: Sequence[str], *, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(
+        self,
+        listen: str,
+        service_names: Sequence[str],
+        guard: Guard | None = None,
+        *,
+        max_streams: int = MAX_STREAMS,
+    ) -> None:
         """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
 
-        A connection has up to `max_streams` calls at a time.
+        Without a guard, whoever reaches the port may call everything. A connection has up to `max_streams` calls at a
+        time.
         """
         self.listen = listen
         self.address = listen
-        self.grpc = refusing_server([*_OPTIONS, *connection_options(max_streams)])
+        self._guard = guard or Guard()
+        self.grpc = refusing_server([*_OPTIONS, *connection_options(max_streams)], self._guard.identify)
         self._services = ("", *service_names)
         self._health = _HealthServicer()
         self._stop = asyncio.Event()
@@ -110,7 +121,7 @@ class Server:
         """Bind and listen. Raises StartupError if the address cannot be bound."""
         _prepare_socket_path(self.listen)
         try:
-            port = self.grpc.add_insecure_port(self.listen)
+            port = self._add_port()
         except RuntimeError as error:
             raise StartupError(
                 f"cannot listen at {self.listen}: the address is in use or not of this machine; choose another"
@@ -126,6 +137,13 @@ class Server:
             self._supervisor = socket.socket(fileno=int(fd))
             self._supervisor.set_inheritable(False)
             loop.add_reader(self._supervisor, self._on_supervisor_gone)
+
+    def _add_port(self) -> int:
+        certificates = self._guard.certificates
+        if certificates is None:
+            return self.grpc.add_insecure_port(self.listen)
+        credentials = server_credentials(certificates, wants_certificate=self._guard.wants_certificate)
+        return self.grpc.add_secure_port(self.listen, credentials)
 
     async def set_serving(self, serving: bool) -> None:
         """Set what health checks answer."""

@@ -14,6 +14,9 @@ import grpc
 import mlx.core as mx
 import structlog
 
+from specd.identity.certificates import load_certificates
+from specd.identity.roles import Role
+from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
@@ -46,7 +49,7 @@ _TILES_ON_GPU = (16, 32, 64, 128, 256)
 async def run_worker(
     settings: WorkerSettings,
     *,
-    process: str,
+    process: Role,
     service_name: str,
     blas: str,
     workload: Workload,
@@ -55,12 +58,14 @@ async def run_worker(
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    server = Server(settings.listen, (service_name, "specd.v1.ModelService"))
+    certificates = load_certificates(settings, role=process)
+    guard = Guard(process, listen=settings.listen, certificates=certificates)
+    server = Server(settings.listen, (service_name, "specd.v1.ModelService"), guard)
     deferred = Deferred[Worker](f"the model {settings.model} to load")
     add_service(deferred, server.grpc)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
     registry = new_registry()
-    with MetricsEndpoint(settings.metrics_listen, registry) as endpoint:
+    with MetricsEndpoint(settings.metrics_listen, registry, certificates) as endpoint:
         # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
         await server.start()
         # Without clear_streams the process aborts when the thread ends. A failed engine answers nobody: whoever
@@ -93,7 +98,7 @@ async def run_worker(
             engine.expect(costs.fixed_seconds)
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
             await server.set_serving(True)
-            server.announce(metrics_address=endpoint.address, **facts)
+            server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             watching = asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1)))
             await stopping
             watching.cancel()

@@ -235,7 +235,9 @@ async def test_native_workers_serve_a_coordinator_in_a_container() -> None:
 
         def listen(worker: type[DraftWorkerSettings | TargetWorkerSettings]) -> tuple[str, ...]:
             options = {name: worker.model_fields[name].default for name in ("listen", "metrics_listen")}
-            return tuple(f"--{name.replace('_', '-')}={host}:{port(address)}" for name, address in options.items())
+            return "--insecure", *(
+                f"--{name.replace('_', '-')}={host}:{port(address)}" for name, address in options.items()
+            )
 
         async with (
             start_specd("draft-worker", *listen(DraftWorkerSettings)) as draft,

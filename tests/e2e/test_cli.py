@@ -73,7 +73,7 @@ def test_help_shows_every_setting_with_its_variable_and_default(command: str, se
         default = Path(field.default).name if field.default in (EMBEDDED_DRAFT, EMBEDDED_TARGET) else field.default
         variable = f"{settings.model_config['env_prefix']}{name}".upper()
         assert f"--{name.replace('_', '-')}" in text
-        assert f"[{variable}] (default: {default})" in text
+        assert f"[{variable}] (default: {default if default != '' else 'none'})" in text
 
 
 def test_help_of_generate() -> None:

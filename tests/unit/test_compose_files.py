@@ -90,6 +90,7 @@ def test_addresses_have_the_ports_that_processes_listen_on() -> None:
     assert services_of("compose.yaml")["coordinator"]["environment"] == {
         "SPECD_COORDINATOR_DRAFT": f"draft-worker:{draft['listen']}",
         "SPECD_COORDINATOR_TARGET": f"target-worker:{target['listen']}",
+        "SPECD_COORDINATOR_INSECURE": "true",
     }
     listening = dict(re.findall(r"SPECD_(\w+_LISTEN)=0\.0\.0\.0:(\d+)", (DEPLOY / "Dockerfile").read_text()))
     assert listening == {

@@ -14,10 +14,11 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 # What each layer may import of ours; the first that is a prefix of a module's name is its layer.
 FLOOR = ("specd",)
-WORKER = (*FLOOR, "specd.v1", "specd.rpc", "specd.worker")
+WORKER = (*FLOOR, "specd.v1", "specd.identity", "specd.rpc", "specd.worker")
 LAYERS: dict[str, tuple[str, ...]] = {
     "specd.v1": ("specd.v1",),
-    "specd.rpc": (*FLOOR, "specd.v1", "specd.rpc"),
+    "specd.identity": (*FLOOR, "specd.identity"),
+    "specd.rpc": (*FLOOR, "specd.v1", "specd.identity", "specd.rpc"),
     "specd.text": (*FLOOR, "specd.text"),
     "specd.worker.sampling": (*FLOOR, "specd.worker.sampling"),
     "specd.worker.cpu": (*FLOOR, "specd.worker.cpu", "specd.worker.model.disk_cache"),
@@ -41,6 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "specd.cli": (
         *FLOOR,
         "specd.v1",
+        "specd.identity",
         "specd.rpc",
         "specd.cli",
         "specd.bench",
@@ -59,6 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "coordinator.workers": (
         *FLOOR,
         "specd.v1",
+        "specd.identity",
         "specd.rpc",
         "specd.text",
         "coordinator.core",
@@ -68,7 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "coordinator.round_loop": (*FLOOR, "coordinator.core", "coordinator.workers", "coordinator.proposals"),
     "coordinator.output": (*FLOOR, "specd.text", "coordinator.core"),
     "coordinator.generation": (*FLOOR, "specd.text", "coordinator"),
-    "coordinator": (*WORKER[:3], "specd.text", "coordinator"),
+    "coordinator": (*FLOOR, "specd.v1", "specd.identity", "specd.rpc", "specd.text", "coordinator"),
 }
 # Modules that turn messages of the protocol into plain values and back.
 EDGE = {"coordinator.service", "coordinator.main", "coordinator.workers.stream", "coordinator.workers.link"}

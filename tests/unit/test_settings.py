@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specd.errors import StartupError
+from specd.machine import available_cpus
 from specd.settings import (
     CoordinatorSettings,
     LogSettings,
     TargetWorkerSettings,
     UpSettings,
-    available_cpus,
     load_settings,
 )
 
@@ -161,3 +161,55 @@ def test_threads_that_are_no_number_are_refused_with_the_value(value: str, monke
     with pytest.raises(StartupError, match=f"OPENBLAS_NUM_THREADS is '{value}'"):
         load_settings(TargetWorkerSettings, {})
     assert load_settings(TargetWorkerSettings, {"blas_threads": 3}).blas_threads == 3
+
+
+# -- Who gets in
+
+FILES = {"tls_cert": "a.crt", "tls_key": "a.key"}
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/tmp/s"])
+def test_this_machine_needs_no_credentials(listen: str) -> None:
+    assert load_settings(CoordinatorSettings, {"listen": listen}).listen == listen
+    assert load_settings(TargetWorkerSettings, {"listen": listen}).listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "gpu.example.org:1", "localhost.example.org:1", "ipv4:0.0.0.0:1"]
+)
+@pytest.mark.parametrize("name", ["listen", "metrics_listen"])
+def test_other_machines_do(name: str, listen: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_settings(TargetWorkerSettings, {name: listen})
+    message = str(raised.value)
+    assert f"{name} is {listen}" in message
+    assert "--tls-ca" in message
+    assert "--insecure" in message
+    assert "--tokens" not in message
+    with pytest.raises(StartupError, match="--tls-ca"):
+        load_settings(TargetWorkerSettings, {name: listen, **FILES})
+    assert load_settings(TargetWorkerSettings, {name: listen, **FILES, "tls_ca": "ca.crt"})
+    assert load_settings(TargetWorkerSettings, {name: listen, "insecure": "true"})
+
+
+def test_tokens_open_the_port_for_clients_and_no_other() -> None:
+    with pytest.raises(StartupError, match="--tls-ca or --tokens"):
+        load_settings(CoordinatorSettings, {"listen": "0.0.0.0:1", **FILES})
+    with pytest.raises(StartupError, match="--tls-cert"):
+        load_settings(CoordinatorSettings, {"listen": "0.0.0.0:1", "tokens": "t"})
+    assert load_settings(CoordinatorSettings, {"listen": "0.0.0.0:1", **FILES, "tokens": "t"})
+    with pytest.raises(StartupError, match="metrics_listen is 0"):
+        load_settings(CoordinatorSettings, {"metrics_listen": "0.0.0.0:1", **FILES, "tokens": "t"})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tls_cert": "a.crt"}, "tls_cert is set and tls_key is not"),
+        ({"tls_key": "a.key"}, "tls_key is set and tls_cert is not"),
+        ({"tls_ca": "ca.crt"}, "tls_ca is set and tls_cert is not"),
+    ],
+)
+def test_half_of_the_files_is_refused(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(StartupError, match=problem):
+        load_settings(TargetWorkerSettings, given)

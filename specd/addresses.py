@@ -1,0 +1,48 @@
+"""Addresses in settings: HOST:PORT, unix:PATH, and URLs of endpoints."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+
+
+def check_address(address: str) -> str:
+    """Return an address of gRPC. Raises ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if address.startswith("unix:") and len(address) > len("unix:"):
+        return address
+    if not (colon and host and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16):
+        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
+    return address
+
+
+def check_optional_address(address: str) -> str:
+    """Return an address of gRPC, or "" for none. Raises ValueError for anything else."""
+    return "" if address in {"", "none"} else check_address(address)
+
+
+def check_tcp_address(address: str) -> str:
+    """Return HOST:PORT, or "" for none. Raises ValueError for anything else."""
+    if address.startswith("unix:"):
+        raise ValueError(f"{address!r} is not a TCP address: write HOST:PORT")
+    return check_optional_address(address)
+
+
+def is_local(address: str) -> bool:
+    """Say whether an address, HOST:PORT or unix:PATH, cannot be reached from other machines."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_endpoint(url: str) -> str:
+    """Return the URL of an OTLP endpoint, or "" for none. Raises ValueError for anything else."""
+    if url in {"", "none"}:
+        return ""
+    if not re.fullmatch("https?://[^/ ]+/?", url):
+        raise ValueError(f"{url!r} is not an OTLP endpoint for gRPC: write http://HOST:PORT or https://HOST:PORT")
+    return url

@@ -1,0 +1,77 @@
+"""The command `specd certs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specd.errors import StartupError
+from specd.identity.roles import Role
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the certificates.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address by which clients reach the coordinator; can be repeated.", metavar="NAME"),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Also make a certificate for a client of this name.", metavar="NAME")
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, help="Days that certificates are valid; the authority's is ten years.")
+    ] = (365),
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace the certificates in DIR by new ones of the same authority.")
+    ] = False,
+) -> None:
+    """Make a private authority, and certificates of it for the processes, a client and Prometheus.
+
+    Run it again with --renew before they expire: processes take new files without a restart.
+    """
+    from specd.identity.authority import CA, Authority, client_leaf, standard_leaves
+
+    others = [client_leaf(name) for name in client or ()]
+    is_new = not (directory / f"{CA}.crt").exists() and not (directory / f"{CA}.key").exists()
+    if is_new and renew:
+        raise StartupError(f"there are no certificates in {directory} to renew: leave out --renew")
+    authority = Authority.create(directory) if is_new else Authority(directory)
+    if renew:
+        leaves = authority.leaves()
+        if host:
+            coordinator = next(leaf for leaf in standard_leaves(host) if leaf.role is Role.COORDINATOR)
+            leaves = [coordinator if leaf.role is Role.COORDINATOR else leaf for leaf in leaves]
+    else:
+        leaves = standard_leaves(host or ()) if is_new else []
+    leaves += [leaf for leaf in others if leaf not in leaves]
+    if there := [leaf.file for leaf in leaves if not renew and authority.has(leaf)]:
+        raise StartupError(f"{directory} has {', '.join(there)} already: --renew replaces what is there")
+    if not leaves:
+        raise StartupError(
+            f"there are certificates in {directory} already: --renew makes new ones, --client NAME another client's"
+        )
+    ends = min([authority.issue(leaf, days=days, replace=renew) for leaf in leaves])
+
+    table = Table("file", "for", box=None, pad_edge=False, header_style="bold")
+    if is_new:
+        table.add_row("ca.key", "signs new ones: keep it away from the machines that serve")
+        table.add_row("ca.crt", "tls_ca of every process; SPECD_TLS_CA of clients")
+    for leaf in leaves:
+        table.add_row(f"{leaf.file}.crt, .key", _USES[leaf.role].format(hosts=", ".join(leaf.hosts)))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"made in {directory}:")
+    console.print(table)
+    console.print(f"valid until {ends:%Y-%m-%d}; 'specd certs {directory} --renew' makes new ones")
+
+
+_USES = {
+    Role.COORDINATOR: "tls_cert and tls_key of the coordinator, at {hosts}",
+    Role.DRAFT_WORKER: "tls_cert and tls_key of the draft worker",
+    Role.TARGET_WORKER: "tls_cert and tls_key of the target worker",
+    Role.CLIENT: "SPECD_TLS_CERT and SPECD_TLS_KEY of a client",
+    Role.MONITORING: "cert_file and key_file of Prometheus, in tls_config",
+}

@@ -1,0 +1,48 @@
+"""Commands that connect to a running process: options, and words for what does not work."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from specd.errors import error_info
+from specd.launch import complain
+from specd.rpc.credentials import ClientCredentials
+from specd.rpc.diagnosis import why_unreachable
+
+
+def _file(flag: str, help_text: str) -> Any:
+    variable = f"SPECD_{flag.removeprefix('--').replace('-', '_').upper()}"
+    return typer.Option(flag, envvar=variable, exists=True, dir_okay=False, show_default=False, help=help_text)
+
+
+TlsCa = Annotated[Path | None, _file("--tls-ca", "Authority of the server's certificate, PEM; without it, plaintext.")]
+TlsCert = Annotated[Path | None, _file("--tls-cert", "Your own certificate, PEM.")]
+TlsKey = Annotated[Path | None, _file("--tls-key", "The key of your certificate, PEM.")]
+TlsName = Annotated[
+    str, typer.Option(metavar="NAME", help="Name in the server's certificate. (default: the host of the address)")
+]
+Token = Annotated[
+    str,
+    typer.Option(envvar="SPECD_TOKEN", help="Your token; the variable keeps it out of the list of processes."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Send the token in plaintext to other machines too.")]
+
+
+@contextlib.contextmanager
+def grpc_errors(address: str, credentials: ClientCredentials) -> Iterator[None]:
+    """Report the error of a call to a coordinator in one line, and exit with 1."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_info(error).reason:
+            why = why_unreachable(address, credentials)
+            complain(why or f"no coordinator answers at {address}: start one with 'specd up'")
+        else:
+            complain(f"{error.code().name}: {error.details()}")
+        raise typer.Exit(1) from error

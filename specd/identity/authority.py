@@ -1,0 +1,195 @@
+"""A private authority and the certificates of a small installation, as PEM files in one directory."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from specd.errors import StartupError
+from specd.identity.names import check_name
+from specd.identity.roles import Role, roles_in
+
+CA = "ca"
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CA_DAYS = 3650
+# Clocks of other machines may be behind.
+_BACKDATED = datetime.timedelta(minutes=10)
+_NO_KEY_USE = dict.fromkeys(
+    (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+        *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    ),
+    False,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A certificate to make: the name of its files and of its owner, its role, and the hosts that it is for."""
+
+    file: str
+    name: str
+    role: Role
+    hosts: tuple[str, ...] = ()
+
+
+def standard_leaves(hosts: Sequence[str]) -> list[Leaf]:
+    """Return a certificate for each role. Only the coordinator's has hosts: clients look for them.
+
+    Workers are known by their role, so that none can pose as the coordinator on the same host.
+    """
+    coordinator = (*LOCAL_HOSTS, *(host for host in hosts if host not in LOCAL_HOSTS))
+    return [Leaf(role.value, role.value, role, coordinator if role is Role.COORDINATOR else ()) for role in Role]
+
+
+def client_leaf(name: str) -> Leaf:
+    """Return the certificate of another client, under its own name. Raises StartupError for one that cannot be used."""
+    check_name(name)
+    return Leaf(f"client-{name}", name, Role.CLIENT)
+
+
+class Authority:
+    """The authority in a directory: its certificate, ca.crt, and its key, ca.key."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read it. Raises StartupError."""
+        self.directory = directory
+        try:
+            self._cert = x509.load_pem_x509_certificate((directory / f"{CA}.crt").read_bytes())
+            key = serialization.load_pem_private_key((directory / f"{CA}.key").read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise StartupError(f"cannot read the authority in {directory}, ca.crt and ca.key: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise StartupError(f"the key of the authority in {directory} is not one that 'specd certs' makes")
+        self._key = key
+
+    @property
+    def ends_at(self) -> datetime.datetime:
+        """When its own certificate expires, and with it all others."""
+        return self._cert.not_valid_after_utc
+
+    @classmethod
+    def create(cls, directory: Path) -> Authority:
+        """Make a new one. Raises StartupError, also if there is one already."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"specd authority {os.urandom(4).hex()}")])
+        cert = (
+            _builder(name, name, key.public_key(), _CA_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(**{**_NO_KEY_USE, "key_cert_sign": True, "crl_sign": True}), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        _write(directory, CA, key, [cert], replace=False)
+        return cls(directory)
+
+    def issue(self, leaf: Leaf, *, days: int, replace: bool) -> datetime.datetime:
+        """Write FILE.crt and FILE.key, and return until when they are valid. Raises StartupError."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        days = min(days, (self.ends_at - datetime.datetime.now(datetime.UTC)).days)
+        if days < 1:
+            raise StartupError(f"the authority in {self.directory} expires on {self.ends_at:%Y-%m-%d}: make a new one")
+        names = [x509.DNSName(leaf.role.dns_name), *map(_host, leaf.hosts)]
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if leaf.role not in {Role.CLIENT, Role.MONITORING}:
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, leaf.name)])
+        cert = (
+            _builder(subject, self._cert.subject, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.KeyUsage(**{**_NO_KEY_USE, "digital_signature": True}), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        _write(self.directory, leaf.file, key, [cert], replace=replace)
+        return cert.not_valid_after_utc
+
+    def has(self, leaf: Leaf) -> bool:
+        """Say whether the directory has a certificate or a key of this file name."""
+        return any((self.directory / f"{leaf.file}.{ending}").exists() for ending in ("crt", "key"))
+
+    def leaves(self) -> list[Leaf]:
+        """Return the certificates of this authority that are in the directory, in the order of their files."""
+        found: list[Leaf] = []
+        for path in sorted(self.directory.glob("*.crt")):
+            if path.stem != CA:
+                found += _leaf_in(path)
+        return found
+
+
+def _leaf_in(path: Path) -> Iterable[Leaf]:
+    try:
+        cert = x509.load_pem_x509_certificate(path.read_bytes())
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return
+    dns_names = names.get_values_for_type(x509.DNSName)
+    (owner,) = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME) or (None,)
+    for role in roles_in(dns_names):
+        hosts = [name for name in dns_names if name != role.dns_name]
+        addresses = map(str, names.get_values_for_type(x509.IPAddress))
+        yield Leaf(path.stem, str(owner.value if owner is not None else role), role, (*hosts, *addresses))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise StartupError(f"--host {host!r} is neither an address nor a name of a host in ASCII") from error
+
+
+def _write(
+    directory: Path,
+    file: str,
+    key: ec.EllipticCurvePrivateKey,
+    certs: Sequence[x509.Certificate],
+    *,
+    replace: bool,
+) -> None:
+    """Write the key, which nobody else may read, then the certificate; each replaces an older one at once."""
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    cert_pem = b"".join(cert.public_bytes(serialization.Encoding.PEM) for cert in certs)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content, mode in ((f"{file}.key", key_pem, 0o600), (f"{file}.crt", cert_pem, 0o644)):
+            path, beside = directory / name, directory / f".{name}.new"
+            if path.exists() and not replace:
+                raise StartupError(f"{path} is there already: --renew replaces it")
+            beside.unlink(missing_ok=True)
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
+                opened.write(content)
+            beside.replace(path)
+    except OSError as error:
+        raise StartupError(f"cannot write {directory}/{file}: {error.strerror}") from error

@@ -1,0 +1,222 @@
+"""A process's certificate: read from files, checked, and read again when they change."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from specd.errors import StartupError
+from specd.identity.file_state import FileState, state_of
+from specd.identity.roles import Role, roles_in
+from specd.settings import ListenerSettings
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+log = structlog.get_logger()
+
+_WARN_DAYS = 14
+
+
+@dataclass(frozen=True)
+class CertificateFiles:
+    """PEM files: a certificate with those between it and its authority, its key, and the authority of peers."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    @property
+    def state(self) -> tuple[FileState | None, ...]:
+        """What changes when a file does."""
+        return tuple(state_of(path) for path in (self.cert, self.key, self.ca) if path is not None)
+
+
+@dataclass(frozen=True)
+class Pems:
+    """The content of the files."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes | None
+
+
+class Certificates:
+    """A certificate, its key, and the authority that peers' certificates must be of.
+
+    `refresh` reads the files again if they have changed, from any thread. What is new is taken if it passes the same
+    checks as at the start; otherwise the log says why not, and the old ones stay.
+    """
+
+    def __init__(self, files: CertificateFiles, *, role: Role | None, clock: Callable[[], float] = time.time) -> None:
+        """Read the files. Raises StartupError, which names the file and says what to do.
+
+        With a `role`, the certificate must have it, and be of the authority in `files.ca`: peers will look for both.
+        """
+        self.files, self._role, self._clock = files, role, clock
+        self._lock = threading.Lock()
+        self._state = files.state
+        self._expiry_said = False
+        self.generation = 0
+        self.pems, self._expires_at = self._read()
+        self._warn()
+
+    @property
+    def has_ca(self) -> bool:
+        """Whether peers must present a certificate."""
+        return self.files.ca is not None
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed; each time that they do, `generation` grows."""
+        with self._lock:
+            state = self.files.state
+            if state != self._state:
+                self._state = state
+                try:
+                    self.pems, self._expires_at = self._read()
+                except StartupError as error:
+                    log.error("kept the old certificate: the new one cannot be used", error=str(error))
+                    return
+                self.generation += 1
+                self._expiry_said = False
+                log.info("took a new certificate", cert=str(self.files.cert), expires=_day(self._expires_at))
+            self._warn()
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """Return what a server of Python's own needs; new for each `generation`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.files.cert, self.files.key)
+        if self.files.ca is not None:
+            context.load_verify_locations(self.files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _read(self) -> tuple[Pems, float]:
+        files = self.files
+        pems = Pems(_content(files.cert), _content(files.key), _content(files.ca) if files.ca is not None else None)
+        chain = _parse(pems.cert, files.cert)
+        _check_key(pems, files)
+        leaf = chain[0]
+        _check_dates(leaf, files.cert, self._clock())
+        authorities = _parse(pems.ca, files.ca) if pems.ca is not None and files.ca is not None else []
+        for authority in authorities:
+            _check_dates(authority, files.ca or files.cert, self._clock())
+        if self._role is not None:
+            names = dns_names_of(leaf)
+            if self._role not in roles_in(names):
+                raise StartupError(
+                    f"the certificate {files.cert} is not one of a {self._role}: it has the names "
+                    f"{', '.join(sorted(names)) or '(none)'}, and not {self._role.dns_name}; "
+                    f"use the one that 'specd certs' makes for a {self._role}"
+                )
+            if authorities and not _is_issued_by(chain, authorities):
+                raise StartupError(
+                    f"the certificate {files.cert} is not of the authority in {files.ca}, whose certificates this "
+                    "process and its peers trust: use files that were made together"
+                )
+        return pems, leaf.not_valid_after_utc.timestamp()
+
+    def _warn(self) -> None:
+        days = (self._expires_at - self._clock()) / 86400
+        if days < _WARN_DAYS and not self._expiry_said:
+            self._expiry_said = True
+            what = "a certificate has expired" if days < 0 else "a certificate expires soon"
+            log.warning(what, cert=str(self.files.cert), expires=_day(self._expires_at))
+
+
+def load_certificates(settings: ListenerSettings, *, role: Role | None) -> Certificates | None:
+    """Return the certificates of a process; None if it has none. Raises StartupError."""
+    if not settings.tls_cert:
+        return None
+    ca = Path(settings.tls_ca) if settings.tls_ca else None
+    return Certificates(CertificateFiles(Path(settings.tls_cert), Path(settings.tls_key), ca), role=role)
+
+
+def dns_names_of(certificate: x509.Certificate) -> set[str]:
+    """Return the DNS names that a certificate is for."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return set(names.get_values_for_type(x509.DNSName))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parse(pem: bytes, path: Path) -> list[x509.Certificate]:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise StartupError(f"{path} has no certificate in PEM form: {error}") from error
+
+
+def _check_key(pems: Pems, files: CertificateFiles) -> None:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pems.key, password=None)
+    except TypeError as error:
+        raise StartupError(f"the key {files.key} has a password: use a key without one, in mode 0600") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise StartupError(f"{files.key} has no private key in PEM form: {str(error).splitlines()[0]}") from error
+    if x509.load_pem_x509_certificate(pems.cert).public_key() != key.public_key():
+        raise StartupError(
+            f"the key {files.key} is not of the certificate {files.cert}: use the two that were made together"
+        )
+
+
+def _check_dates(certificate: x509.Certificate, path: Path, now: float) -> None:
+    begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    if now > ends:
+        raise StartupError(
+            f"the certificate {path} expired on {_day(ends)}: renew it ('specd certs DIR --renew' does), "
+            "or set this machine's clock"
+        )
+    if now < begins:
+        raise StartupError(f"the certificate {path} is not valid before {_day(begins)}: set this machine's clock")
+
+
+def _is_issued_by(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
+    """Say whether the first certificate is of one of the authorities, by way of the others."""
+    certificate, between = chain[0], chain[1:]
+    while True:
+        if any(_issued(certificate, authority) for authority in authorities):
+            return True
+        issuer = next((each for each in between if _issued(certificate, each)), None)
+        if issuer is None:
+            return False
+        certificate, between = issuer, [each for each in between if each is not issuer]
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _day(unix_seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

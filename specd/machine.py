@@ -1,0 +1,61 @@
+"""What this machine has for a process: CPUs, threads, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specd.errors import StartupError
+
+
+def part_of_memory(divisor: int) -> Any:
+    """Return a fraction of the machine's memory, as --help shows it."""
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // divisor // 2**20}MiB"
+
+
+def available_cpus(root: Path = Path("/")) -> int:
+    """Return how many CPUs this process may use: by affinity, and by the quota of its cgroup (v2 or v1)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _cgroups(root):
+        with contextlib.suppress(OSError, ValueError):
+            if (group / "cpu.max").is_file():
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            # Rounded up: 1.5 CPUs keep two threads busy most of the time. No quota is "max", or -1.
+            if quota != "max" and int(quota) > 0:
+                count = min(count, -(-int(quota) // int(period)))
+    return count
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Return the directories of this process's CPU groups and of all that they are in: the tightest quota counts."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers or "cpu" in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            group = Path(path.lstrip("/"))
+            yield from (mount / each for each in (group, *group.parents))
+
+
+def given_blas_threads() -> int | None:
+    """Return OPENBLAS_NUM_THREADS, if it is set. Raises StartupError for what is no number of threads."""
+    given = os.environ.get("OPENBLAS_NUM_THREADS") or ""
+    if given and not (re.fullmatch("[0-9]{1,4}", given) and int(given) > 0):
+        raise StartupError(f"OPENBLAS_NUM_THREADS is {given!r}: it must be a number of threads, at least 1")
+    return int(given) if given else None
+
+
+def default_blas_threads() -> int:
+    """Return OPENBLAS_NUM_THREADS, or one thread a CPU."""
+    with contextlib.suppress(StartupError):  # which whoever loads settings with this default is to see
+        return given_blas_threads() or available_cpus()
+    return available_cpus()

@@ -1,0 +1,122 @@
+"""Credentials of connections: what a server presents and asks for, and what a client does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from specd.addresses import is_local
+from specd.errors import StartupError
+from specd.identity.certificates import Certificates
+
+
+@dataclass(frozen=True)
+class ClientCredentials:
+    """What a client trusts and shows.
+
+    With `ca`, a file of the authorities to trust, the connection is TLS, and without it plaintext. `cert` and `key` are
+    the client's own certificate. The server's must be for `server_name`, by default the host of its address. A `token`
+    goes with every call; over plaintext it goes to this machine only, unless `insecure`.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token: str = ""
+    server_name: str = ""
+    insecure: bool = False
+
+    def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
+        """Return the credentials of a channel; None for plaintext. Raises StartupError for what cannot be used."""
+        if (self.cert is None) != (self.key is None):
+            raise StartupError("a client's certificate and its key go together: set both --tls-cert and --tls-key")
+        if self.ca is None and self.cert is not None:
+            raise StartupError("a client's certificate needs TLS: set --tls-ca to the authority of the server too")
+        if self.token and not re.fullmatch("[!-~]+", self.token):
+            raise StartupError("the token has characters that no token has: copy it again")
+        if address.startswith("unix:") or self.ca is None:
+            if self.token and not (self.insecure or is_local(address)):
+                raise StartupError(
+                    f"the token would go to {address} in plaintext, for all on the way to read: set --tls-ca to the "
+                    "authority of the server, or --insecure if something else keeps the connection secret"
+                )
+            return None
+        ca, cert, key = (_content(path) for path in (self.ca, self.cert, self.key))
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    @property
+    def options(self) -> list[tuple[str, Any]]:
+        """Options of the channel."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ClientInterceptor]:
+        """What adds the token to calls."""
+        return [kind(self.token) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)] if self.token else []
+
+
+PLAIN = ClientCredentials()
+
+
+def server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:
+    """Return the credentials of a port, which serves new connections with the files as they are then."""
+    given = certificates.generation
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        pems = certificates.pems
+        return grpc.ssl_server_certificate_configuration(
+            [(pems.key, pems.cert)], root_certificates=pems.ca if wants_certificate else None
+        )
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        certificates.refresh()
+        if certificates.generation == given:
+            return None  # as before
+        given = certificates.generation
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        fetch,  # type: ignore[arg-type]  # None is not in the stubs
+        require_client_authentication=wants_certificate,
+    )
+
+
+@dataclass(frozen=True)
+class _WithToken:
+    """Adds a token to the metadata of a call."""
+
+    token: str
+
+    def _signed(self, details: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {self.token}"))
+        return details._replace(metadata=metadata)
+
+
+# grpc.aio takes an interceptor for one kind of call only.
+class _UnaryUnary(_WithToken, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._signed(client_call_details), request)
+
+
+class _UnaryStream(_WithToken, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._signed(client_call_details), request)
+
+
+class _StreamStream(_WithToken, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(self._signed(client_call_details), request_iterator)
+
+
+def _content(path: Path | None) -> bytes | None:
+    try:
+        return path.read_bytes() if path is not None else None
+    except OSError as error:
+        raise StartupError(f"cannot read {path}: {error.strerror}") from error
