@@ -96,13 +96,14 @@ class Drafter:
         self._cached = CachedPrefix()
 
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Proposal:
+        give_up_at = self._clock() + self._timeout_seconds
         if self._prefilling is not None:
             await self._prefilling  # gRPC takes one write at a time
             self._prefilling = None
         stream = self._open_stream()
         position = self._cached.position(token_ids)
-        await stream.ask(position, token_ids[position:], plan, self._timeout_seconds)
-        proposal = await stream.answer(self._timeout_seconds)
+        await stream.ask(position, token_ids[position:], plan, max(give_up_at - self._clock(), 0.0))
+        proposal = await stream.answer(max(give_up_at - self._clock(), 0.0))
         if not self._is_sound(model, proposal, plan):
             raise WorkerError(
                 "DRAFT_BROKEN",

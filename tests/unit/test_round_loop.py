@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from coordinator.core import FinishReason, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers import verifier as verifier_module
-from coordinator.workers.errors import WorkerError
+from coordinator.workers.drafter import Drafter
+from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.verifier import Verifier
 from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.sampling import Sampling
@@ -22,6 +23,7 @@ from tests.unit.fake_workers import (
     END_TOKEN,
     VOCABULARY_SIZE,
     FakeDraft,
+    FakeDraftStream,
     FakeTarget,
     FakeTargetStream,
     decode_with_target_alone,
@@ -229,3 +231,27 @@ def test_a_draft_that_answers_nonsense_gives_no_proposal(event: str) -> None:
     rounds, statistics = run(session, 3, FakeDraft(next_token, ["ok", event]), FakeTarget([]))
     assert rounds[1].proposal == Proposal([], fault="DRAFT_BROKEN")
     assert statistics.rounds_without_draft == 1
+
+
+async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_than_the_timeout() -> None:
+    now = 0.0
+    waits: list[float] = []
+
+    class Slow(FakeDraftStream):
+        async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
+            nonlocal now
+            waits.append(timeout_seconds)
+            now += 0.75
+
+        async def answer(self, timeout_seconds: float) -> Proposal:
+            waits.append(timeout_seconds)
+            raise WorkerLateError("DRAFT_LATE", "late")
+
+    class SlowDraft(FakeDraft):
+        def open_stream(self, setup: SessionSetup) -> FakeDraftStream:
+            return Slow(self)
+
+    setup = SessionSetup("session", Sampling())
+    drafter = Drafter(SlowDraft(next_token, []), setup, timeout_seconds=1.0, clock=lambda: now)
+    assert (await drafter.propose([1, 2, 3], Plan(2))).fault == "DRAFT_LATE"
+    assert waits == [1.0, 0.25]
