@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 from rich.table import Table
-from wire_delay import DelayingProxy
+from wire_faults import Wire
 
 from specd.bench.contenders import Contender, Specd
 from specd.bench.environment import console, environment, new_table
@@ -65,7 +65,7 @@ async def measure(prompts: Mapping[str, list[int]], options: argparse.Namespace)
         draft = stack.coordinator.command.index("--draft") + 1
         path = stack.coordinator.command[draft].removeprefix("unix:")
         detour = str(directory / "draft")
-        await running.enter_async_context(DelayingProxy(detour, path, options.delay_ms / 1000))
+        await running.enter_async_context(Wire(detour, path, options.delay_ms / 1000))
         stack.coordinator.command[draft] = f"unix:{detour}"
         await running.enter_async_context(stack)
 

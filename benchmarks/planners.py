@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 
 from never_slower import save_random_draft
-from wire_delay import DelayingProxy
+from wire_faults import Wire
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
@@ -143,7 +143,7 @@ async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[s
             sockets[name, draft, 0] = path
             for delay in filter(None, DELAYS_MS):
                 sockets[name, draft, delay] = f"{path}-{delay}"
-                await running.enter_async_context(DelayingProxy(f"{path}-{delay}", path, delay / 1000))
+                await running.enter_async_context(Wire(f"{path}-{delay}", path, delay / 1000))
     clients: dict[str, dict[tuple[str, int], Client]] = {name: {} for name in planners}
     for number, (planner, draft, delay) in enumerate(itertools.product(planners, drafts, DELAYS_MS)):
         name, command = planners[planner]

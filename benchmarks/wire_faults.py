@@ -1,4 +1,4 @@
-"""A longer way to a server: a proxy that holds everything back for a while, both ways."""
+"""A way to a server that can be long, cut or dead: a proxy between two Unix sockets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from types import TracebackType
 _CHUNK_BYTES = 1 << 16
 
 
-class DelayingProxy:
+class Wire:
     """An async context manager that listens on one Unix socket and connects to another.
 
-    Each piece of data goes on so many seconds after it came, in order, however many come in between: there is no limit
-    to what is under way.
+    Each piece of data goes on `delay_seconds` after it came, in order, however many come in between: there is no limit
+    to what is under way. While the wire is held nothing goes on, and nobody is told: half-open connections look so.
     """
 
-    def __init__(self, listen: str, connect: str, delay_seconds: float) -> None:
+    def __init__(self, listen: str, connect: str, delay_seconds: float = 0.0) -> None:
         """Take the paths of the sockets."""
+        self.delay_seconds = delay_seconds
         self._listen = listen
         self._connect = connect
-        self._delay_seconds = delay_seconds
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
 
-    async def __aenter__(self) -> DelayingProxy:
+    async def __aenter__(self) -> Wire:
         self._server = await asyncio.start_unix_server(self._accept, self._listen)
         return self
 
@@ -32,9 +34,21 @@ class DelayingProxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """End all connections; new ones can be made."""
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def hold(self, seconds: float) -> None:
+        """Let nothing through for a while."""
+        self._flows.clear()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._flows.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.ensure_future(self._serve(reader, writer))
@@ -66,17 +80,17 @@ class DelayingProxy:
             data = b"nothing yet"
             while data:
                 data = await reader.read(_CHUNK_BYTES)
-                under_way.put_nowait((loop.time() + self._delay_seconds, data))
+                under_way.put_nowait((loop.time() + self.delay_seconds, data))
             await sending
         finally:
             sending.cancel()
 
-    @staticmethod
-    async def _send(under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    async def _send(self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due_at, data = await under_way.get()
             await asyncio.sleep(due_at - loop.time())
+            await self._flows.wait()
             if not data:
                 writer.write_eof()
                 return
