@@ -20,8 +20,9 @@ from coordinator.planner.planner import Planner
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.round_loop import decode, read_ahead
-from coordinator.sessions.admission import Admission
+from coordinator.sessions.admission import Admission, Place
 from coordinator.sessions.prompt import EncodedPrompt, encode_answer, encode_prompt, encode_source
+from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -89,6 +90,7 @@ class Coordinator:
             bytes_for=lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
             clock=time.perf_counter,
         )
+        self.quotas = Quotas(time.perf_counter)
         costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
         self.planner = Planner(costs, clock=time.perf_counter)
         self._metrics = metrics
@@ -116,7 +118,9 @@ class Coordinator:
         """
         arrived_at = time.perf_counter()
         request.check_draft_source(has_model=bool(self.settings.draft), has_lookup=self.settings.lookup)
-        with self.admission.place() as place:  # before anything is done for it
+        self.quotas.check(request.client, request.client_limits)
+        # Before anything is done for it.
+        with self.admission.place(request.client, request.client_limits.max_sessions) as place:
             if request.session_id:
                 kept = self.sessions.acquire(request.session_id, request.client)
             else:
@@ -133,7 +137,7 @@ class Coordinator:
                             Lookup, tuple(session.token_ids), source=prompt.source, prediction=prompt.prediction
                         )
                     reply: list[str] = []
-                    async with aclosing(self._run(request, session, setup, lookup, arrived_at)) as emissions:
+                    async with aclosing(self._run(request, place, session, setup, lookup, arrived_at)) as emissions:
                         async for emission in emissions:
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
@@ -172,6 +176,7 @@ class Coordinator:
     async def _run(
         self,
         request: GenerationRequest,
+        place: Place,
         session: Session,
         setup: SessionSetup,
         lookup: Lookup | None,
@@ -201,7 +206,7 @@ class Coordinator:
         outcome = "failed"
         try:
             decoding = decode(session, planner, proposer, verifier, clock=time.perf_counter)
-            async with aclosing(read_ahead(decoding, limit=_ROUNDS_AHEAD)) as rounds:
+            async with aclosing(read_ahead(decoding, place, limit=_ROUNDS_AHEAD)) as rounds:
                 async for committed in rounds:
                     round_, tokens = output.take(committed)
                     self._metrics.count_round(round_, first=statistics.rounds == 0)
@@ -223,6 +228,7 @@ class Coordinator:
             proposer.close()
             verifier.close()
             planner.close()
+            self.quotas.count(request.client, request.client_limits, prompt_len + session.num_generated)
             del self._decoding[session_id]
             self._metrics.count_session(statistics, outcome)
             if trace:
@@ -267,6 +273,7 @@ class Coordinator:
         show, sessions = self._metrics.show, self._decoding.values()
         show("active_sessions", lambda: len(self._decoding))
         show("session_tokens", lambda: sum(len(session.token_ids) for session in tuple(sessions)))
+        show("paused_sessions", lambda: self.admission.num_paused)
         show("queued_requests", lambda: self.admission.num_queued)
         show("max_sessions", lambda: self.settings.max_sessions)
         show("max_queued_requests", lambda: self.settings.max_queued)

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+_MOST_ITEMS = 1024  # of an interval, and for a client that does not read
+
 
 async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGenerator[list[Item]]:
     """Yield what has come, every so many seconds; with 0, each item as it comes.
@@ -22,11 +24,15 @@ async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGene
                 yield [item]
         return
     come: list[Item] = []
+    taken = asyncio.Event()
 
     async def collect() -> None:
         async with aclosing(items):
             async for item in items:
-                come.append(item)  # noqa: PERF401 - an interval ends meanwhile
+                come.append(item)
+                if len(come) >= _MOST_ITEMS:
+                    taken.clear()
+                    await taken.wait()
 
     collecting = asyncio.ensure_future(collect())
     try:
@@ -35,6 +41,7 @@ async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGene
             if come:
                 batch = come.copy()
                 come.clear()
+                taken.set()
                 yield batch
         await collecting
         if come:

@@ -31,6 +31,16 @@ class RoundPlanner(Protocol):
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
 
 
+class Pausable(Protocol):
+    """A session's place among those that run."""
+
+    def pause(self) -> None:
+        """Let others run."""
+
+    async def resume(self) -> None:
+        """Wait for the turn to run on."""
+
+
 async def decode(
     session: Session, planner: RoundPlanner, proposer: Proposer, verifier: Verifier, *, clock: Callable[[], float]
 ) -> AsyncGenerator[Round]:
@@ -60,28 +70,34 @@ async def decode(
             return
 
 
-async def read_ahead(items: AsyncGenerator[Item], *, limit: int) -> AsyncGenerator[Item]:
+async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int) -> AsyncGenerator[Item]:
     """Yield the items of a generator that goes on while an item is used, up to `limit` items ahead.
 
     Rounds go on while the coordinator turns the last one into text and the client reads it. A client that stops
-    reading stops them after `limit` rounds. Closing this generator closes the other.
+    reading stops them after `limit` rounds: they pause, in favour of others' sessions, until it has read half of them.
+    Closing this generator closes the other.
     """
     queue: asyncio.Queue[Item | None] = asyncio.Queue()  # None ends it
-    room = asyncio.Semaphore(limit)
+    drained = asyncio.Event()
 
     async def produce() -> None:
         try:
             async with aclosing(items):
                 async for item in items:
-                    await room.acquire()
                     queue.put_nowait(item)
+                    if queue.qsize() > limit:
+                        drained.clear()
+                        place.pause()
+                        await drained.wait()
+                        await place.resume()
         finally:
             queue.put_nowait(None)
 
     producing = asyncio.ensure_future(produce())
     try:
         while (item := await queue.get()) is not None:
-            room.release()
+            if queue.qsize() <= limit // 2:
+                drained.set()
             yield item
         await producing
     finally:

@@ -24,7 +24,7 @@ from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.caller import Caller
-from specd.errors import InvalidRequestError, UnavailableError
+from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
@@ -59,6 +59,31 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _SEED_BITS = 32
 
 
+class _UnreadMessage:
+    """The last message of a stream, until its client has taken it."""
+
+    def __init__(self) -> None:
+        self._writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing.set_result(None)
+
+    async def write(self, context: _Context, response: generation_pb2.GenerateResponse, stall_seconds: float) -> None:
+        """Send the next message. Raises ClientStalledError if the client does not take it in time."""
+        self._writing = asyncio.ensure_future(context.write(response))
+        self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())  # read in any case
+        try:
+            done, _ = await asyncio.wait({self._writing}, timeout=stall_seconds)
+        except asyncio.CancelledError:
+            self._writing.cancel()
+            raise
+        if not done:
+            raise ClientStalledError(stall_seconds)
+        self._writing.result()
+
+    async def taken(self) -> None:
+        """Wait until gRPC can take the status: not while a message waits for its client, or the call hangs for good."""
+        await asyncio.wait({self._writing})
+
+
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Generates text for clients."""
 
@@ -69,13 +94,17 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: _Context) -> None:
         """Stream a completion."""
-        async with reporting_errors(context, self._metrics.errors), self._server.until_stopped(_STOPPING):
+        unread = _UnreadMessage()
+        async with (
+            reporting_errors(context, self._metrics.errors, before_status=unread.taken),
+            self._server.until_stopped(_STOPPING),
+        ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
             emissions = coordinator.generate(_request(request, str(traceparent), current_caller()))
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
-                    await context.write(_response(batch))
+                    await unread.write(context, _response(batch), coordinator.settings.client_stall_seconds)
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context

@@ -82,6 +82,19 @@ class ResourceExhaustedError(SpecdError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+class ClientStalledError(SpecdError):
+    """The client has not read for too long; its session has ended."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def __init__(self, stall_seconds: float) -> None:
+        super().__init__(
+            "CLIENT_STALLED",
+            f"the client has taken no message for {stall_seconds:g} s, so its session has ended: read the stream while "
+            "it comes",
+        )
+
+
 class UnavailableError(SpecdError):
     """Something the request needs is away; a later retry can succeed."""
 

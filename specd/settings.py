@@ -279,6 +279,9 @@ class CoordinatorSettings(ListenerSettings):
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
     )
+    client_stall_seconds: Seconds = Field(
+        30.0, description="Time that a client may leave a message unread before its session ends with CLIENT_STALLED."
+    )
     session_idle_seconds: float = Field(
         600.0, ge=0, description="Time that a session is kept after its last use; 0 keeps none."
     )

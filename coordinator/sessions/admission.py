@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 from specd.errors import InvalidRequestError, ResourceExhaustedError
 from specd.step_costs import MovingAverage
@@ -20,24 +21,60 @@ class Place:
     """A request's place in the queue, and then among the running ones."""
 
     _admission: Admission
+    _client: _Client
     _turn: asyncio.Future[None] | None = None
     _num_bytes: int = 0
     _runs: bool = False
+    _pauses: bool = False
+    _refusal: ResourceExhaustedError | None = None
 
     async def admit(self, num_tokens: int, num_source_tokens: int = 0) -> None:
         """Wait for the request's turn to run a session of so many tokens, prompt and generated, and of its source.
 
-        Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come.
+        Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come, and ResourceExhaustedError (QUEUE_FULL)
+        when it gives way to a client that waits with fewer requests.
         """
         await self._admission._admit(self, num_tokens, num_source_tokens)
+
+    def pause(self) -> None:
+        """Let others run, as long as the session has to wait for its client. It keeps its memory."""
+        self._admission._pause(self)
+
+    async def resume(self) -> None:
+        """Wait for the turn to run on."""
+        await self._admission._resume(self)
+
+
+@dataclass(eq=False)
+class _Client:
+    """What one client has at a time. `turn` counts up with each of its requests that begins to run."""
+
+    turn: int
+    num_running: int = 0
+    reserved_bytes: int = 0
+    present: dict[Place, None] = field(default_factory=dict)  # as they came
+    queue: deque[Place] = field(default_factory=deque)
+
+    @property
+    def waiting(self) -> list[Place]:
+        """Those that have come and do not run yet."""
+        return [place for place in self.present if not place._runs and not place._pauses]
 
 
 class Admission:
     """Lets requests run while there is room for so many sessions, and for their tokens in the target's cache.
 
-    A session reserves memory for all tokens that it can come to, so that one that has begun can end. The others wait,
-    first come first served: small requests do not overtake a large one for ever. When too many wait, the next ones are
-    turned away at once.
+    A session reserves memory for all tokens that it can come to, so that one that has begun can end. The others wait:
+    of one client, first come first served. Of several, the one that has least of what it has most of, places or memory,
+    goes next (dominant resource fairness, Ghodsi et al., NSDI 2011), and of those with as little the one whose last
+    turn is longest ago. Nobody overtakes whose turn it is: small requests do not keep a large one waiting for ever.
+    One client alone can use everything.
+
+    When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
+    its requests gives way.
+
+    A session that waits for its client pauses: others take its place, and it waits for its turn to go on, which needs
+    no memory. As many may pause as may run and wait; further ones keep their places.
     """
 
     def __init__(
@@ -50,45 +87,83 @@ class Admission:
         clock: Callable[[], float],
     ) -> None:
         """The target has `capacity_bytes` for caches, now, of which a session's tokens and source take `bytes_for`."""
-        self.num_running = 0
+        self.num_running = self.num_paused = 0
         self.reserved_bytes = 0
         self._num_present = 0
         self._max_sessions = max_sessions
-        self._max_queued = max_queued
+        self._max_present = max_sessions + max_queued
         self._capacity_bytes = capacity_bytes
         self._bytes_for = bytes_for
         self._clock = clock
-        self._queue: deque[Place] = deque()
+        self._clients: dict[str, _Client] = {}
+        self._turns = count()
         self._last_end_at = 0.0  # of a session, or when the first request came
         self._seconds_between_ends = MovingAverage(_WEIGHT)
 
     @property
     def num_queued(self) -> int:
         """Requests that have come and do not run yet."""
-        return self._num_present - self.num_running
+        return self._num_present - self.num_running - self.num_paused
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
-        """Hold a place for a new request. Raises ResourceExhaustedError (QUEUE_FULL) when too many wait."""
-        if self._num_present >= self._max_sessions + self._max_queued:
-            # When those that wait now will have begun.
-            seconds = (self.num_queued + 1) * self._seconds_between_ends.value
+    def place(self, name: str = "", max_sessions: int | None = None) -> Iterator[Place]:
+        """Hold a place for a new request of the client of this name, which may have so many at a time.
+
+        Raises ResourceExhaustedError: CLIENT_SESSIONS when it has as many, QUEUE_FULL when too many wait.
+        """
+        client = self._clients.get(name) or _Client(next(self._turns))
+        if max_sessions is not None and len(client.present) >= max_sessions:
             raise ResourceExhaustedError(
-                "QUEUE_FULL",
-                f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may: "
-                "try again later",
-                retry_after_seconds=min(max(seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS),
+                "CLIENT_SESSIONS",
+                f"{len(client.present)} requests of this client run or wait, which is as many as it may have: wait "
+                "until one has ended",
+                retry_after_seconds=self._until(1),
             )
-        place = Place(self)
+        if self._num_present - self.num_paused >= self._max_present:
+            self._make_way_for(client)
+        place = Place(self, client)
         if self._num_present == 0:
             self._last_end_at = self._clock()
+        self._clients[name] = client
         self._num_present += 1
+        client.present[place] = None
         try:
             yield place
         finally:
-            self._leave(place)
+            if place in client.present:  # it has not given way
+                self._leave(place)
+            if not client.present and self._clients.get(name) is client:
+                del self._clients[name]
+
+    def _make_way_for(self, client: _Client) -> None:
+        """Turn away the latest request of whoever has most waiting. Raises ResourceExhaustedError if it is no other."""
+        full = ResourceExhaustedError(
+            "QUEUE_FULL",
+            f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may: "
+            "try again later",
+            retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
+        )
+        others = [other for other in self._clients.values() if other is not client]
+        if not others:
+            raise full
+        waiting = max((other.waiting for other in others), key=len)
+        if len(waiting) < len(client.waiting) + 2:
+            raise full
+        place = waiting[-1]
+        self._forget(place)
+        place._refusal = full
+        if place._turn is not None and not place._turn.done():
+            place._turn.set_exception(full)
+            place._turn.exception()  # read: it may be cancelled before it sees it
+
+    def _until(self, num_ends: int) -> float:
+        """Return in how many seconds so many sessions will have ended, about, within reason."""
+        seconds = num_ends * self._seconds_between_ends.value
+        return min(max(seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
 
     async def _admit(self, place: Place, num_tokens: int, num_source_tokens: int) -> None:
+        if place._refusal is not None:
+            raise place._refusal
         place._num_bytes = self._bytes_for(num_tokens, num_source_tokens)
         if place._num_bytes > (capacity := self._capacity_bytes()):
             raise InvalidRequestError(
@@ -98,34 +173,89 @@ class Admission:
                 "or raise the worker's --cache-bytes",
             )
         place._turn = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
+        place._client.queue.append(place)
         self._admit_next()
         await place._turn
 
+    def _pause(self, place: Place) -> None:
+        assert place._runs
+        if self.num_paused < self._max_present:
+            place._runs, place._pauses = False, True
+            self.num_running -= 1
+            place._client.num_running -= 1
+            self.num_paused += 1
+            self._admit_next()
+
+    async def _resume(self, place: Place) -> None:
+        if place._pauses:
+            place._turn = asyncio.get_running_loop().create_future()
+            place._client.queue.appendleft(place)
+            self._admit_next()
+            await place._turn
+
     def _admit_next(self) -> None:
-        while self._queue and self._has_room_for(self._queue[0]):
-            place = self._queue.popleft()
-            assert place._turn is not None
-            if place._turn.cancelled():
-                continue  # it is about to leave
-            place._runs = True
+        while self.num_running < self._max_sessions and (place := self._next()) is not None:
+            client = place._client
+            client.queue.popleft()
+            if place._pauses:
+                self.num_paused -= 1
+            else:
+                self.reserved_bytes += place._num_bytes
+                client.reserved_bytes += place._num_bytes
+            place._runs, place._pauses = True, False
             self.num_running += 1
-            self.reserved_bytes += place._num_bytes
+            client.num_running += 1
+            client.turn = next(self._turns)
+            assert place._turn is not None
             place._turn.set_result(None)
 
-    def _has_room_for(self, place: Place) -> bool:
+    def _next(self) -> Place | None:
+        """Return whose turn it is, if there is room for it."""
+        if not any(client.queue for client in self._clients.values()):
+            return None
+        capacity = max(self._capacity_bytes(), 1)
+
+        def order(client: _Client) -> tuple[float, int]:
+            share = max(client.num_running / self._max_sessions, client.reserved_bytes / capacity)
+            return share, client.turn
+
+        is_blocked = False
+        for client in sorted(self._clients.values(), key=order):
+            while client.queue and (turn := client.queue[0]._turn) is not None and turn.cancelled():
+                client.queue.popleft()  # it is about to leave
+            if not client.queue:
+                continue
+            place = client.queue[0]
+            # Whoever goes on needs no memory, and may hold what the one whose turn it is waits for.
+            if place._pauses or (not is_blocked and self._fits(place, capacity)):
+                return place
+            is_blocked = True
+        return None
+
+    def _fits(self, place: Place, capacity: int) -> bool:
         # The capacity can shrink when the worker comes back with less: one session runs in any case.
-        fits = self.reserved_bytes + place._num_bytes <= self._capacity_bytes() or self.num_running == 0
-        return self.num_running < self._max_sessions and fits
+        return self.reserved_bytes + place._num_bytes <= capacity or self.reserved_bytes == 0
 
     def _leave(self, place: Place) -> None:
-        self._num_present -= 1
-        if place._runs:
-            self.num_running -= 1
-            self.reserved_bytes -= place._num_bytes
+        has_run = place._runs or place._pauses
+        self._forget(place)
+        if has_run:
             now = self._clock()
             self._seconds_between_ends.add(now - self._last_end_at)
             self._last_end_at = now
-        elif place in self._queue:
-            self._queue.remove(place)
         self._admit_next()
+
+    def _forget(self, place: Place) -> None:
+        client = place._client
+        self._num_present -= 1
+        del client.present[place]
+        if place in client.queue:
+            client.queue.remove(place)
+        if place._runs or place._pauses:
+            self.reserved_bytes -= place._num_bytes
+            client.reserved_bytes -= place._num_bytes
+        if place._runs:
+            self.num_running -= 1
+            client.num_running -= 1
+        self.num_paused -= place._pauses
+        place._runs = place._pauses = False

@@ -96,7 +96,7 @@ class GenerationRequest:
             check_tokens(model, prompt.source)
         check_prompt(model, prompt.token_ids)
         self._check_prediction(model, prompt.prediction)
-        max_tokens = resolve_max_tokens(model, len(prompt.token_ids), self.max_tokens)
+        max_tokens = resolve_max_tokens(model, len(prompt.token_ids), self.max_tokens, self.client_limits.max_tokens)
         self.stop.check(model, max_tokens)
         return max_tokens
 
@@ -144,11 +144,18 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
         )
 
 
-def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None) -> int:
-    """Return how many tokens to generate at most. Raises InvalidRequestError if the context has no room for them."""
+def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None, limit: int | None = None) -> int:
+    """Return how many tokens to generate at most, for a client that may have so many at once.
+
+    Raises InvalidRequestError if that or the context has no room for them.
+    """
     room = model.context_length - prompt_len
     if max_tokens is None:
-        return min(DEFAULT_MAX_TOKENS, room)
+        return min(DEFAULT_MAX_TOKENS, room, limit or room)
+    if limit is not None and max_tokens > limit:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"max_tokens is {max_tokens}: this client may generate at most {limit}"
+        )
     if max_tokens == 0:
         raise InvalidRequestError("OUT_OF_RANGE", "max_tokens is 0: it must be at least 1")
     if max_tokens > room:

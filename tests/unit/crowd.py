@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from coordinator.sessions.admission import Admission
+from coordinator.sessions.admission import Admission, Place
 from specd.errors import InvalidRequestError, ResourceExhaustedError
 
 
@@ -20,12 +20,15 @@ class Clock:
 class Request:
     """Comes, asks for its turn, runs until it is told to end, and leaves."""
 
-    def __init__(self, crowd: Crowd) -> None:
+    def __init__(self, crowd: Crowd, client: str = "") -> None:
+        self.client = client
         self.num_tokens = 0
         self.refusal: ResourceExhaustedError | InvalidRequestError | None = None
         self._crowd = crowd
         self._asks: asyncio.Future[int] = crowd.loop.create_future()
         self._ends: asyncio.Future[None] = crowd.loop.create_future()
+        self._place: Place | None = None
+        self.resuming: asyncio.Task[None] | None = None
         self.task = crowd.loop.create_task(self._live())
 
     @property
@@ -55,11 +58,31 @@ class Request:
         else:
             self._ends.set_exception(error)
 
+    def pause(self) -> None:
+        """Wait for its client; where as many as may do so already, it stays where it is."""
+        assert self._place is not None
+        self._place.pause()
+        if self._place._pauses:
+            self._crowd.running.remove(self)
+            self._crowd.paused.append(self)
+
+    def resume(self) -> None:
+        assert self._place is not None
+        self.resuming = self._crowd.loop.create_task(self._go_on(self._place))
+
+    async def _go_on(self, place: Place) -> None:
+        await place.resume()
+        if self in self._crowd.paused:  # it may have left meanwhile
+            self._crowd.paused.remove(self)
+            self._crowd.running.append(self)
+
     async def _live(self) -> None:
         crowd = self._crowd
-        expected_reason = "QUEUE_FULL" if len(crowd.present) >= crowd.max_sessions + crowd.max_queued else ""
+        is_full = len(crowd.present) - len(crowd.paused) >= crowd.max_sessions + crowd.max_queued
+        expected_reason = "QUEUE_FULL" if is_full and not crowd.has_several_clients else ""
         try:
-            with crowd.admission.place() as place:
+            with crowd.admission.place(self.client) as place:
+                self._place = place
                 crowd.present.append(self)
                 try:
                     self.num_tokens = await self._asks
@@ -70,10 +93,13 @@ class Request:
                     crowd.begin(self)
                     await self._ends
                 finally:
+                    if self.resuming is not None:
+                        self.resuming.cancel()
                     crowd.forget(self)
         except (ResourceExhaustedError, InvalidRequestError) as error:
             self.refusal = error
-        assert self.reason == expected_reason
+        if not crowd.has_several_clients:  # of several, one may give way to another
+            assert self.reason == expected_reason
 
 
 class Crowd:
@@ -103,8 +129,14 @@ class Crowd:
         self.present: list[Request] = []
         self.waiting: list[Request] = []  # in the order in which they asked
         self.running: list[Request] = []  # in the order in which they began
+        self.paused: list[Request] = []
+        self.begun: list[Request] = []  # all that ever ran, in the order in which they began
         self.overtaken: list[Request] = []
         self.noticed_capacity = capacity  # when somebody last asked or left
+
+    @property
+    def has_several_clients(self) -> bool:
+        return len({request.client for request in self.everyone}) > 1
 
     async def __aenter__(self) -> Crowd:
         return self
@@ -120,9 +152,9 @@ class Crowd:
             self.check_books()
             assert (self.admission.num_running, self.admission.num_queued, self.admission.reserved_bytes) == (0, 0, 0)
 
-    def come(self, num_tokens: int | None = 1) -> Request:
+    def come(self, num_tokens: int | None = 1, client: str = "") -> Request:
         """Let a request come, which asks for its turn at once, or not yet."""
-        request = Request(self)
+        request = Request(self, client)
         self.everyone.append(request)
         if num_tokens is not None:
             request.ask(num_tokens)
@@ -130,10 +162,12 @@ class Crowd:
 
     def begin(self, request: Request) -> None:
         # One that runs as soon as it asks goes on before those that its asking admits, which are ready by now.
-        self.loop.call_soon(self._note_overtaken, self.waiting[: self.waiting.index(request)])
+        ahead = [one for one in self.waiting[: self.waiting.index(request)] if one.client == request.client]
+        self.loop.call_soon(self._note_overtaken, ahead)
         self.waiting.remove(request)
         assert request not in self.running
         self.running.append(request)
+        self.begun.append(request)
         assert len(self.running) <= self.max_sessions
         assert sum(one.num_tokens for one in self.running) <= self.capacity or len(self.running) == 1
 
@@ -142,15 +176,16 @@ class Crowd:
 
     def forget(self, request: Request) -> None:
         self.noticed_capacity = self.capacity
-        for those in (self.present, self.waiting, self.running):
+        for those in (self.present, self.waiting, self.running, self.paused):
             if request in those:
                 those.remove(request)
 
     def check_books(self) -> None:
         """Check the admission's numbers against ours, once nobody is on the way from one state to the next."""
         assert self.admission.num_running == len(self.running)
-        assert self.admission.reserved_bytes == sum(request.num_tokens for request in self.running)
-        assert self.admission.num_queued == len(self.present) - len(self.running)
+        assert self.admission.num_paused == len(self.paused)
+        assert self.admission.reserved_bytes == sum(request.num_tokens for request in (*self.running, *self.paused))
+        assert self.admission.num_queued == len(self.present) - len(self.running) - len(self.paused)
         assert self.overtaken == []
 
 

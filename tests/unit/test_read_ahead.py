@@ -11,6 +11,20 @@ import pytest
 from coordinator.round_loop import read_ahead
 
 
+class Place:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.may_resume = asyncio.Event()
+        self.may_resume.set()
+
+    def pause(self) -> None:
+        self.events.append("pause")
+
+    async def resume(self) -> None:
+        await self.may_resume.wait()
+        self.events.append("resume")
+
+
 class Producer:
     def __init__(self, count: int, *, fail_after: int | None = None) -> None:
         self.produced = 0
@@ -31,12 +45,12 @@ class Producer:
 
 
 async def test_items_come_in_order_and_all() -> None:
-    assert [i async for i in read_ahead(Producer(100).items(), limit=3)] == list(range(100))
+    assert [i async for i in read_ahead(Producer(100).items(), Place(), limit=3)] == list(range(100))
 
 
 async def test_the_producer_is_at_most_the_limit_ahead() -> None:
     producer = Producer(100)
-    async for i in read_ahead(producer.items(), limit=5):
+    async for i in read_ahead(producer.items(), Place(), limit=5):
         for _ in range(20):
             await asyncio.sleep(0)
         # One is in the hands of the consumer, and one waits to enter the full queue.
@@ -46,15 +60,52 @@ async def test_the_producer_is_at_most_the_limit_ahead() -> None:
 async def test_an_error_comes_after_what_was_produced_before() -> None:
     received = []
     with pytest.raises(ValueError, match="boom"):
-        async for i in read_ahead(Producer(10, fail_after=4).items(), limit=64):
+        async for i in read_ahead(Producer(10, fail_after=4).items(), Place(), limit=64):
             received.append(i)  # noqa: PERF401 - the loop fails on the way
     assert received == [0, 1, 2, 3]
 
 
 async def test_closing_closes_the_producer() -> None:
     producer = Producer(100)
-    async with aclosing(read_ahead(producer.items(), limit=5)) as items:
+    async with aclosing(read_ahead(producer.items(), Place(), limit=5)) as items:
         async for _ in items:
             break
     assert producer.closed
     assert producer.produced < 100
+
+
+async def pass_time() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def test_it_pauses_when_it_is_ahead_and_goes_on_when_half_is_read_and_its_turn_has_come() -> None:
+    producer, place = Producer(100), Place()
+    place.may_resume.clear()
+    async with aclosing(read_ahead(producer.items(), place, limit=10)) as items:
+        assert await anext(items) == 0
+        await pass_time()
+        assert place.events == ["pause"]
+        ahead = producer.produced
+        for _ in range(4):
+            await anext(items)
+            await pass_time()
+        place.may_resume.set()
+        await pass_time()
+        assert place.events == ["pause"], "less than half has been read"
+        place.may_resume.clear()
+        for _ in range(3):
+            await anext(items)
+        await pass_time()
+        assert producer.produced == ahead, "its turn has not come"
+        place.may_resume.set()
+        await pass_time()
+        assert place.events == ["pause", "resume", "pause"]
+        assert producer.produced > ahead
+
+
+async def test_a_client_that_keeps_up_never_pauses_it() -> None:
+    place = Place()
+    async for _ in read_ahead(Producer(100).items(), place, limit=5):
+        pass
+    assert place.events == []

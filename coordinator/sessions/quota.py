@@ -1,0 +1,57 @@
+"""Quotas: how many tokens a client uses in a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specd.caller import CallerLimits
+from specd.errors import ResourceExhaustedError
+
+_SECONDS = 60.0
+
+
+@dataclass
+class _Account:
+    """Tokens that a client may still use; below 0 it has used more than it may."""
+
+    balance: float
+    counted_at: float
+
+
+class Quotas:
+    """What is left to each client of its tokens per minute: a bucket of a minute's tokens, which fills up steadily.
+
+    Tokens are counted when they have been used, because nobody knows before how many will be. So sessions that run
+    together can overdraw the account, each by its own tokens, and the next request waits until that is made up for.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def check(self, client: str, limits: CallerLimits) -> None:
+        """Raise ResourceExhaustedError (CLIENT_TOKENS) if the client has used up what it may."""
+        limit = limits.tokens_per_minute
+        if limit is None:
+            return
+        account = self._account(client, limit)
+        if account.balance <= 0:
+            raise ResourceExhaustedError(
+                "CLIENT_TOKENS",
+                f"this client has used its {limit} tokens per minute: wait until it may use more",
+                retry_after_seconds=(1 - account.balance) * _SECONDS / limit,
+            )
+
+    def count(self, client: str, limits: CallerLimits, num_tokens: int) -> None:
+        """Count tokens that the client has used, of a prompt or generated."""
+        if limits.tokens_per_minute is not None:
+            self._account(client, limits.tokens_per_minute).balance -= num_tokens
+
+    def _account(self, client: str, limit: int) -> _Account:
+        now = self._clock()
+        account = self._accounts.setdefault(client, _Account(limit, now))
+        filled = account.balance + (now - account.counted_at) * limit / _SECONDS
+        account.balance, account.counted_at = min(filled, limit), now
+        return account

@@ -1,0 +1,46 @@
+"""A stack whose clients have tokens, and these clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from specd.cli.supervisor import Stack
+from specd.identity.tokens import new_token, write_tokens
+from specd.rpc.channel import open_channel
+from specd.rpc.credentials import ClientCredentials
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.v1.generation_pb2_grpc import GenerationServiceStub
+from specd.v1.session_pb2_grpc import SessionServiceStub
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One client of a coordinator."""
+
+    generation: GenerationServiceStub
+    sessions: SessionServiceStub
+
+
+@asynccontextmanager
+async def stack_with_owners(
+    directory: Path, limits: Mapping[str, Mapping[str, int]], **settings: str
+) -> AsyncIterator[tuple[Stack, dict[str, Owner]]]:
+    """Start a stack with these settings of its coordinator, and clients by name, each with limits of its own."""
+    made = {name: new_token(name, **limits[name]) for name in limits}
+    write_tokens(directory / "tokens", [token for _, token in made.values()])
+    environment = {f"SPECD_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
+    environment |= {"SPECD_COORDINATOR_TOKENS": str(directory / "tokens"), "OPENBLAS_NUM_THREADS": "1"}
+    async with AsyncExitStack() as open_:
+        stack = await open_.enter_async_context(
+            Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment)
+        )
+        owners = {}
+        for name, (text, _) in made.items():
+            channel = await open_.enter_async_context(
+                open_channel(stack.address, ClientCredentials(None, None, None, text))
+            )
+            owners[name] = Owner(GenerationServiceStub(channel), SessionServiceStub(channel))
+        yield stack, owners
