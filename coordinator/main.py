@@ -130,7 +130,10 @@ async def _connect_target(
 
     async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
         if not first:
-            first.append((model, await link.fetch_tokenizer(model.name)))
+            tokenizer = await link.fetch_tokenizer(model.name)
+            if model.vocabulary_size > tokenizer.vocabulary_size:
+                raise ValueError(f"{model.vocabulary_size} tokens, and its tokenizer has {tokenizer.vocabulary_size}")
+            first.append((model, tokenizer))
         elif not model.decodes_like(first[0][0]):
             raise RefusedModelError(
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
@@ -143,7 +146,13 @@ async def _connect_target(
             await server.set_serving(ready)
 
     link = WorkerLink(
-        "target", settings.target, certificates, open_stream=GrpcTargetStream, accept=accept, on_change=on_change
+        "target",
+        settings.target,
+        certificates,
+        open_stream=GrpcTargetStream,
+        accept=accept,
+        on_change=on_change,
+        keeps_model=True,
     )
     connections.push_async_callback(link.close)
     await link.wait_until_judged(math.inf)

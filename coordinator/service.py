@@ -114,7 +114,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             coordinator = self._coordinator.get()
             draft = coordinator.draft
             return generation_pb2.GetModelInfoResponse(
-                target=to_model(coordinator.model),
+                target=to_model(coordinator.target.model or coordinator.model),
                 draft=to_model(draft.model) if draft.model is not None else None,
                 draft_fault=draft.fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import ClassVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -124,11 +126,12 @@ def to_status(error: SpecdError) -> grpc.Status:
 def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     """Return the ErrorInfo of a status, or an empty one."""
     info = error_details_pb2.ErrorInfo()
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    for detail in status.details if status is not None else ():
-        if detail.Unpack(info):
-            break
-    return info
+    with contextlib.suppress(ValueError, DecodeError):  # of details that are broken, or of another status
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+        for detail in status.details if status is not None else ():
+            if detail.Unpack(info):
+                return info
+    return error_details_pb2.ErrorInfo()
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

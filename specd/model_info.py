@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The largest ones have 35 MB.
+MAX_TOKENIZER_BYTES = 128 * 2**20
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -20,6 +23,7 @@ class ModelInfo:
     device: str
     decoder_start_token_id: int | None = None
     trained_source_length: int = 0
+    whole_fingerprint: str = ""
 
     @property
     def has_encoder(self) -> bool:
@@ -27,7 +31,10 @@ class ModelInfo:
         return self.decoder_start_token_id is not None
 
     def decodes_like(self, other: ModelInfo) -> bool:
-        """Whether a session can continue on the other model: same weights, tokenizer and end tokens."""
+        """Whether a session can continue on the other model, as far as is known at once.
+
+        That is same config, samples of the weights, tokenizer and end tokens. `whole_fingerprint` tells for sure.
+        """
         return (self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids) == (
             other.fingerprint,
             other.vocabulary_fingerprint,

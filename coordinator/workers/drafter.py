@@ -10,11 +10,11 @@ from typing import Protocol
 import structlog
 
 from coordinator.core import Plan, Proposal, SessionSetup
+from coordinator.workers.answers import check_proposal
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
-from specd.sampling import Acceptance
 
 log = structlog.get_logger()
 
@@ -104,30 +104,11 @@ class Drafter:
         position = self._cached.position(token_ids)
         await stream.ask(position, token_ids[position:], plan, max(give_up_at - self._clock(), 0.0))
         proposal = await stream.answer(max(give_up_at - self._clock(), 0.0))
-        if not self._is_sound(model, proposal, plan):
-            raise WorkerError(
-                "DRAFT_BROKEN",
-                f"the draft worker answered with {proposal.token_ids}, confidences {proposal.confidences} "
-                f"and {len(proposal.distributions)} distributions",
-            )
+        vocabulary_size = self._setup.sampling.vocabulary_size or model.vocabulary_size  # the target's
+        check_proposal(proposal, plan, self._setup, session_len=len(token_ids), vocabulary_size=vocabulary_size)
         self._cached.update(len(token_ids), proposal.token_ids, proposal.cached_len)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         return proposal
-
-    def _is_sound(self, model: ModelInfo, proposal: Proposal, plan: Plan) -> bool:
-        """Whether the proposal can be used: the target worker would refuse the whole round for one bad id."""
-        num_tokens = len(proposal.token_ids)
-        fewest = 1 if plan.min_confidences else plan.num_draft_tokens
-        return (
-            fewest <= num_tokens <= plan.num_draft_tokens
-            and max(proposal.token_ids)
-            < (self._setup.sampling.vocabulary_size or model.vocabulary_size)  # the target's
-            and (
-                self._setup.sampling.acceptance is not Acceptance.REJECTION or len(proposal.distributions) == num_tokens
-            )
-            and len(proposal.confidences) in {0, num_tokens}
-            and all(0 <= confidence <= 1 for confidence in proposal.confidences)
-        )
 
     async def _prefill(self, token_ids: Sequence[int]) -> None:
         # The first proposal on this stream meets the same error, and handles it.

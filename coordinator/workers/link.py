@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -11,12 +12,13 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.core import SessionSetup
+from coordinator.workers.description import check_description
 from coordinator.workers.errors import RefusedModelError
-from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates
 from specd.identity.roles import Role
-from specd.model_info import ModelInfo
+from specd.model_info import MAX_TOKENIZER_BYTES, ModelInfo
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
@@ -31,6 +33,8 @@ _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _DESCRIBE_SECONDS = 10.0
 _RENEW_SECONDS = 5.0
+_MOST_CHARACTERS = 500  # of an error
+_MOST_CONFIG_BYTES = 2 * 2**20  # of a chat template and the special tokens
 
 Stream = TypeVar("Stream")
 
@@ -48,13 +52,15 @@ class WorkerLink(RemoteWorker[Stream]):
         address: str,
         certificates: Certificates | None = None,
         *,
-        open_stream: Callable[[grpc.aio.Channel, SessionSetup], Stream],
+        open_stream: Callable[[grpc.aio.Channel, SessionSetup, str], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
+        keeps_model: bool = False,
     ) -> None:
         """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model.
 
         With certificates that come with an authority, over TLS, and only to a process with the worker's role.
+        With `keeps_model`, every life of the worker must have the weights of the one before, to the last byte.
         """
         super().__init__(f"{worker.upper()}_UNAVAILABLE")
         self.worker = worker
@@ -68,24 +74,33 @@ class WorkerLink(RemoteWorker[Stream]):
         self._accept = accept
         self._on_change = on_change
         self._following: asyncio.Future[None] | None = None
+        self._keeps_model = keeps_model
+        self._learning: asyncio.Future[None] | None = None
         self._watching = asyncio.ensure_future(self._watch())
 
     def open_stream(self, setup: SessionSetup) -> Stream:
         """Open a stream for a session, on the one channel."""
-        return self._open_stream(self._channel, setup)
+        return self._open_stream(self._channel, setup, self.life.incarnation)
 
     async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
         """Get the tokenizer and chat template of the worker's model; errors of the template name the model."""
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
         call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=_DESCRIBE_SECONDS)
-        responses = [response async for response in call]
-        config = responses[0].config if responses else model_pb2.TokenizerConfig()
+        config, data = model_pb2.TokenizerConfig(), bytearray()
+        async for response in call:
+            if not data:
+                config = response.config
+            data += response.chunk
+            if len(data) > MAX_TOKENIZER_BYTES or config.ByteSize() > _MOST_CONFIG_BYTES:
+                raise ValueError("its tokenizer is larger than any there is")
         template = ChatTemplate(config.chat_template, dict(config.special_tokens), model_name)
-        return Tokenizer(b"".join(response.chunk for response in responses), template)
+        # Not on the event loop: some take a second.
+        return await asyncio.to_thread(_read_tokenizer, bytes(data), template)
 
     async def close(self) -> None:
         """Stop watching and close the channel, with all streams on it."""
         self._watching.cancel()
+        self._stop_learning()
         await asyncio.gather(self._watching, return_exceptions=True)
         for channel in (self._channel, self._retired):
             if channel is not None:
@@ -108,10 +123,11 @@ class WorkerLink(RemoteWorker[Stream]):
                     self._why = "it ended the health stream"
                 except grpc.aio.AioRpcError as error:
                     self._why = error.details() or error.code().name
+                except ValueError as error:  # of the checks of what it says
+                    await self._lose_for_a_while(f"what it says of itself cannot be: {error}")
                 except Exception as error:
-                    self._why = repr(error)
                     log.exception("cannot use a worker", worker=self.worker, address=self.address)
-                    await asyncio.sleep(_REMIND_SECONDS)
+                    await self._lose_for_a_while(repr(error))
                 await self._lose()
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
@@ -119,12 +135,19 @@ class WorkerLink(RemoteWorker[Stream]):
                 if task is not None:
                     task.cancel()
 
+    async def _lose_for_a_while(self, why: str) -> None:
+        self._why = why
+        log.error("cannot use a worker", worker=self.worker, address=self.address, why=why)
+        await self._lose()
+        await asyncio.sleep(_REMIND_SECONDS)
+
     async def _follow_health(self) -> None:
         health = health_pb2_grpc.HealthStub(self._channel)
         request = health_pb2.HealthCheckRequest(service=f"specd.v1.{self.worker.capitalize()}Service")
         async for update in health.Watch(request, wait_for_ready=True):  # type: ignore[attr-defined]
             if update.status == health_pb2.HealthCheckResponse.SERVING:
                 await self._check_model()
+                await asyncio.sleep(_RETRY_SECONDS)  # so that one that says so again and again gets little attention
             elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
                 await self._refuse(f"the process at {self.address} is no {self.worker} worker")
             else:
@@ -132,18 +155,58 @@ class WorkerLink(RemoteWorker[Stream]):
                 await self._lose()
 
     async def _check_model(self) -> None:
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
-        response = await stub.Describe(model_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
-        model = model_from(response.model)
+        self._stop_learning()
+        response = await self._describe()
+        must_match = self.life.whole_fingerprint if self._keeps_model else ""
+        if must_match and not response.model.whole_fingerprint:
+            self._why = "it has yet to say which weights it holds"
+            await self._lose()
+            response = await self._describe(wait_for_whole_fingerprint=True)
+        model, footprint = model_from(response.model), footprint_from(response)
+        check_description(model, footprint, response.incarnation)
+        step_costs = step_costs_from(response.step_costs)
         try:
             await self._accept(model, self)
+            if must_match not in {"", model.whole_fingerprint}:
+                raise RefusedModelError(
+                    f"the {self.worker} worker at {self.address} serves {model.name} with other weights than before, "
+                    "though they look the same at first sight: restart the coordinator"
+                )
         except RefusedModelError as error:
             await self._refuse(str(error))
             return
-        self.cache_bytes, self.footprint = response.cache_capacity_bytes, footprint_from(response)
-        self.step_costs = step_costs_from(response.step_costs)
+        self.cache_bytes, self.footprint, self.step_costs = response.cache_capacity_bytes, footprint, step_costs
+        self.life = WorkerLife(response.incarnation, model.whole_fingerprint)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._become(model)
+        if self._keeps_model and not model.whole_fingerprint:
+            self._learning = asyncio.ensure_future(self._learn_fingerprint(self.life))
+
+    async def _describe(self, *, wait_for_whole_fingerprint: bool = False) -> model_pb2.DescribeResponse:
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        request = model_pb2.DescribeRequest(wait_for_whole_fingerprint=wait_for_whole_fingerprint)
+        timeout = None if wait_for_whole_fingerprint else _DESCRIBE_SECONDS
+        response: model_pb2.DescribeResponse = await stub.Describe(request, timeout=timeout)
+        return response
+
+    async def _learn_fingerprint(self, life: WorkerLife) -> None:
+        """Wait until the worker has digested its model, to know it again when it comes back."""
+        while not life.whole_fingerprint:
+            try:
+                response = await self._describe(wait_for_whole_fingerprint=True)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(_REMIND_SECONDS)
+                continue
+            if response.incarnation != life.incarnation or not response.model.whole_fingerprint:
+                return
+            life.whole_fingerprint = response.model.whole_fingerprint
+        if self.life is life and self.model is not None:
+            self.model = replace(self.model, whole_fingerprint=life.whole_fingerprint)
+
+    def _stop_learning(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
+            self._learning = None
 
     async def _refuse(self, why: str) -> None:
         log.error("refused a worker", worker=self.worker, address=self.address, error=why)
@@ -198,3 +261,11 @@ def _credentials(worker: str, address: str, certificates: Certificates | None) -
         return PLAIN
     files = certificates.files
     return ClientCredentials(files.ca, files.cert, files.key, server_name=Role(f"{worker}-worker").dns_name)
+
+
+def _read_tokenizer(data: bytes, template: ChatTemplate) -> Tokenizer:
+    """Return a tokenizer from its bytes. Raises ValueError."""
+    try:
+        return Tokenizer(data, template)
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ValueError(f"its tokenizer cannot be read: {error}"[:_MOST_CHARACTERS]) from error

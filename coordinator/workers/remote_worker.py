@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from coordinator.core import SessionSetup
@@ -15,18 +16,33 @@ from specd.step_costs import StepCosts
 Stream_co = TypeVar("Stream_co", covariant=True)
 
 
+@dataclass(eq=False)
+class WorkerLife:
+    """A worker's process, from start to end, and the whole fingerprint of its model as soon as it is known."""
+
+    incarnation: str = ""
+    whole_fingerprint: str = ""
+
+    def continues(self, earlier: WorkerLife) -> bool:
+        """Whether a session of an earlier life can go on in this one: its model is the same for sure."""
+        is_same_model = "" != self.whole_fingerprint == earlier.whole_fingerprint
+        return self.incarnation == earlier.incarnation or is_same_model
+
+
 class RemoteWorker(Generic[Stream_co]):
     """Whether a worker is there, with which model, and what it costs; all sessions share it. This one never comes.
 
     `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason, such as
-    DRAFT_UNAVAILABLE, and `refusal` says for people why a worker that is there cannot be used. `step_costs`, in seconds
-    by sessions and tokens, `cache_bytes` for the caches of all sessions and the `footprint` of one are as last known.
+    DRAFT_UNAVAILABLE, and `refusal` says for people why a worker that is there cannot be used. Its `life`,
+    `step_costs`, in seconds by sessions and tokens, `cache_bytes` for the caches of all sessions and the `footprint` of
+    one are as last known.
     """
 
     def __init__(self, fault: str, model: ModelInfo | None = None) -> None:
         self.fault = fault
         self.model = model
         self.refusal = ""
+        self.life = WorkerLife()
         self.step_costs: StepCosts | None = None
         self.cache_bytes, self.footprint = 0, CacheFootprint()
         self._changed = asyncio.Event()

@@ -12,8 +12,15 @@ import grpc
 from coordinator.core import Exchange, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from specd.errors import error_info
-from specd.rpc.messages import distribution_from, log_probabilities_from, to_distribution, to_session_sampling
-from specd.sampling import Acceptance, certain
+from specd.rpc.messages import (
+    INCARNATION,
+    distribution_from,
+    log_probabilities_from,
+    to_distribution,
+    to_session_sampling,
+)
+from specd.sampling import MAX_TOP_LOG_PROBABILITIES, Acceptance, certain
+from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
@@ -29,6 +36,22 @@ _LOST_CODES = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
+# What workers say for programs.
+_REASONS = frozenset(
+    {
+        *(
+            "BROKEN_DISTRIBUTION",
+            "BROKEN_MESSAGE",
+            "CACHE_FULL",
+            "CACHE_TOO_SHORT",
+            "CONTEXT_EXCEEDED",
+            "CONTRADICTION",
+        ),
+        *("EMPTY_TOKEN_IDS", "NON_FINITE_LOGITS", "OUT_OF_RANGE", "STARTING", "STOPPING", "TOKEN_OUT_OF_VOCABULARY"),
+    }
+)
+_MOST_CHARACTERS = 500  # of a worker's error
+_MOST_SESSIONS, _MOST_STEP_TOKENS = 2**12, 2**20  # of a step
 # grpc.aio puts this, with INTERNAL, in place of the real status when a write meets the end of its stream.
 _FAILED_WRITE = "Internal error from Core"
 
@@ -39,10 +62,13 @@ class WorkerStream(Generic[Request, Response]):
     The first request carries the session's sampling, source and namespace.
     """
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, *, worker: str) -> None:
-        """Use an open call to the "draft" or "target" worker."""
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, incarnation: str, *, worker: str
+    ) -> None:
+        """Use an open call to the "draft" or "target" worker, of which this incarnation is to answer."""
         self._call: Any = call
         self._setup = setup
+        self._incarnation = incarnation
         self._worker = worker
         self._request: Request | None = None
         self._sent_at = 0.0
@@ -95,25 +121,43 @@ class WorkerStream(Generic[Request, Response]):
             raise answer
         assert self._request is not None
         elapsed, spent = time.perf_counter() - self._sent_at, answer.time
+        # Of a worker that lies, what it says adds up to what we see. The order of the arguments makes NaN 0.
+        compute_seconds = min(max(0.0, spent.compute_seconds), elapsed)
+        queue_seconds = min(max(0.0, spent.queue_seconds), elapsed - compute_seconds)
         return answer, Exchange(
-            spent.queue_seconds,
-            spent.compute_seconds,
-            wire_seconds=max(elapsed - spent.queue_seconds - spent.compute_seconds, 0.0),
+            queue_seconds,
+            compute_seconds,
+            wire_seconds=elapsed - queue_seconds - compute_seconds,
             wire_bytes=self._sent_bytes + answer.ByteSize(),
-            num_sessions=spent.num_sessions,
-            step_tokens=spent.step_tokens,
+            num_sessions=min(max(spent.num_sessions, 1), _MOST_SESSIONS),
+            step_tokens=min(max(spent.step_tokens, 1), _MOST_STEP_TOKENS),
             num_tokens=len(self._request.token_ids),
             sent_at=self._sent_at,
         )
 
+    async def _read_answers(self, *, is_other_life: bool) -> WorkerError:
+        """Read to the end of the stream, or to what the worker should not have sent; return the error that this is."""
+        num_answers = 0
+        while (response := cast(Any, await self._call.read())) is not grpc.aio.EOF:
+            if is_other_life:
+                return self._replaced()
+            num_asked = self._request.round if self._request is not None else 0
+            num_answers += 1
+            if num_answers > num_asked or response.round > num_asked:
+                return WorkerError(self._reason("BROKEN"), f"the {self._worker} worker answered what it was not asked")
+            if response.round == num_asked:
+                self._settle(response)
+        return WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
+
     async def _read(self) -> None:
+        said = None
         try:
-            while (response := cast(Any, await self._call.read())) is not grpc.aio.EOF:
-                if self._request is not None and response.round == self._request.round:
-                    self._settle(response)
-            self._ended = WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
+            said = (await self._call.initial_metadata()).get(INCARNATION)
+            self._ended = await self._read_answers(is_other_life=said != self._incarnation)
+            self._call.cancel()
         except grpc.aio.AioRpcError as error:
-            self._ended = self._error(error)
+            # Without metadata nobody has answered, or a proxy.
+            self._ended = self._error(error) if said in {None, self._incarnation} else self._replaced()
         except Exception as error:  # an answer that cannot be parsed, for one, comes as None
             self._ended = WorkerError(
                 self._reason("BROKEN"), f"the {self._worker} worker's answer is broken: {error!r}"
@@ -122,12 +166,18 @@ class WorkerStream(Generic[Request, Response]):
 
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:
         code, details = error.code(), error.details() or ""
-        message = f"{code.name} from the {self._worker} worker: {details}"
+        shown = "".join(character if character.isprintable() else " " for character in details[:_MOST_CHARACTERS])
+        message = f"{code.name} from the {self._worker} worker: {shown}"
         reason = error_info(error).reason
         if reason == "CACHE_FULL":
             return WorkerFullError(reason, message)
         kind = WorkerLostError if code in _LOST_CODES or details == _FAILED_WRITE else WorkerError
-        return kind(reason or self._reason(code.name), message)
+        # Reasons become labels of metrics, of which there must not be any number.
+        return kind(reason if reason in _REASONS else self._reason(code.name), message)
+
+    def _replaced(self) -> WorkerError:
+        message = f"another {self._worker} worker answers than the one whose model was checked"
+        return WorkerLostError(self._reason("REPLACED"), message)
 
     def _settle(self, answer: Response | WorkerError) -> None:
         if not self._answered.done():
@@ -144,10 +194,10 @@ class WorkerStream(Generic[Request, Response]):
 class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]):
     """A `DraftStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup) -> None:
+    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup, incarnation: str) -> None:
         """Open the stream of a session on the channel of the draft worker."""
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        super().__init__(stub.Propose(metadata=(("specd-session-id", setup.session_id),)), setup, worker="draft")
+        call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", setup.session_id),))
+        super().__init__(call, setup, incarnation, worker="draft")
 
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
         """Send a request. Raises WorkerError."""
@@ -160,6 +210,9 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
     async def answer(self, timeout_seconds: float) -> Proposal:
         """Wait for the proposal. Raises WorkerError."""
         response, exchange = await self._receive(timeout_seconds)
+        num_entries = max(map(len, (response.token_ids, response.distributions, response.confidences)))
+        if num_entries > MAX_NUM_DRAFT_TOKENS:  # before they are copied: there can be millions
+            raise WorkerError("DRAFT_BROKEN", f"the draft worker answered with {num_entries} entries of a kind")
         return Proposal(
             list(response.token_ids),
             [distribution_from(message) for message in response.distributions],
@@ -173,11 +226,12 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
 class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
     """A `TargetStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup) -> None:
+    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup, incarnation: str) -> None:
         """Open the stream of a session on the channel of the target worker."""
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        super().__init__(stub.Verify(metadata=(("specd-session-id", setup.session_id),)), setup, worker="target")
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify(metadata=(("specd-session-id", setup.session_id),))
+        super().__init__(call, setup, incarnation, worker="target")
         self._rejects = setup.sampling.acceptance is Acceptance.REJECTION
+        self._wants_log_probabilities = setup.sampling.top_log_probabilities is not None
 
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
@@ -189,11 +243,18 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             request.distributions.extend(map(to_distribution, (*proposal.distributions, *looked_up)))
         await self._send(request, timeout_seconds)
         response, exchange = await self._receive(timeout_seconds)
+        log_probabilities = response.log_probabilities if self._wants_log_probabilities else ()
+        num_entries = max(
+            (len(each.top_model) + len(each.top_sampling) for each in log_probabilities[: MAX_NUM_DRAFT_TOKENS + 1]),
+            default=0,
+        )
+        if len(log_probabilities) > MAX_NUM_DRAFT_TOKENS + 1 or num_entries > 2 * MAX_TOP_LOG_PROBABILITIES:
+            raise WorkerError("TARGET_BROKEN", f"the target worker sent {len(log_probabilities)} log-probabilities")
         return Verdict(
             response.num_accepted,
             response.next_token_id,
             response.cached_len,
             response.reused_len,
-            [log_probabilities_from(message) for message in response.log_probabilities],
+            [log_probabilities_from(message) for message in log_probabilities],
             exchange,
         )

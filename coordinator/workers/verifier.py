@@ -10,9 +10,10 @@ from typing import Protocol
 import structlog
 
 from coordinator.core import Proposal, SessionSetup, Verdict
+from coordinator.workers.answers import check_verdict
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
-from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from specd.errors import ResourceExhaustedError, UnavailableError
 
 log = structlog.get_logger()
@@ -21,6 +22,7 @@ log = structlog.get_logger()
 # these losses the session fails: what kills the target each time must not take the other sessions' caches for ever.
 _FIRST_PAUSE_SECONDS = 0.05
 _MOST_LOSSES = 5
+_RETRY_SECONDS = 5.0
 
 
 class TargetStream(Protocol):
@@ -60,11 +62,13 @@ class Verifier:
         self._stream: TargetStream | None = None
         self._cached = CachedPrefix()
         self._vocabulary_size = 0
+        self._life: WorkerLife | None = None  # of the target that said the latest tokens
 
     async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
         """Return the target's verdict on a proposal to come after `token_ids`.
 
-        Raises UnavailableError when the target is lost and not back in time, or lost too often in this round,
+        Raises UnavailableError when the target is lost and not back in time, or lost too often in this round, or back
+        with weights that may be others (TARGET_REPLACED),
         ResourceExhaustedError when it has no room in time, WorkerError when it refuses.
         """
         give_up_at = None
@@ -99,21 +103,25 @@ class Verifier:
         if self._stream is None:
             if self._worker.model is None:
                 raise WorkerLostError(self._worker.fault, "the target worker is away")
+            if self._life is not None and not self._worker.life.continues(self._life):
+                raise UnavailableError(
+                    "TARGET_REPLACED",
+                    "the target worker was lost before it could say which weights it held, and the session cannot go "
+                    "on with others: send the request again",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+            self._life = self._worker.life
             self._stream = self._worker.open_stream(self._setup)
             self._vocabulary_size = self._worker.model.vocabulary_size
         position = self._cached.position(token_ids)
         verdict = await self._stream.verify(position, token_ids[position:], proposal, self._timeout_seconds)
-        num_proposed, num_accepted = len(proposal.token_ids), verdict.num_accepted
-        if num_accepted > num_proposed or verdict.next_token_id >= self._vocabulary_size:
-            raise WorkerError(
-                "TARGET_BROKEN",
-                f"the target worker accepted {num_accepted} of {num_proposed} tokens and chose {verdict.next_token_id}",
-            )
-        if (
-            self._setup.sampling.top_log_probabilities is not None
-            and len(verdict.log_probabilities) != num_accepted + 1
-        ):
-            raise WorkerError("TARGET_BROKEN", "the target worker did not send the log-probabilities of its tokens")
+        check_verdict(
+            verdict,
+            proposal.token_ids,
+            self._setup,
+            session_len=len(token_ids),
+            vocabulary_size=self._vocabulary_size,
+        )
         self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
         return verdict
 
@@ -122,10 +130,10 @@ class Verifier:
         if seconds_left > 0 and await self._worker.wait_until_ready(seconds_left):
             return
         if isinstance(error, WorkerFullError):
-            raise ResourceExhaustedError(error.reason, str(error), retry_after_seconds=5.0)
+            raise ResourceExhaustedError(error.reason, str(error), retry_after_seconds=_RETRY_SECONDS)
         raise UnavailableError(
             "TARGET_UNAVAILABLE",
             f"no verdict from the target worker within {self._recovery_seconds:g} s or {_MOST_LOSSES} losses: "
             f"{self._worker.refusal or error}",
-            retry_after_seconds=5.0,
+            retry_after_seconds=_RETRY_SECONDS,
         )

@@ -13,6 +13,11 @@ from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution,
 from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2
 
+# Of the initial metadata of a stream: which life of a worker answers.
+INCARNATION = "specd-incarnation"
+
+_LONGEST_STEP_SECONDS = 3600.0
+
 _ACCEPTANCE = {
     sampling_pb2.ACCEPTANCE_METHOD_UNSPECIFIED: Acceptance.COUPLED,
     sampling_pb2.ACCEPTANCE_METHOD_COUPLED: Acceptance.COUPLED,
@@ -153,11 +158,15 @@ def to_cache_parts(footprint: CacheFootprint) -> list[model_pb2.CachePart]:
 
 
 def step_costs_from(messages: Iterable[model_pb2.StepCost]) -> StepCosts | None:
-    """Return the costs in messages; None if there are none."""
+    """Return the costs in messages; None if there are none. Raises ValueError for what nothing can cost."""
     measured: dict[int, dict[int, float]] = {}
     for message in messages:
-        if message.seconds > 0:
-            measured.setdefault(message.sessions, {})[message.width] = message.seconds
+        # A NaN is not in the range.
+        if not (0 < message.seconds <= _LONGEST_STEP_SECONDS and message.sessions and message.width):
+            raise ValueError(
+                f"a step of {message.sessions} sessions with {message.width} tokens each takes {message.seconds:g} s"
+            )
+        measured.setdefault(message.sessions, {})[message.width] = message.seconds
     return StepCosts(measured) if measured else None
 
 

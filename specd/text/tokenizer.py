@@ -25,6 +25,11 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._chat_template = chat_template or ChatTemplate()
 
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest id of a token."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a prompt, with the special tokens that the model expects in front unless told not to."""
         # A batch of one, because `encode` holds the interpreter lock and would stop the other threads too.

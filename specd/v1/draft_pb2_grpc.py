@@ -55,6 +55,7 @@ class DraftServiceServicer:
         Where the caches of all sessions have no room for so many tokens, the stream ends with RESOURCE_EXHAUSTED, CACHE_FULL.
         A stream whose first request starts at position 0 takes over what the worker still holds of another that had the same
         tokens, and every response says how many those were.
+        The initial metadata have specd-incarnation, the DescribeResponse.incarnation of the worker that answers.
         A request supersedes an unfinished one on the same stream, which is then not answered; what that one had already
         put into the cache is reused. Requests are idempotent.
         """

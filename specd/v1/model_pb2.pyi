@@ -7,22 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("wait_for_whole_fingerprint",)
+    WAIT_FOR_WHOLE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    wait_for_whole_fingerprint: bool
+    def __init__(self, wait_for_whole_fingerprint: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CACHE_PARTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SOURCE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     model: Model
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     cache_capacity_bytes: int
     cache_parts: _containers.RepeatedCompositeFieldContainer[CachePart]
     bytes_per_source_token: int
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class CachePart(_message.Message):
     __slots__ = ("most_tokens", "bytes_per_token")
@@ -70,7 +74,7 @@ class TokenizerConfig(_message.Message):
     def __init__(self, chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device", "decoder_start_token_id", "trained_source_length")
+    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device", "decoder_start_token_id", "trained_source_length", "whole_fingerprint")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +86,7 @@ class Model(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DECODER_START_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TRAINED_SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: str
@@ -93,7 +98,8 @@ class Model(_message.Message):
     device: str
     decoder_start_token_id: int
     trained_source_length: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., decoder_start_token_id: _Optional[int] = ..., trained_source_length: _Optional[int] = ...) -> None: ...
+    whole_fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., decoder_start_token_id: _Optional[int] = ..., trained_source_length: _Optional[int] = ..., whole_fingerprint: _Optional[str] = ...) -> None: ...
 
 class WorkerTime(_message.Message):
     __slots__ = ("queue_seconds", "compute_seconds", "num_sessions", "step_tokens")

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.calibration import Workload, calibrate, keep, measure
+from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.sampling.sampler import NonFiniteLogitsError
@@ -44,6 +46,8 @@ _SWITCH_SECONDS = 0.0005
 # A GPU plans each width anew, and has kernels for tiles of these sizes: CUDA compiles those for quantised weights from
 # source when they are first asked for, each for half a minute and more.
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
+# So long a start may wait for the fingerprint of the whole model.
+_FINGERPRINT_SECONDS = 1.0
 
 
 async def run_worker(
@@ -78,7 +82,7 @@ async def run_worker(
         if not loading.done():
             os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
         try:
-            model, costs = loading.result().result
+            model, fingerprint, costs = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **facts)
             caches = CacheCapacity(settings.cache_bytes, model.cache_footprint)
@@ -96,7 +100,9 @@ async def run_worker(
 
             engine.on_step = on_step
             engine.expect(costs.fixed_seconds)
-            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs))
+            # Of all but large models it is there by now, or as good as.
+            await asyncio.wait({asyncio.wrap_future(fingerprint)}, timeout=_FINGERPRINT_SECONDS)
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, fingerprint))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             watching = asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1)))
@@ -124,7 +130,7 @@ def _load(
     blas: str,
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
-) -> Steps[tuple[LoadedModel, StepCosts]]:
+) -> Steps[tuple[LoadedModel, Future[str], StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
     model = load(
         settings.model,
@@ -133,8 +139,9 @@ def _load(
         kv_bits=settings.kv_bits,
         kv_group_size=settings.kv_group_size,
     )
+    fingerprint = whole_fingerprint(model.files)
     yield from warm_up(model, workload.widths, rehearse)
-    return model, (yield from calibrate(model, workload, settings.calibration_seconds))
+    return model, fingerprint, (yield from calibrate(model, workload, settings.calibration_seconds))
 
 
 def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 
@@ -25,10 +26,15 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def Describe(
         self, request: model_pb2.DescribeRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> model_pb2.DescribeResponse:
-        """Return the model's description."""
+        """Return the model's description; it has the whole fingerprint if that is known, or waited for."""
         worker = await self._get(context)
+        whole = worker.whole_fingerprint
+        if request.wait_for_whole_fingerprint:
+            await asyncio.shield(asyncio.wrap_future(whole))
+        info = dataclasses.replace(worker.model.info, whole_fingerprint=whole.result() if whole.done() else "")
         return model_pb2.DescribeResponse(
-            model=to_model(worker.model.info),
+            model=to_model(info),
+            incarnation=worker.incarnation,
             cache_capacity_bytes=worker.caches.capacity_bytes,
             cache_parts=to_cache_parts(worker.caches.footprint),
             bytes_per_source_token=worker.caches.footprint.bytes_per_source_token,

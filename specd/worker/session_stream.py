@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -14,7 +16,7 @@ import structlog
 
 from specd.errors import InvalidRequestError, SpecdError, to_status
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import sampling_from
+from specd.rpc.messages import INCARNATION, sampling_from
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, sampling_pb2
@@ -33,7 +35,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Worker:
-    """A loaded model, the engine that computes it, the sessions that it holds and what ended ones left."""
+    """A loaded model, the engine that computes it, the sessions that it holds and what ended ones left.
+
+    The fingerprint of all its bytes is there when it is computed, empty if it cannot be. `incarnation` is the process.
+    """
 
     engine: Engine
     model: LoadedModel
@@ -42,6 +47,8 @@ class Worker:
     metrics: WorkerMetrics
     chunk: PrefillChunk
     costs: StepCosts
+    whole_fingerprint: Future[str] = field(default_factory=Future)
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
 @dataclass
@@ -103,7 +110,9 @@ class SessionStreams(Generic[Request, Result, Response]):
         session_id = dict(context.invocation_metadata() or ()).get("specd-session-id", "")
         structlog.contextvars.bind_contextvars(session_id=session_id)
         try:
-            await self._serve_session(self._deferred.get(), context)
+            worker = self._deferred.get()
+            await context.send_initial_metadata(((INCARNATION, worker.incarnation),))
+            await self._serve_session(worker, context)
         except (SpecdError, ExceptionGroup) as raised:
             error = raised.exceptions[0] if isinstance(raised, ExceptionGroup) else raised
             if isinstance(error, SpecdError):

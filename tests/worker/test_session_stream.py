@@ -45,6 +45,9 @@ class FakeContext:
     def invocation_metadata(self) -> None:
         return None
 
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        pass
+
     async def answer(self) -> Any:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.answers.get()
@@ -113,7 +116,7 @@ def streams() -> Iterator[Streams]:
 
 def ask(begin: Callable[[SessionCache], Steps[None]]) -> Any:
     return SimpleNamespace(
-        source_token_ids=(), round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False
+        source_token_ids=(), namespace=b"", round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False
     )
 
 
@@ -267,6 +270,9 @@ async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
 
         def invocation_metadata(self) -> tuple[()]:
             return ()
+
+        async def send_initial_metadata(self, metadata: object) -> None:
+            pass
 
         async def read(self) -> ProposeRequest:
             if len(self.requests) == 1:

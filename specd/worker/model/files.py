@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specd.errors import StartupError
+from specd.model_info import MAX_TOKENIZER_BYTES
 from specd.worker.model.safetensors_file import tensor_names
 
 WEIGHTS = "model*.safetensors"
@@ -21,14 +22,14 @@ WANTED_FILES = (
 )
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
-# The first pattern that a name fits. The largest tokenizers have 35 MB, the longest indexes 10 MB.
+# By the first pattern that a name fits. The longest indexes have 10 MB.
 _MOST_BYTES = {
     "*.safetensors": 2**50,
     "*.safetensors.index.json": 64 * 2**20,
     "config.json": 2**20,
     "generation_config.json": 2**20,
     "*.jinja": 2**20,
-    "*": 128 * 2**20,
+    "*": MAX_TOKENIZER_BYTES,
 }
 # Names that configs have for a number of layers.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers")

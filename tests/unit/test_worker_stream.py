@@ -1,0 +1,208 @@
+"""A stream to a worker that says anything: times, lives, answers to nothing, and errors in any form."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from coordinator.core import Commit, Exchange, Proposal, Round, SessionSetup, Verdict
+from coordinator.planner.cost_model import CostModel
+from coordinator.planner.planner import Planner
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.statistics import SessionStatistics
+from coordinator.workers.description import check_description
+from coordinator.workers.errors import WorkerError, WorkerLostError
+from coordinator.workers.stream import WorkerStream
+from specd.cache_footprint import CacheFootprint
+from specd.model_info import ModelInfo
+from specd.rpc.messages import INCARNATION, step_costs_from
+from specd.sampling import Sampling
+from specd.step_costs import StepCosts
+from specd.v1.model_pb2 import StepCost, WorkerTime
+from specd.v1.target_pb2 import VerifyRequest, VerifyResponse
+
+LIFE = "0123"
+
+
+class Call:
+    """A call to a worker that answers each request with these responses, or with an error."""
+
+    def __init__(self, *answers: VerifyResponse | Exception, life: str | None = LIFE) -> None:
+        self.metadata = grpc.aio.Metadata(*([(INCARNATION, life)] if life is not None else []))
+        self._answers = list(answers)
+        self._asked = asyncio.Event()
+        self.is_cancelled = False
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        await self._asked.wait()
+        return self.metadata
+
+    async def write(self, request: VerifyRequest) -> None:
+        self._asked.set()
+
+    async def read(self) -> Any:
+        await self._asked.wait()
+        if not self._answers:
+            return grpc.aio.EOF
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def ask(*answers: VerifyResponse | Exception, life: str | None = LIFE) -> tuple[VerifyResponse, Exchange]:
+    """Send a request on a new stream, and return its answer."""
+
+    async def exchange() -> tuple[VerifyResponse, Exchange]:
+        call: Any = Call(*answers, life=life)
+        stream = WorkerStream[VerifyRequest, VerifyResponse](call, SessionSetup("s", Sampling()), LIFE, worker="target")
+        try:
+            await stream._send(VerifyRequest(token_ids=[1]), 5.0)
+            return await stream._receive(5.0)
+        finally:
+            stream.close()
+            assert call.is_cancelled
+
+    return asyncio.run(exchange())
+
+
+def status(code: grpc.StatusCode, details: str = "", trailing: Sequence[tuple[str, Any]] = ()) -> Exception:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
+
+
+seconds = st.floats(allow_nan=True, allow_infinity=True)
+counts = st.integers(0, 2**32 - 1)
+worker_times = st.builds(
+    WorkerTime, queue_seconds=seconds, compute_seconds=seconds, num_sessions=counts, step_tokens=counts
+)
+
+
+@given(worker_times, worker_times)
+def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: WorkerTime, second: WorkerTime) -> None:
+    exchanges = []
+    for time in (first, second):
+        _, exchange = ask(VerifyResponse(round=1, time=time))
+        parts = exchange.queue_seconds, exchange.compute_seconds, exchange.wire_seconds
+        assert all(0 <= part < 60 for part in parts)
+        exchanges.append(exchange)
+
+    costs = StepCosts({1: {1: 0.01, 5: 0.02}, 4: {1: 0.02, 5: 0.03}})
+    planner = Planner(CostModel(lambda: costs, lambda: costs), clock=lambda: 0.0)
+    registry = CollectorRegistry()
+    metrics, statistics = CoordinatorMetrics(registry), SessionStatistics(1)
+    sessions = [planner.begin(Sampling()) for _ in range(2)]
+    for i in range(20):
+        session = sessions[i % 2]
+        plan = session.plan()
+        proposal = Proposal([1] * max(plan.num_draft_tokens, 1), exchange=exchanges[0])
+        started_at = exchanges[0].seconds + exchanges[1].seconds
+        round_ = Round(proposal, Verdict(0, 1, exchange=exchanges[1]), Commit([1], 0, recovered=True), 0.0, started_at)
+        session.observe(plan, round_)
+        metrics.count_round(round_, first=False)
+        statistics.add(round_, arrived_at=0.0)
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    assert all(sample.value >= -1e-9 for sample in samples)  # a NaN is not
+    assert all(value >= -1e-9 for value in statistics.round_averages.values())
+    assert all(0 < planner.cost_model.costs(n).target_only < math.inf for n in (1, 2))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("life", ["4567", "", None])
+def test_an_answer_of_another_life_is_a_lost_stream(life: str | None) -> None:
+    with pytest.raises(WorkerLostError) as error:
+        ask(VerifyResponse(round=1, next_token_id=3), life=life)
+    assert error.value.reason == "TARGET_REPLACED"
+
+
+def test_an_error_of_another_life_is_a_lost_stream_too() -> None:
+    """Its model may refuse what the one that was checked would not."""
+    with pytest.raises(WorkerLostError):
+        ask(status(grpc.StatusCode.INVALID_ARGUMENT), life="4567")
+    with pytest.raises(WorkerError) as error:
+        ask(status(grpc.StatusCode.INVALID_ARGUMENT))
+    assert not isinstance(error.value, WorkerLostError)
+
+
+@pytest.mark.parametrize("rounds", [(0, 0), (2,), (2**64 - 1,), (0, 1)])
+def test_answers_to_nothing_end_the_stream(rounds: Sequence[int]) -> None:
+    with pytest.raises(WorkerError) as error:
+        ask(*(VerifyResponse(round=number) for number in rounds))
+    assert error.value.reason == "TARGET_BROKEN"
+
+
+@pytest.mark.parametrize(
+    "trailing",
+    [
+        (("grpc-status-details-bin", b"\xff\xff\xff"),),
+        (("grpc-status-details-bin", b"\x08\x03\x12\x01x"),),  # of another code
+        (("grpc-status-details-bin", b"\x08\r\x1a\x35\n\x2atype.googleapis.com/google.rpc.ErrorInfo\x12\x07\xff\xff"),),
+    ],
+)
+def test_broken_details_of_an_error_are_an_error_without_details(trailing: Sequence[tuple[str, Any]]) -> None:
+    with pytest.raises(WorkerError) as error:
+        ask(status(grpc.StatusCode.INTERNAL, "why\n\x1b[31m" + "x" * 9000, trailing))
+    assert error.value.reason == "TARGET_INTERNAL"
+    assert len(str(error.value)) < 1000
+    assert str(error.value).isprintable()
+
+
+@given(st.lists(st.builds(StepCost, sessions=counts, width=counts, seconds=seconds | st.floats(1e-5, 10)), max_size=6))
+def test_costs_that_cannot_be_are_refused(messages: list[StepCost]) -> None:
+    try:
+        costs = step_costs_from(messages)
+    except ValueError:
+        return
+    if costs is None:
+        assert not messages
+        return
+    found = CostModel(lambda: costs, lambda: costs).costs(2)
+    assert found is not None
+    assert all(0 < each < math.inf for each in (*found.verify, *found.draft[1:]))
+    costs.observe(3, 4, 0.1)
+
+
+MODEL = ModelInfo("m", "llama", "f", "v", 100, 1000, (0,), "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocabulary_size": 0},
+        {"vocabulary_size": 2**32 - 1},
+        {"context_length": 0},
+        {"context_length": 2**32 - 1},
+        {"eos_token_ids": tuple(range(5000))},
+        {"decoder_start_token_id": 100},
+        {"name": "x" * 5000},
+        {"device": "cpu\nevent=forged"},
+        {"whole_fingerprint": "\x1b[31m"},
+    ],
+)
+def test_models_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    check_description(MODEL, CacheFootprint({1: 1}), LIFE)
+    with pytest.raises(ValueError, match=r"it|its|a token|answers begin"):
+        check_description(ModelInfo(**{**vars(MODEL), **changes}), CacheFootprint({1: 1}), LIFE)
+
+
+@pytest.mark.parametrize(
+    ("footprint", "incarnation"),
+    [
+        (CacheFootprint({1: 2**64 - 1}), LIFE),
+        (CacheFootprint(dict.fromkeys(range(5000), 1)), LIFE),
+        (CacheFootprint({1: 1}, 2**63), LIFE),
+        (CacheFootprint({1: 1}), ""),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(footprint: CacheFootprint, incarnation: str) -> None:
+    with pytest.raises(ValueError, match=r"it|its|a token|answers begin"):
+        check_description(MODEL, footprint, incarnation)
