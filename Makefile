@@ -28,6 +28,7 @@ test: $(READY) ## Run all tests but those of containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/e2e $(PARALLEL) $(PYTEST_ARGS)
+	@$(PYTEST) tests/gateway $(PARALLEL) $(PYTEST_ARGS)
 
 EXPLORE_SECONDS ?= 300
 ifndef SEED

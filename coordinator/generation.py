@@ -45,10 +45,16 @@ log = structlog.get_logger()
 # Rounds that a session may be ahead of its client.
 _ROUNDS_AHEAD = 64
 
+# Tokens of a conversation's end that its client is shown: room for a header of the reply and a tag.
+_PROMPT_END_TOKENS = 16
+
 
 @dataclass(frozen=True)
 class Emission:
-    """What one round gives the client; the last one has a finish reason, and the stop string if that was it."""
+    """What one round gives the client; the last one has a finish reason, and the stop string if that was it.
+
+    Of a conversation, the first one has the end of the prompt, as the template wrote it.
+    """
 
     session_id: str
     seed: int
@@ -56,6 +62,7 @@ class Emission:
     round: Round
     statistics: SessionStatistics
     stop_string: str | None = None
+    prompt_end: str = ""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -94,7 +101,7 @@ class Coordinator:
         costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
         self.planner = Planner(costs, clock=time.perf_counter)
         self._metrics = metrics
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._begin_trace = begin_trace
         self._decoding: dict[str, Session] = {}
         self._show_gauges()
@@ -106,7 +113,7 @@ class Coordinator:
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included. Safe on any thread."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Emission]:
         """Generate what comes after a prompt, a round at a time; closing the iterator ends the generation.
@@ -136,26 +143,28 @@ class Coordinator:
                         lookup = await asyncio.to_thread(
                             Lookup, tuple(session.token_ids), source=prompt.source, prediction=prompt.prediction
                         )
+                    prompt_end = self.decode_text(prompt.token_ids[-_PROMPT_END_TOKENS:]) if prompt.chat else ""
                     reply: list[str] = []
                     async with aclosing(self._run(request, place, session, setup, lookup, arrived_at)) as emissions:
                         async for emission in emissions:
+                            is_first = not reply
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
                                 num_tokens = session.prompt_len + emission.statistics.generated_tokens
                                 chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
                                 self.sessions.finish(kept, session.token_ids[:num_tokens], chat, prompt.source)
                                 is_finished = True
-                            yield emission
+                            yield replace(emission, prompt_end=prompt_end) if is_first else emission
             finally:
                 if not is_finished:
                     self.sessions.abandon(kept)
 
     def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         if self.model.has_encoder:
-            prompt = encode_source(self._tokenizer, request.prompt, request.answer, kept, self.model)
+            prompt = encode_source(self.tokenizer, request.prompt, request.answer, kept, self.model)
         else:
-            prompt = encode_prompt(self._tokenizer, request.prompt, kept)
-        return replace(prompt, prediction=encode_answer(self._tokenizer, request.prediction))
+            prompt = encode_prompt(self.tokenizer, request.prompt, kept)
+        return replace(prompt, prediction=encode_answer(self.tokenizer, request.prediction))
 
     def _num_draft_tokens(self, request: GenerationRequest) -> int | None:
         """Return the k of a request, None if it is chosen each round."""
@@ -197,7 +206,7 @@ class Coordinator:
             sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request), client=request.client
         )
         stop = request.stop
-        output = Output(self._tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
+        output = Output(self.tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
         prompt_len = len(setup.source) + session.prompt_len
         statistics = SessionStatistics(prompt_len, time.perf_counter() - arrived_at)
         trace = self._begin_trace and self._begin_trace(session_id, arrived_at, request.traceparent)

@@ -120,6 +120,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
                 lookup=coordinator.settings.lookup,
+                chat_template=coordinator.tokenizer.chat_template,
+                special_tokens=coordinator.tokenizer.special_tokens,
             )
 
 
@@ -140,6 +142,7 @@ def _request(request: generation_pb2.GenerateRequest, traceparent: str, caller: 
         ),
         session_id=request.session_id,
         traceparent=traceparent,
+        cut_max_tokens=request.cut_max_tokens,
         client=caller.name,
         client_limits=caller.limits,
     )
@@ -203,6 +206,7 @@ def _response(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
         tokens=map(_token, tokens),
         round=_round([each.round for each in emissions]),
         seed=emission.seed,
+        prompt_end=emissions[0].prompt_end,
     )
     if emission.finish_reason is not None:
         response.finish_reason = _FINISH_REASONS[emission.finish_reason]

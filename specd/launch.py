@@ -35,6 +35,7 @@ PROCESSES = {
     "draft-worker": "Serve a draft model.",
     "target-worker": "Serve a target model.",
     "coordinator": "Serve clients, with a target worker and a draft worker.",
+    "gateway": "Serve OpenAI's HTTP API, with a coordinator.",
 }
 
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT"}

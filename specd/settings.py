@@ -321,6 +321,9 @@ class UpSettings(Settings):
     lookup: bool = Field(True, description=_LOOKUP)
     listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
+    http: MetricsAddress = Field(
+        "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' for not."
+    )
     num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
     metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
     hang_seconds: Seconds = Field(
@@ -338,6 +341,7 @@ def _read_config(path: str) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read the settings file {file}: {error}") from error
     known = {cls.table for cls in (DraftWorkerSettings, TargetWorkerSettings, CoordinatorSettings, UpSettings)}
+    known.add("gateway")  # specd/gateway_settings.py
     if unknown := sorted(set(content) - known - set(LogSettings.model_fields)):
         raise StartupError(f"the settings file {file} has unknown entries: {', '.join(unknown)}")
     for name in known & set(content):

@@ -73,6 +73,7 @@ class GenerationRequest:
     traceparent: str = ""
     client: str = ""
     client_limits: CallerLimits = field(default_factory=CallerLimits)
+    cut_max_tokens: bool = False
 
     @property
     def namespace(self) -> bytes:
@@ -96,9 +97,17 @@ class GenerationRequest:
             check_tokens(model, prompt.source)
         check_prompt(model, prompt.token_ids)
         self._check_prediction(model, prompt.prediction)
-        max_tokens = resolve_max_tokens(model, len(prompt.token_ids), self.max_tokens, self.client_limits.max_tokens)
+        wanted, allowed = self._most_tokens(model, prompt), self.client_limits.max_tokens
+        max_tokens = resolve_max_tokens(model, len(prompt.token_ids), wanted, allowed)
         self.stop.check(model, max_tokens)
         return max_tokens
+
+    def _most_tokens(self, model: ModelInfo, prompt: EncodedPrompt) -> int | None:
+        if self.max_tokens is None or not self.cut_max_tokens:
+            return self.max_tokens
+        allowed = self.client_limits.max_tokens
+        room = model.context_length - len(prompt.token_ids)
+        return min(self.max_tokens, room if allowed is None else min(room, allowed))
 
     def check_draft_source(self, *, has_model: bool, has_lookup: bool) -> None:
         """Raise InvalidRequestError if the coordinator has not what the request wants to propose tokens."""

@@ -1,4 +1,4 @@
-"""Supervisor of the three processes: starts, restarts and stops them."""
+"""Supervisor of the processes: starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from specd.errors import StartupError
-from specd.rpc.server import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
+from specd.lifeline import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 
 log = structlog.get_logger()
 
@@ -138,6 +138,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
+    def keep_address(self) -> None:
+        """Listen where it listens now, after a restart too."""
+        self.command[self.command.index("--listen") + 1] = self.facts["address"]
+
     def _close_lifeline(self) -> None:
         if self._listening is not None:
             self._listening.cancel()
@@ -148,7 +152,7 @@ class Child:
 
 
 class Stack:
-    """Draft worker, target worker and coordinator on this host, as an async context manager.
+    """Draft worker, target worker, coordinator and, if wanted, gateway on this host, as an async context manager.
 
     The workers listen on Unix sockets in a directory of their own, so that stacks do not interfere.
     """
@@ -160,19 +164,20 @@ class Stack:
         draft: str,
         listen: str = "127.0.0.1:0",
         insecure: bool = False,
+        http: str = "",
         lookup: bool | None = None,
         num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
         hang_seconds: float = math.inf,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Serve these models at `listen`; a draft of "" means none, port 0 any free port.
+        """Serve these models at `listen`, and over HTTP at `http`; "" means no draft or no gateway, port 0 any free.
 
         If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
         Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
 
-        All three serve metrics at `metrics_listen`: "" is nowhere, None the address in their own settings. One that
+        Workers and coordinator serve metrics at `metrics_listen`: "" is nowhere, None where they say. A process that
         does not show for `hang_seconds` that it runs is killed and started again.
         `environment` is added to that of the processes.
         """
@@ -181,8 +186,7 @@ class Stack:
         metrics_options = [] if metrics_listen is None else ["--metrics-listen", metrics_listen]
 
         def child(name: str, *options: str) -> Child:
-            command = [sys.executable, "-m", "specd", name, *metrics_options, *options]
-            return Child(name, command, environment or {}, hang_seconds)
+            return Child(name, [sys.executable, "-m", "specd", name, *options], environment or {}, hang_seconds)
 
         target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
@@ -194,9 +198,13 @@ class Stack:
             coordinator_options += ["--lookup" if lookup else "--no-lookup"]
         if num_draft_tokens is not None:
             coordinator_options += ["--num-draft-tokens", num_draft_tokens]
-        self.coordinator = child("coordinator", *coordinator_options)
-        self.draft = child("draft-worker", "--model", draft, "--listen", draft_address) if draft else None
-        self.target = child("target-worker", "--model", target, "--listen", target_address)
+        self.coordinator = child("coordinator", *metrics_options, *coordinator_options)
+        self.draft = (
+            child("draft-worker", *metrics_options, "--model", draft, "--listen", draft_address) if draft else None
+        )
+        self.target = child("target-worker", *metrics_options, "--model", target, "--listen", target_address)
+        insecurely = ["--insecure"] if insecure else []
+        self.gateway = child("gateway", "--listen", http, *insecurely) if http else None
         self._watching: dict[Child, asyncio.Task[None]] = {}
 
     @property
@@ -207,13 +215,17 @@ class Stack:
     @property
     def children(self) -> list[Child]:
         """The processes in the order in which they stop: callers first."""
-        return [child for child in (self.coordinator, self.draft, self.target) if child is not None]
+        children = (self.gateway, self.coordinator, self.draft, self.target)
+        return [child for child in children if child is not None]
 
     async def __aenter__(self) -> Stack:
         """Start all processes. Raises StartupError if one fails."""
-        starting = [asyncio.ensure_future(self._start(child)) for child in self.children]
+        starting = [asyncio.ensure_future(self._start(child)) for child in self.children if child is not self.gateway]
         try:
             await asyncio.gather(*starting)
+            if self.gateway is not None:  # which wants to know where the coordinator listens
+                self.gateway.command += ["--coordinator", self.address]
+                await self._start(self.gateway)
         except BaseException:
             for start in starting:
                 start.cancel()
@@ -229,14 +241,17 @@ class Stack:
         await child.start()
         if child is self.coordinator:
             # A restarted coordinator keeps its address, and does not wait long for the draft.
-            child.command[child.command.index("--listen") + 1] = self.address
+            child.keep_address()
             patience = child.command.index(_PATIENCE[0])
             del child.command[patience : patience + len(_PATIENCE)]
+        elif child is self.gateway:
+            child.keep_address()
         self._watching[child] = asyncio.ensure_future(child.run())
 
     async def wait(self) -> None:
         """Wait, for ever unless the coordinator or the target worker is given up. Raises StartupError then."""
-        await asyncio.gather(*(watch for child, watch in self._watching.items() if child is not self.draft))
+        needed = (self._watching[self.coordinator], self._watching[self.target])
+        await asyncio.gather(*needed)
 
     def kill(self) -> None:
         """Kill all processes."""

@@ -20,7 +20,7 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET
 
 
 def up(settings: UpSettings) -> None:
-    """Start draft worker, target worker and coordinator; restart what ends; stop on Ctrl-C."""
+    """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C."""
     start_logging("up")
     asyncio.run(_up(settings))
 
@@ -33,6 +33,7 @@ async def _up(settings: UpSettings) -> None:
         lookup=_wants_lookup(settings),
         listen=settings.listen,
         insecure=settings.insecure,
+        http=settings.http,
         num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
         metrics_listen=None if settings.metrics else "",
         hang_seconds=settings.hang_seconds,
@@ -64,6 +65,8 @@ async def _hold(stack: Stack) -> None:
         console.print(
             f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
         )
+        if stack.gateway is not None:
+            console.print(f"  OpenAI's API: http://{stack.gateway.facts['address']}/v1")
         for child in stack.children:
             if child.facts["metrics_url"]:
                 console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}")

@@ -1,13 +1,11 @@
-"""Life of a gRPC server: bind, turn healthy, announce, drain on the first signal, exit on the second."""
+"""Life of a gRPC server: bind, turn healthy, announce, drain."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -19,18 +17,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specd.errors import SpecdError, StartupError
+from specd.lifeline import Lifeline
 from specd.rpc.access import Guard
 from specd.rpc.credentials import server_credentials
 from specd.rpc.limits import MAX_STREAMS, connection_options
 from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
-
-# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, then a beat,
-# an empty line, every second: one that hangs is silent. It stops when the other end closes, so that it does not outlive
-# its supervisor.
-SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
-BEAT_SECONDS = 1.0
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -109,10 +102,8 @@ class Server:
         self.grpc = refusing_server([*_OPTIONS, *connection_options(max_streams)], self._guard.identify)
         self._services = ("", *service_names)
         self._health = _HealthServicer()
-        self._stop = asyncio.Event()
+        self._life = Lifeline()
         self._calls: set[asyncio.Timeout] = set()
-        self._announced = False
-        self._supervisor: socket.socket | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -130,13 +121,7 @@ class Server:
             self.address = f"{self.listen.rpartition(':')[0]}:{port}"
         await self.set_serving(False)
         await self.grpc.start()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-        if fd := os.environ.pop(SUPERVISOR_FD_VARIABLE, ""):
-            self._supervisor = socket.socket(fileno=int(fd))
-            self._supervisor.set_inheritable(False)
-            loop.add_reader(self._supervisor, self._on_supervisor_gone)
+        self._life.open()
 
     def _add_port(self) -> int:
         certificates = self._guard.certificates
@@ -154,22 +139,15 @@ class Server:
     @property
     def announced(self) -> bool:
         """Whether `announce` has been called."""
-        return self._announced
+        return self._life.announced
 
     def announce(self, **facts: str) -> None:
         """Log that the process is ready, and tell the supervisor. Only the first call counts."""
-        if self._announced:
-            return
-        self._announced = True
-        log.info("ready", address=self.address, **facts)
-        if self._supervisor is not None:
-            self._supervisor.sendall(json.dumps({"address": self.address, **facts}).encode() + b"\n")
-            self._supervisor.setblocking(False)
-            self._beat()
+        self._life.announce(self.address, **facts)
 
     async def wait_for_stop(self) -> None:
         """Wait for SIGINT or SIGTERM."""
-        await self._stop.wait()
+        await self._life.wait_for_stop()
 
     @contextlib.asynccontextmanager
     async def until_stopped(self, error: Callable[[], SpecdError]) -> AsyncIterator[None]:
@@ -206,27 +184,6 @@ class Server:
     def _end_calls(self) -> None:
         for timeout in tuple(self._calls):
             timeout.reschedule(asyncio.get_running_loop().time())
-
-    def _beat(self) -> None:
-        """Show the supervisor that the event loop runs, now and every second."""
-        assert self._supervisor is not None
-        with contextlib.suppress(OSError):  # it is gone, or hangs itself
-            self._supervisor.send(b"\n")
-        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
-
-    def _on_supervisor_gone(self) -> None:
-        assert self._supervisor is not None
-        asyncio.get_running_loop().remove_reader(self._supervisor)
-        if not self._stop.is_set():
-            log.warning("supervisor gone, stopping")
-            self._stop.set()
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
-            log.warning("second signal: exiting at once")
-            os._exit(128 + number)
-        log.info("stopping", signal=number.name)
-        self._stop.set()
 
 
 def _prepare_socket_path(listen: str) -> None:

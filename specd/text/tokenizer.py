@@ -47,6 +47,17 @@ class Tokenizer:
         """Return the text of tokens, with replacement characters for incomplete ones."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return self._chat_template.source
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """The tokens that text leaves out, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
     def stream_text(self, prompt_ids: Sequence[int]) -> TextStream:
         """Start turning what comes after a prompt into text."""
         return TextStream(self._tokenizer, prompt_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").is_file())
-PACKAGES = ("specd", "draft_worker", "target_worker", "coordinator")
+PACKAGES = ("specd", "draft_worker", "target_worker", "coordinator", "gateway")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts)
 
 # What each layer may import of ours; the first that is a prefix of a module's name is its layer.
@@ -72,9 +72,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "coordinator.output": (*FLOOR, "specd.text", "coordinator.core"),
     "coordinator.generation": (*FLOOR, "specd.text", "coordinator"),
     "coordinator": (*FLOOR, "specd.v1", "specd.identity", "specd.rpc", "specd.text", "coordinator"),
+    "gateway.coordinator": (*FLOOR, "specd.v1", "specd.rpc", "gateway.generation", "gateway.http.errors"),
+    "gateway.generation": FLOOR,
+    "gateway.reply": (*FLOOR, "gateway.generation", "gateway.reply"),
+    "gateway.http": (*FLOOR, "gateway.generation", "gateway.metrics", "gateway.http"),
+    "gateway.main": (*FLOOR, "specd.rpc", "gateway"),
+    "gateway.metrics": (*FLOOR, "specd.rpc"),
+    "gateway": (*FLOOR, "gateway"),
 }
 # Modules that turn messages of the protocol into plain values and back.
-EDGE = {"coordinator.service", "coordinator.main", "coordinator.workers.stream", "coordinator.workers.link"}
+EDGE = {
+    "coordinator.service",
+    "coordinator.main",
+    "coordinator.workers.stream",
+    "coordinator.workers.link",
+    "gateway.coordinator",
+}
 
 
 def name_of(path: Path) -> str:
@@ -128,7 +141,9 @@ def test_only_the_workers_import_mlx(path: Path) -> None:
     assert not uses_mlx or any(is_in(name_of(path), package) for package in allowed)
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if is_in(name_of(p), "coordinator")], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parts[len(ROOT.parts)] in {"coordinator", "gateway"}], ids=name_of
+)
 def test_protobuf_stays_at_the_edge(path: Path) -> None:
     assert name_of(path) in EDGE or not any(is_in(module, "specd.v1") for module in imports_of(path))
 

@@ -1,0 +1,1 @@
+"""The gateway: an OpenAI-compatible HTTP front end of the coordinator."""

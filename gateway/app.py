@@ -1,0 +1,122 @@
+"""The HTTP application: which path leads where."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gateway.chat.endpoint import complete_chat
+from gateway.generation import ModelCard, Requester
+from gateway.http.answer import Answer
+from gateway.http.endpoint import Endpoint
+from gateway.http.errors import ApiError
+from gateway.http.guards import Guards
+from gateway.metrics import GatewayMetrics
+from gateway.openapi import openapi_document
+from gateway.served_model import not_found
+from gateway.service import Service
+
+STATIC = Path(__file__).parent / "static"
+
+_Answering = Callable[[Service, Mapping[str, Any], Requester], Awaitable[Answer]]
+
+
+def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
+    """Return the application."""
+    metrics = GatewayMetrics(registry)
+    settings = service.settings
+
+    def post(path: str, name: str, answer: _Answering) -> Route:
+        endpoint = Endpoint(name, partial(answer, service), metrics, max_body_bytes=settings.max_body_bytes)
+        return Route(path, endpoint, methods=["POST"], name=name)
+
+    def get(path: str, name: str, answer: _Answering) -> Route:
+        return Route(path, Endpoint(name, partial(answer, service), metrics), methods=["GET"], name=name)
+
+    routes: list[BaseRoute] = [
+        post("/v1/chat/completions", "chat_completions", complete_chat),
+        get("/v1/models", "models", list_models),
+        get("/v1/models/{name:path}", "model", show_model),
+        get("/health", "health", check_health),
+        Route("/metrics", partial(show_metrics, registry), methods=["GET"]),
+        Route("/openapi.json", show_openapi, methods=["GET"]),
+    ]
+    if (STATIC / "index.html").is_file():
+        routes.append(Mount("/", StaticFiles(directory=STATIC, html=True)))
+    guards = Middleware(Guards, hosts=settings.host_names, origins=settings.origins)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type"],
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[guards, cors] if settings.origins else [guards],
+        exception_handlers={HTTPException: show_http_error},
+    )
+
+
+async def list_models(service: Service, _: Mapping[str, Any], caller: Requester) -> Answer:
+    """List the one model that is served. Raises ApiError: clients try their token with this."""
+    served = await service.models.ask(caller)
+    return Answer(json={"object": "list", "data": [describe(served.model)]})
+
+
+async def show_model(service: Service, path: Mapping[str, Any], caller: Requester) -> Answer:
+    """Describe a model. Raises ApiError if it is not the one that is served."""
+    served = await service.models.ask(caller)
+    if path["name"] != served.model.model_id:
+        raise not_found(path["name"], served.model)
+    return Answer(json=describe(served.model))
+
+
+async def check_health(service: Service, _: Mapping[str, Any], __: Requester) -> Answer:
+    """Say that a request could be answered. Raises ApiError if it could not."""
+    if not await service.coordinator.is_serving():
+        raise ApiError(503, "not_serving", "the coordinator does not serve now", retry_after_seconds=1.0)
+    return Answer(json={"status": "ok"})
+
+
+async def show_metrics(registry: CollectorRegistry, _: Request) -> Response:
+    """Return the metrics in Prometheus's text format."""
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def show_openapi(_: Request) -> Response:
+    """Return the OpenAPI document."""
+    return JSONResponse(openapi_document())
+
+
+async def show_http_error(request: Request, error: Exception) -> Response:
+    """Return the error of a path or a method that is not there, in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    shown = ApiError(error.status_code, code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    return JSONResponse(shown.body, status_code=error.status_code, headers=dict(error.headers or {}))
+
+
+def describe(model: ModelCard) -> dict[str, Any]:
+    """Return a model as clients look for it: the context length has a name with each of them."""
+    return {
+        "id": model.model_id,
+        "object": "model",
+        "created": 0,
+        "owned_by": "specd",
+        "max_model_len": model.context_length,
+        "context_length": model.context_length,
+        "meta": {"n_ctx": model.context_length, "n_ctx_train": model.context_length, "n_vocab": model.vocabulary_size},
+        "specd": dict(model.details),
+    }

@@ -1,0 +1,24 @@
+"""Log-probabilities of a chat completion's tokens, in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.generation import TextToken
+
+LOWEST = -9999.0  # for a probability of 0, whose logarithm JSON has no number for
+
+
+def content_of(tokens: Sequence[TextToken]) -> dict[str, Any]:
+    """Return the `logprobs` of tokens: those that the model itself gave them, before temperature and penalties."""
+    return {"content": [_entry(token) for token in tokens], "refusal": None}
+
+
+def _entry(token: TextToken) -> dict[str, Any]:
+    top = [_ranked(ranked.text, ranked.log_probability) for ranked in token.top]
+    return {**_ranked(token.text, token.log_probability or 0.0), "top_logprobs": top}
+
+
+def _ranked(text: str, log_probability: float) -> dict[str, Any]:
+    return {"token": text, "logprob": max(log_probability, LOWEST), "bytes": list(text.encode())}

@@ -1,0 +1,90 @@
+"""Messages of a conversation, from OpenAI's form to that of chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.fields import StrictModel
+from gateway.http.errors import invalid
+
+MAX_MESSAGES = 4096
+
+
+class ContentPart(StrictModel):
+    """A part of a message's content; only text can be read."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(StrictModel):
+    """What a tool call calls, with its arguments as JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class CallMessage(StrictModel):
+    """A tool call of the assistant's."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(StrictModel):
+    """A message."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    tool_calls: Annotated[list[CallMessage], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as templates read them. Raises ApiError for what is no text."""
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, place: str) -> dict[str, Any]:
+    # OpenAI's newer name of the same.
+    role = "system" if message.role == "developer" else message.role
+    values: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{place}.content")}
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            values[name] = value
+    if message.tool_calls:
+        values["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return values
+
+
+def text_of(content: str | Sequence[ContentPart] | None, place: str) -> str:
+    """Return the text of a content. Raises ApiError for images and the like, which the model cannot read."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for i, part in enumerate(content):
+        if part.type not in {"text", "input_text", "output_text", "refusal"} or part.text is None:
+            raise invalid(
+                f"{place}[{i}] is of type {part.type[:100]!r}: this model reads text",
+                f"{place}[{i}]",
+                "unsupported_content",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _tool_call(call: CallMessage) -> dict[str, Any]:
+    arguments: str | Mapping[str, Any] = call.function.arguments
+    if isinstance(arguments, str):
+        # Templates write them out themselves, from an object.
+        try:
+            parsed = json.loads(arguments or "{}")
+        except ValueError:
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,93 @@
+"""The request of a chat completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.chat.messages import MAX_MESSAGES, ContentPart, Message, template_messages, text_of
+from gateway.fields import Count, SamplingFields, StrictModel, refuse_field
+from gateway.generation import Conversation, Generation
+from specd.sampling import MAX_TOP_LOG_PROBABILITIES
+
+MAX_TOOLS = 128
+
+
+class Function(StrictModel):
+    """A function that the model may call, with the JSON schema of its parameters."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(StrictModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseFormat(StrictModel):
+    """The form of the reply."""
+
+    type: str
+
+
+class Prediction(StrictModel):
+    """What the client expects to come, such as a file that is to be edited: look-up proposes it."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
+class ChatFields(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Count, Field(ge=1)] | None = Field(
+        None, description="The newer name of max_tokens."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description="'auto' or 'none'.")
+    response_format: ResponseFormat | None = Field(None, description="Text only.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message.")
+    prediction: Prediction | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    def chat_generation(self, seed: int, default_max_tokens: int) -> Generation:
+        """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
+        if self.response_format is not None and self.response_format.type != "text":
+            raise refuse_field(
+                "response_format", f"{self.response_format.type[:100]!r} is not enforced here: ask for it in a message"
+            )
+        if self.tool_choice not in {None, "auto", "none"} if not isinstance(self.tool_choice, dict) else True:
+            raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
+        if self.top_logprobs and not self.logprobs:
+            raise refuse_field("top_logprobs", "set logprobs to true with it")
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        conversation = Conversation(
+            template_messages(self.messages),
+            self.offered_tools,
+            self.chat_template_kwargs or {},
+            bool(self.continue_final_message),
+        )
+        return self.generation(
+            conversation,
+            seed,
+            max_tokens=max_tokens or default_max_tokens,
+            cut_max_tokens=max_tokens is None,
+            top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
+            prediction=text_of(self.prediction.content, "prediction.content") if self.prediction is not None else "",
+        )

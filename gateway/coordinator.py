@@ -1,0 +1,254 @@
+"""The coordinator, as the gateway calls it: plain values to messages of the protocol and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import grpc
+from google.protobuf import struct_pb2
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from gateway.generation import (
+    Conversation,
+    Generation,
+    Increment,
+    ModelCard,
+    Prompt,
+    Ranked,
+    Requester,
+    Statistics,
+    TextToken,
+)
+from gateway.http.errors import ApiError
+from specd import __version__
+from specd.errors import DOMAIN
+from specd.rpc.messages import acceptance_message, draft_source_message
+from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
+
+_DESCRIBE_SECONDS = 5.0
+_HEALTH_SECONDS = 2.0
+
+_SOURCES: dict[int, str] = {
+    generation_pb2.TOKEN_SOURCE_TARGET: "target",
+    generation_pb2.TOKEN_SOURCE_DRAFT: "draft",
+    generation_pb2.TOKEN_SOURCE_LOOKUP: "lookup",
+}
+_FINISH_REASONS: dict[int, str] = {
+    generation_pb2.FINISH_REASON_EOS: "stop",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+    generation_pb2.FINISH_REASON_STOP_TOKEN: "stop",
+    generation_pb2.FINISH_REASON_STOP_STRING: "stop",
+}
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+# Without a word of the coordinator's own, an error is gRPC's, whose words can name addresses.
+_WORDS = {
+    401: "the coordinator wants a token: send it as `Authorization: Bearer TOKEN`",
+    403: "this token does not allow that",
+    429: "the coordinator takes no more requests now",
+    503: "the coordinator cannot be reached",
+    504: "the coordinator did not answer in time",
+}
+# Clients look for these.
+_CODES = {"CONTEXT_EXCEEDED": "context_length_exceeded", "UNAUTHENTICATED": "invalid_api_key"}
+_RETRY_SECONDS = 1.0
+
+
+class CoordinatorLink:
+    """The services of a coordinator, over a channel that somebody else closes. All methods raise ApiError."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
+
+    async def generate(self, generation: Generation, caller: Requester) -> AsyncGenerator[Increment]:
+        """Generate, a round at a time; closing the iterator ends the generation."""
+        call = self._generation.Generate(_request(generation), metadata=_metadata(caller))
+        try:
+            async for response in call:
+                yield _increment(response)
+        except grpc.aio.AioRpcError as error:
+            raise to_api_error(error) from error
+        finally:
+            call.cancel()
+
+    async def model(self, caller: Requester) -> ModelCard:
+        """Describe the model."""
+        try:
+            response = await self._generation.GetModelInfo(
+                generation_pb2.GetModelInfoRequest(), metadata=_metadata(caller), timeout=_DESCRIBE_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            raise to_api_error(error) from error
+        return _model(response)
+
+    async def is_serving(self) -> bool:
+        """Say whether a generation could begin now."""
+        request = health_pb2.HealthCheckRequest(service="specd.v1.GenerationService")
+        try:
+            response = await self._health.Check(request, timeout=_HEALTH_SECONDS)  # type: ignore[attr-defined]
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _metadata(caller: Requester) -> tuple[tuple[str, str], ...]:
+    token = (("authorization", f"Bearer {caller.token}"),) if caller.token else ()
+    return (*token, ("traceparent", caller.traceparent)) if caller.traceparent else token
+
+
+def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
+    """Return the error that a client gets for a status of the coordinator's."""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    retry_after_seconds = 0.0
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(retry):
+            retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+        else:
+            detail.Unpack(info)
+    code = _STATUSES.get(error.code(), 500)
+    is_ours = info.domain == DOMAIN
+    message = error.details() if is_ours else _WORDS.get(code, "the coordinator failed on this request")
+    if code in {429, 503} and not retry_after_seconds:
+        retry_after_seconds = _RETRY_SECONDS
+    reason = info.reason if is_ours else error.code().name
+    return ApiError(code, _CODES.get(reason, reason.lower()), str(message), retry_after_seconds=retry_after_seconds)
+
+
+def _request(generation: Generation) -> generation_pb2.GenerateRequest:
+    request = generation_pb2.GenerateRequest(
+        max_tokens=generation.max_tokens,
+        cut_max_tokens=generation.cut_max_tokens,
+        num_draft_tokens=generation.num_draft_tokens,
+        sampling=sampling_pb2.SamplingParameters(
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            min_p=generation.min_p,
+            repetition_penalty=generation.repetition_penalty,
+            presence_penalty=generation.presence_penalty,
+            frequency_penalty=generation.frequency_penalty,
+            penalty_context_size=generation.penalty_context_size,
+            logit_bias=generation.logit_bias,
+            seed=generation.seed,
+            acceptance=acceptance_message(generation.acceptance),
+            lenience=generation.lenience,
+        ),
+        stop=generation_pb2.StopConditions(
+            ignore_eos=generation.ignore_eos,
+            min_tokens=generation.min_tokens,
+            token_ids=generation.stop_token_ids,
+            strings=generation.stop_strings,
+        ),
+        top_log_probabilities=generation.top_log_probabilities,
+        session_id=generation.session_id,
+        draft_source=draft_source_message(generation.draft_source),
+    )
+    if generation.prediction:
+        request.prediction_text = generation.prediction
+    _set_prompt(request, generation.prompt)
+    return request
+
+
+def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, Conversation):
+        request.chat.CopyFrom(
+            generation_pb2.Chat(
+                messages=map(_message, prompt.messages),
+                tools=map(_struct, prompt.tools),
+                template_arguments=_struct(prompt.template_arguments),
+                continue_final_message=prompt.continue_final_message,
+            )
+        )
+    else:
+        request.token_ids.ids.extend(prompt)
+
+
+def _message(message: Mapping[str, Any]) -> generation_pb2.ChatMessage:
+    others = {name: value for name, value in message.items() if name not in {"role", "content"}}
+    return generation_pb2.ChatMessage(role=message["role"], content=message["content"], fields=_struct(others))
+
+
+def _struct(values: Mapping[str, Any]) -> struct_pb2.Struct:
+    struct = struct_pb2.Struct()
+    struct.update(values)
+    return struct
+
+
+def _increment(response: generation_pb2.GenerateResponse) -> Increment:
+    return Increment(
+        response.session_id,
+        tuple(map(_token, response.tokens)),
+        _FINISH_REASONS.get(response.finish_reason, ""),
+        _statistics(response.statistics) if response.finish_reason else None,
+        response.prompt_end,
+    )
+
+
+def _token(token: generation_pb2.GeneratedToken) -> TextToken:
+    source = _SOURCES.get(token.source, "target")
+    if not token.HasField("log_probabilities"):
+        return TextToken(token.id, token.text, source)
+    values = token.log_probabilities
+    top = tuple(Ranked(ranked.text, ranked.log_probability) for ranked in values.top_model)
+    return TextToken(token.id, token.text, source, values.model, top)
+
+
+def _statistics(statistics: generation_pb2.SessionStatistics) -> Statistics:
+    return Statistics(
+        prompt_tokens=statistics.prompt_tokens,
+        generated_tokens=statistics.generated_tokens,
+        proposed_tokens=statistics.proposed_tokens,
+        accepted_tokens=statistics.accepted_tokens,
+        reused_tokens=statistics.target_reused_tokens,
+        prediction_accepted_tokens=statistics.prediction_accepted_tokens,
+        prediction_rejected_tokens=statistics.prediction_rejected_tokens,
+        time_to_first_token_seconds=statistics.time_to_first_token_seconds,
+        decode_seconds=statistics.decode_seconds,
+        speedup=statistics.speedup,
+        rounds=statistics.rounds,
+    )
+
+
+def _model(response: generation_pb2.GetModelInfoResponse) -> ModelCard:
+    target = response.target
+    # What decides which token follows: the weights, and the device and the library that compute with them.
+    deciding = (target.fingerprint, target.vocabulary_fingerprint, target.precision, target.device, __version__)
+    digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
+    return ModelCard(
+        model_id=_model_id(target.name),
+        context_length=target.context_length,
+        vocabulary_size=target.vocabulary_size,
+        system_fingerprint=f"specd_{digest[:16]}",
+        chat_template=response.chat_template,
+        special_tokens=dict(response.special_tokens),
+        details={
+            "architecture": target.architecture,
+            "precision": target.precision,
+            "draft": _model_id(response.draft.name) if response.HasField("draft") else None,
+            "lookup": response.lookup,
+        },
+    )
+
+
+def _model_id(name: str) -> str:
+    """Return a model's name for clients: a repository's own, and of a directory the last part, not where it lies."""
+    path = PurePath(name)
+    return path.name if path.is_absolute() or name.startswith((".", "~")) else name

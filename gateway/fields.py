@@ -1,0 +1,140 @@
+"""Fields of a request that all endpoints share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.generation import Generation, Prompt
+from gateway.http.errors import ApiError, invalid
+from specd.draft_source import DraftSource
+from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, Acceptance
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+
+_UINT32 = 2**32 - 1
+_MAX_STOP_STRINGS = 64  # of the coordinator; OpenAI takes 4
+
+TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
+Count = Annotated[int, Field(ge=0, le=_UINT32)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class StrictModel(BaseModel):
+    """A part of a request: numbers are numbers, and what is not known is kept, to be named as ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class StreamOptions(StrictModel):
+    """What a stream has besides."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(StrictModel):
+    """How tokens are chosen and proposed, and what ends a reply. null is the same as leaving a field out."""
+
+    model: str = Field("", max_length=1024, description="The model's id; without it, the one that is served.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default 1, as OpenAI.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same tokens.")
+    n: int | None = Field(None, ge=1, description="Choices; each has its own noise.")
+    stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = Field(
+        None, description="By token id, from -100 to 100."
+    )
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # specd's own.
+    top_k: Count | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    penalty_context_size: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="How many tokens the penalties look at; 0, the default, all."
+    )
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT_TOKENS)] | None = Field(
+        None, description="Draft tokens a round; 0 is the target alone."
+    )
+    draft_source: Literal["auto", "model", "lookup", "none"] | None = None
+    acceptance: Literal["coupled", "rejection"] | None = None
+    lenience: float | None = Field(None, ge=0, le=1)
+    token_sources: bool | None = Field(None, description="Return the tokens, and who said each first.")
+    session_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Continue this session.")
+
+    def ignored(self) -> list[str]:
+        """Return the names of the fields that do nothing here."""
+        return sorted(self.model_extra or {})
+
+    def generation(self, prompt: Prompt, seed: int, **more: Any) -> Generation:
+        """Return the generation that the fields ask for. Raises ApiError."""
+        penalises = self.frequency_penalty or self.presence_penalty
+        return Generation(
+            prompt=prompt,
+            seed=seed,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k or 0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            # OpenAI's penalties look at the whole text.
+            penalty_context_size=0 if penalises and self.penalty_context_size is None else self.penalty_context_size,
+            logit_bias=_biases(self.logit_bias or {}),
+            acceptance=Acceptance(self.acceptance or "coupled"),
+            lenience=self.lenience or 0.0,
+            stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            num_draft_tokens=self.num_draft_tokens,
+            draft_source=DraftSource[(self.draft_source or "auto").upper()],
+            session_id=self.session_id or "",
+            **more,
+        )
+
+
+FieldsT = TypeVar("FieldsT", bound=StrictModel)
+
+
+def validated(cls: type[FieldsT], body: Mapping[str, Any]) -> FieldsT:
+    """Return the fields of a request. Raises ApiError, which names the first wrong one with its value."""
+    try:
+        return cls.model_validate(body)
+    except ValidationError as error:
+        # Of a union, the member that got furthest says most.
+        first = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
+        param = _name(first["loc"])
+        if first["type"] == "missing":
+            raise invalid(f"{param} is missing", param, "missing_required_parameter") from error
+        shown = repr(first["input"])
+        shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
+        raise invalid(f"{param}: {first['msg']} (got {shown})", param) from error
+
+
+def _name(location: Iterable[int | str]) -> str:
+    """Return where a problem is, as a client would write it: `messages[0].content`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    # pydantic names the members of unions, which are no fields: `str`, `list[...]`, `function-after[...]`.
+    return "".join(part for part in parts if re.fullmatch(r"\[\d+\]|\.[a-z_]\w*", part) and part != ".str").lstrip(".")
+
+
+def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    for name in biases:
+        if not (name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= _UINT32):
+            raise invalid(f"logit_bias has the key {name[:100]!r}: it must be a token id", "logit_bias")
+    return {int(name): bias for name, bias in biases.items()}
+
+
+def refuse_field(name: str, why: str) -> ApiError:
+    """Return the error of a field that the gateway knows and cannot do."""
+    return invalid(f"{name}: {why}", name, "unsupported_parameter")

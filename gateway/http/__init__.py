@@ -1,0 +1,1 @@
+"""HTTP itself: bodies, errors, events, and who may ask."""

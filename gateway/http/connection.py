@@ -1,0 +1,51 @@
+"""Connections that do not wait for slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+# For the headers of the first request; uvicorn waits for them without end.
+HEADER_SECONDS = 10.0
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection, closed if its first request does not come in time.
+
+    For later requests uvicorn's `timeout_keep_alive` is the limit, until their first byte.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the headers."""
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in bytes, and wait no longer once the headers are whole."""
+        before = self.scope
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_headers()
+        super().data_received(data)
+        if self.scope is not before:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_headers(self) -> None:
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> Any:
+        self._deadline = None
+        self.transport.close()

@@ -1,0 +1,130 @@
+"""An endpoint: one request from its body to the last byte of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from gateway.generation import Requester
+from gateway.http.answer import Answer
+from gateway.http.errors import ApiError
+from gateway.http.event_stream import send_events
+from gateway.http.json_body import read_json
+from gateway.http.responses import send_error, send_json
+from gateway.metrics import GatewayMetrics
+
+log = structlog.get_logger()
+
+# Of nginx: the client closed the request. It is in metrics only.
+_CLIENT_GONE = 499
+
+Handler = Callable[[Mapping[str, Any], Requester], Awaitable[Answer]]
+
+
+class _ClientGoneError(Exception):
+    """The client has closed the connection."""
+
+
+class Endpoint:
+    """An ASGI application for one path: reads a JSON body if there is to be one, and sends what its handler answers.
+
+    A client that goes away cancels what is done for it.
+    """
+
+    def __init__(self, name: str, handler: Handler, metrics: GatewayMetrics, *, max_body_bytes: int = 0) -> None:
+        """Name the endpoint for metrics; without `max_body_bytes` a request is what its path says."""
+        self._name = name
+        self._handler = handler
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        began_at = time.perf_counter()
+        status = 500
+        sent = _Sent(send)
+        self._metrics.open_requests.inc()
+        try:
+            await self._answer(Request(scope, receive), sent)
+            status = sent.status
+        except _ClientGoneError:
+            status = _CLIENT_GONE
+        except ApiError as error:
+            status = error.status
+            await send_error(error, sent)
+        except Exception:
+            # Without what was asked: that is the client's.
+            log.exception("request failed", endpoint=self._name, request_id=scope.get("request_id"))
+            if not sent.status:
+                await send_error(ApiError(500, "internal_error", "the gateway failed on this request"), sent)
+        finally:
+            self._metrics.open_requests.dec()
+            self._metrics.count(self._name, status, time.perf_counter() - began_at)
+
+    async def _answer(self, request: Request, send: _Sent) -> None:
+        body = await read_json(request, self._max_body_bytes) if self._max_body_bytes else request.path_params
+        async with _ending_with_client(request):
+            answer = await self._handler(body, _caller_of(request))
+            if answer.events is not None:
+                try:
+                    await send_events(answer.events, send, answer.headers)
+                finally:
+                    await answer.events.aclose()
+            else:
+                await send_json(answer.json or {}, send, headers=answer.headers)
+
+
+class _Sent:
+    """`send` of ASGI, which remembers the status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+def _caller_of(request: Request) -> Requester:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip()
+    # What no gRPC metadata can carry is no token of the coordinator's.
+    if scheme.lower() != "bearer" or not (token.isascii() and token.isprintable()):
+        token = ""
+    traceparent = request.headers.get("traceparent", "")
+    return Requester(token, traceparent if traceparent.isascii() and traceparent.isprintable() else "")
+
+
+@asynccontextmanager
+async def _ending_with_client(request: Request) -> AsyncIterator[None]:
+    """Run a block that is cancelled when the client goes away. Raises _ClientGoneError then."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        task.uncancel()
+        raise _ClientGoneError from None
+    finally:
+        watching.cancel()

@@ -1,0 +1,87 @@
+"""Server-sent events, as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.types import Send
+
+from gateway.http.errors import ApiError
+
+PING_SECONDS = 15.0
+
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # a proxy must not collect them
+}
+
+
+def data(value: Mapping[str, Any]) -> bytes:
+    """Return an event without a name."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def named(value: Mapping[str, Any]) -> bytes:
+    """Return an event that is named by its `type`, as those of /v1/responses are."""
+    return f"event: {value['type']}\n".encode() + data(value)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def send_events(
+    events: AsyncIterator[bytes], send: Send, headers: Mapping[str, str], *, ping_seconds: float = PING_SECONDS
+) -> None:
+    """Send events as they come, and a comment whenever there was none for `ping_seconds`.
+
+    An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment had to go
+    out before. A later one becomes the last event.
+    """
+    stream = _Stream(send, headers)
+    pinging = asyncio.ensure_future(stream.ping(ping_seconds))
+    try:
+        async for event in events:
+            await stream.write(event)
+    except ApiError as error:
+        if not stream.began:
+            raise
+        await stream.write(data(error.body))
+    finally:
+        pinging.cancel()
+    await stream.end()
+
+
+class _Stream:
+    """The response under way."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self._headers = {**_HEADERS, **headers}
+        self._written_at = time.monotonic()
+        self.began = False
+
+    async def write(self, chunk: bytes) -> None:
+        await self._begin()
+        self._written_at = time.monotonic()
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def ping(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(max(self._written_at + seconds - time.monotonic(), 0.001))
+            if time.monotonic() >= self._written_at + seconds:
+                await self.write(b": ping\n\n")
+
+    async def end(self) -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self) -> None:
+        if not self.began:
+            self.began = True
+            raw = [(name.encode(), text.encode()) for name, text in self._headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -1,0 +1,83 @@
+"""Who may ask: only this machine's own pages, and programs, which send no Origin."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.errors import ApiError
+from gateway.http.responses import send_error
+
+_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+
+
+class Guards:
+    """Checks Host and Origin of each request, and names it in `x-request-id`.
+
+    A page of another site can make a browser send requests here. Its own name can lead here (DNS rebinding): the Host
+    then is that name, and never an address. So a Host must be an address, `localhost`, or one of `hosts`. An Origin
+    must be that of the Host itself, or one of `origins`.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+        self._origins = set(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it with 403."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if refusal := self._refusal(headers):
+            await send_error(refusal, send_named)
+        else:
+            await self._app(scope, receive, send_named)
+
+    def _refusal(self, headers: Headers) -> ApiError | None:
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
+        if not self._is_ours(_name_of(host)):
+            return ApiError(
+                403,
+                "host_not_allowed",
+                f"the Host {host[:100]!r} is none of this gateway: use its address, or start it with --allowed-hosts",
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
+            return ApiError(
+                403,
+                "origin_not_allowed",
+                f"pages of {origin[:100]!r} may not call this gateway: start it with --cors-origins to allow them",
+            )
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        if name == "localhost" or name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _name_of(host: str) -> str:
+    """Return a Host without its port, and without the brackets of IPv6; empty if it is none."""
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{1,5})?", host.lower(), re.ASCII)
+    return (match[1] or match[2]) if match else ""

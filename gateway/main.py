@@ -1,0 +1,88 @@
+"""The gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from gateway.app import make_app
+from gateway.coordinator import CoordinatorLink
+from gateway.http.connection import BoundedConnection
+from gateway.service import Service
+from specd.errors import StartupError
+from specd.gateway_settings import GatewaySettings
+from specd.lifeline import Lifeline
+from specd.rpc.channel import open_channel
+from specd.rpc.credentials import ClientCredentials
+from specd.rpc.metrics_endpoint import add_build_info, new_registry
+
+log = structlog.get_logger()
+
+_KEEP_ALIVE_SECONDS = 30
+_MOST_HEADER_BYTES = 32 * 1024
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Run the gateway until a signal. Raises StartupError when it cannot start."""
+    registry = new_registry()
+    add_build_info(registry, "gateway")
+    with contextlib.closing(_listen(settings.listen)) as listener:
+        host, _, _ = settings.listen.rpartition(":")
+        address = f"{host}:{listener.getsockname()[1]}"
+        async with open_channel(settings.coordinator, _credentials(settings)) as channel:
+            service = Service(CoordinatorLink(channel), settings)
+            server = _Server(
+                uvicorn.Config(
+                    make_app(service, registry),
+                    http=BoundedConnection,
+                    ws="none",
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    proxy_headers=False,
+                    limit_concurrency=settings.max_connections,
+                    timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                    timeout_graceful_shutdown=round(settings.shutdown_grace_seconds),
+                    h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+                )
+            )
+            life = Lifeline()
+            life.open()
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            life.announce(address, metrics_url=f"http://{address}/metrics", coordinator=settings.coordinator)
+            await life.wait_for_stop()
+            server.should_exit = True
+            await serving
+
+
+def _credentials(settings: GatewaySettings) -> ClientCredentials:
+    """Return what the gateway trusts and shows the coordinator; the tokens are its clients'."""
+    files = (settings.coordinator_ca, settings.coordinator_cert, settings.coordinator_key)
+    ca, cert, key = (Path(file) if file else None for file in files)
+    return ClientCredentials(ca, cert, key, insecure=settings.insecure)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to the process."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    except OSError as error:
+        raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,78 @@
+"""The OpenAPI document of the gateway, of the models that requests are checked with."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway.chat.request import ChatFields
+from specd import __version__
+
+_REF = "#/components/schemas/{model}"
+_POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("/v1/chat/completions", "Complete a conversation.", ChatFields),
+)
+_GETS = (
+    ("/v1/models", "List the model that is served.", ""),
+    ("/v1/models/{name}", "Describe a model.", "name"),
+    ("/health", "Say whether a request could be answered now.", ""),
+    ("/metrics", "Metrics in Prometheus's text format.", ""),
+)
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Return the document."""
+    _, schemas = models_json_schema([(cls, "validation") for _, _, cls in _POSTS], ref_template=_REF)
+    components = {**schemas["$defs"], "Error": _ERROR}
+    paths: dict[str, Any] = {path: {"post": _post(summary, cls)} for path, summary, cls in _POSTS}
+    paths |= {path: {"get": _get(summary, parameter)} for path, summary, parameter in _GETS}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "specd", "version": __version__, "description": "Speculative decoding, OpenAI's API."},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"token": []}],
+    }
+
+
+def _post(summary: str, cls: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model=cls.__name__)}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    whole = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
+    return {"summary": summary, "requestBody": body, "responses": _responses("The completion, or its events.", whole)}
+
+
+def _get(summary: str, parameter: str) -> dict[str, Any]:
+    described: dict[str, Any] = {"summary": summary, "responses": _responses(summary, {})}
+    if parameter:
+        schema = {"type": "string"}
+        described["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": schema}]
+    return described
+
+
+def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    error = {
+        "description": "An error.",
+        "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
+    }
+    return {"200": {"description": description, **({"content": content} if content else {})}, "default": error}

@@ -1,0 +1,1 @@
+"""What a reply consists of: content, reasoning and tool calls."""

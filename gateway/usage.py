@@ -1,0 +1,54 @@
+"""What a request took, in the words of OpenAI and of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.generation import Statistics
+
+
+def usage_of(
+    statistics: Sequence[Statistics], *, has_prediction: bool = False, reasoning_tokens: int = 0, prompts: int = 1
+) -> dict[str, Any]:
+    """Return the `usage` of generations; those of one prompt follow one another, and count it once."""
+    firsts = statistics[:: max(len(statistics) // prompts, 1)]
+    prompt_tokens = sum(each.prompt_tokens for each in firsts)
+    completion_tokens = sum(each.generated_tokens for each in statistics)
+    details: dict[str, int] = {"reasoning_tokens": reasoning_tokens}
+    if has_prediction:  # clients are billed by them, so they never count what the draft proposed
+        details["accepted_prediction_tokens"] = sum(each.prediction_accepted_tokens for each in statistics)
+        details["rejected_prediction_tokens"] = sum(each.prediction_rejected_tokens for each in statistics)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(each.reused_tokens for each in firsts)},
+        "completion_tokens_details": details,
+    }
+
+
+def timings_of(statistics: Sequence[Statistics]) -> dict[str, Any]:
+    """Return the `timings` of generations that ran beside one another, with llama.cpp's names; milliseconds."""
+    prompt_tokens = sum(each.prompt_tokens for each in statistics)
+    cached = sum(each.reused_tokens for each in statistics)
+    generated = sum(each.generated_tokens for each in statistics)
+    prompt_ms = max(each.time_to_first_token_seconds for each in statistics) * 1e3
+    predicted_ms = max(each.decode_seconds for each in statistics) * 1e3
+    # The first token of each comes with the prompt.
+    decoded = generated - len(statistics)
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt_tokens - cached,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / max(prompt_tokens - cached, 1),
+        "prompt_per_second": 1e3 * (prompt_tokens - cached) / prompt_ms if prompt_ms else 0.0,
+        "predicted_n": generated,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / max(decoded, 1),
+        "predicted_per_second": 1e3 * decoded / predicted_ms if predicted_ms else 0.0,
+        "draft_n": sum(each.proposed_tokens for each in statistics),
+        "draft_n_accepted": sum(each.accepted_tokens for each in statistics),
+        "rounds": sum(each.rounds for each in statistics),
+        "speedup": statistics[0].speedup if len(statistics) == 1 else 0.0,
+    }

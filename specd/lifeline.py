@@ -1,0 +1,80 @@
+"""Life of a process: it announces itself, stops on a signal and exits on a second, or ends with its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+
+import structlog
+
+log = structlog.get_logger()
+
+# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, then a beat,
+# an empty line, every second: one that hangs is silent. It stops when the other end closes, so that it does not outlive
+# its supervisor.
+SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
+BEAT_SECONDS = 1.0
+
+
+class Lifeline:
+    """Signals, and the supervisor if there is one. Call `open` on the event loop of the process."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self._announced = False
+        self._supervisor: socket.socket | None = None
+
+    def open(self) -> None:
+        """Heed SIGINT and SIGTERM, and the supervisor."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if fd := os.environ.pop(SUPERVISOR_FD_VARIABLE, ""):
+            self._supervisor = socket.socket(fileno=int(fd))
+            self._supervisor.set_inheritable(False)
+            loop.add_reader(self._supervisor, self._on_supervisor_gone)
+
+    @property
+    def announced(self) -> bool:
+        """Whether `announce` has been called."""
+        return self._announced
+
+    def announce(self, address: str, **facts: str) -> None:
+        """Log that the process is ready at its address, and tell the supervisor. Only the first call counts."""
+        if self._announced:
+            return
+        self._announced = True
+        log.info("ready", address=address, **facts)
+        if self._supervisor is not None:
+            self._supervisor.sendall(json.dumps({"address": address, **facts}).encode() + b"\n")
+            self._supervisor.setblocking(False)
+            self._beat()
+
+    async def wait_for_stop(self) -> None:
+        """Wait for SIGINT or SIGTERM, or the end of the supervisor."""
+        await self._stop.wait()
+
+    def _beat(self) -> None:
+        """Show the supervisor that the event loop runs, now and every second."""
+        assert self._supervisor is not None
+        with contextlib.suppress(OSError):  # it is gone, or hangs itself
+            self._supervisor.send(b"\n")
+        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    def _on_supervisor_gone(self) -> None:
+        assert self._supervisor is not None
+        asyncio.get_running_loop().remove_reader(self._supervisor)
+        if not self._stop.is_set():
+            log.warning("supervisor gone, stopping")
+            self._stop.set()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            log.warning("second signal: exiting at once")
+            os._exit(128 + number)
+        log.info("stopping", signal=number.name)
+        self._stop.set()

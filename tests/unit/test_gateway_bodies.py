@@ -1,0 +1,97 @@
+"""Bodies of HTTP requests: what is refused before anything is done with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.chat.request import ChatFields
+from gateway.fields import validated
+from gateway.http.errors import ApiError
+from gateway.http.json_body import MAX_DEPTH, parse_object
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(), values, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=4))
+def test_an_object_is_read_as_it_is(value: dict[str, Any]) -> None:
+    assert parse_object(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'{"a": 1, "a": 2}', "key 'a' twice"),
+        (b'{"b": {"a": 1, "a": 1}}', "key 'a' twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": "\xff"}', "UTF-8"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\udc00": 1}', "surrogate"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a": ' + b"[" * 100_000, "nests deeper"),
+        (b'{"a": ' + b'{"a":' * 100_000, "nests deeper"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
+)
+def test_what_is_no_sound_object_is_refused(body: bytes, word: str) -> None:
+    with pytest.raises(ApiError, match=word) as raised:
+        parse_object(body)
+    assert raised.value.status == 400
+    assert len(str(raised.value)) < 500
+
+
+def test_brackets_in_strings_are_no_depth() -> None:
+    assert parse_object(b'{"a": "' + b"[" * 1000 + b'\\"["}')["a"].endswith('"[')
+    nested = b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)
+    assert parse_object(b'{"a": ' + nested + b', "b": ' + nested + b"}")
+
+
+def test_a_surrogate_pair_is_a_character() -> None:
+    assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ChatFields.model_fields)), JSON_VALUES))
+def test_fields_of_any_kind_are_taken_or_named(fields: dict[str, Any]) -> None:
+    body = {"messages": MESSAGES, **fields}
+    try:
+        taken = validated(ChatFields, body)
+    except ApiError as error:
+        assert error.status == 400
+        assert error.param is not None
+        assert error.param.split(".")[0].split("[")[0] in fields
+    else:
+        try:
+            taken.chat_generation(seed=1, default_max_tokens=10)
+        except ApiError as error:
+            assert error.param in fields or str(error.param).startswith("messages")
+
+
+@pytest.mark.parametrize("name", ["temperature", "seed", "n", "stop", "tools", "logit_bias", "stream", "prediction"])
+def test_null_is_the_same_as_nothing(name: str) -> None:
+    given_null = validated(ChatFields, {"messages": MESSAGES, name: None})
+    assert given_null.chat_generation(1, 10) == validated(ChatFields, {"messages": MESSAGES}).chat_generation(1, 10)
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1, 0])
+def test_each_seed_of_openai_is_one(seed: int) -> None:
+    assert validated(ChatFields, {"messages": MESSAGES, "seed": seed}).seed == seed
