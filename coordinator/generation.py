@@ -21,7 +21,13 @@ from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.admission import Admission, Place
-from coordinator.sessions.prompt import EncodedPrompt, encode_answer, encode_prompt, encode_source
+from coordinator.sessions.prompt import (
+    EncodedPrompt,
+    encode_answer,
+    encode_prompt,
+    encode_source,
+    whole_conversation,
+)
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
@@ -35,6 +41,9 @@ from specd.draft_source import DraftSource
 from specd.errors import InternalError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
+from specd.text.chat import Chat
+from specd.text.literals import Literals
+from specd.text.rendering import TemplateRenderer
 from specd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -103,6 +112,7 @@ class Coordinator:
         self._metrics = metrics
         self.tokenizer = tokenizer
         self._begin_trace = begin_trace
+        self.renderer = TemplateRenderer(tokenizer.template, seconds=settings.chat_template_seconds)
         self._decoding: dict[str, Session] = {}
         self._show_gauges()
 
@@ -135,7 +145,7 @@ class Coordinator:
             is_finished = False
             try:
                 with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
-                    prompt = await asyncio.to_thread(self._encode, request, kept)
+                    prompt = await self._encode(request, kept)
                     session, setup = self._begin(kept.session_id, prompt, request)
                     await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
                     lookup = None
@@ -159,10 +169,23 @@ class Coordinator:
                 if not is_finished:
                     self.sessions.abandon(kept)
 
-    def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+    async def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+        """Return the tokens that a request starts from, beside the event loop."""
+        if not isinstance(request.prompt, Chat) or self.model.has_encoder:
+            return await asyncio.to_thread(self._encode_text, request, kept)
+        literals = Literals(self.tokenizer)
+        chat = whole_conversation(request.prompt, kept)
+        text = await self.renderer.render(literals.hidden_in(chat), request.client)
+        token_ids, prediction = await asyncio.to_thread(
+            lambda: (literals.encode(text), encode_answer(self.tokenizer, request.prediction))
+        )
+        return EncodedPrompt(token_ids, chat, prediction=prediction)
+
+    def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         if self.model.has_encoder:
             prompt = encode_source(self.tokenizer, request.prompt, request.answer, kept, self.model)
         else:
+            assert not isinstance(request.prompt, Chat)
             prompt = encode_prompt(self.tokenizer, request.prompt, kept)
         return replace(prompt, prediction=encode_answer(self.tokenizer, request.prediction))
 

@@ -114,9 +114,11 @@ async def _start(
     draft = RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")
     if settings.draft:
         draft = await _connect_draft(settings, certificates, metrics, connections, model, tokenizer)
-    return Coordinator(
+    coordinator = Coordinator(
         settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft, begin_trace=begin_trace
     )
+    connections.push_async_callback(coordinator.renderer.close)
+    return coordinator
 
 
 async def _connect_target(

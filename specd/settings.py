@@ -279,6 +279,9 @@ class CoordinatorSettings(ListenerSettings):
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
     )
+    chat_template_seconds: Seconds = Field(
+        5.0, description="Time that a model's chat template may take for a conversation before its process is killed."
+    )
     client_stall_seconds: Seconds = Field(
         30.0, description="Time that a client may leave a message unread before its session ends with CLIENT_STALLED."
     )

@@ -29,22 +29,26 @@ class EncodedPrompt:
     prediction: list[int] = field(default_factory=list)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, session: KeptSession) -> EncodedPrompt:
+def whole_conversation(prompt: Chat, session: KeptSession) -> Chat:
+    """Return a session's conversation with what is new in it.
+
+    It is written anew by the template with all its messages, because templates do not write parts of one, and some
+    leave out of earlier replies what they keep in the last. Raises InvalidRequestError when the session is no
+    conversation.
+    """
+    if session.token_ids and session.chat is None:
+        raise _contradiction(session, "text or token_ids", "chat")
+    if not prompt.messages:
+        raise InvalidRequestError("EMPTY_PROMPT", "the conversation has nothing new: set `messages`")
+    return session.chat.followed_by(prompt) if session.chat is not None else prompt
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int] | None, session: KeptSession) -> EncodedPrompt:
     """Return the tokens of a session with a prompt after them; of a new one, those of the prompt.
 
-    A conversation is written anew by the template with all its messages, because templates do not write parts of one,
-    and some leave out of earlier replies what they keep in the last. It can take a second for a megabyte.
-
-    Raises InvalidRequestError when the prompt is of another kind than the session, and what the template raises.
+    It can take a second for a megabyte. Raises InvalidRequestError when the session is a conversation.
     """
     before = list(session.token_ids)
-    if isinstance(prompt, Chat):
-        if before and session.chat is None:
-            raise _contradiction(session, "text or token_ids", "chat")
-        if not prompt.messages:
-            raise InvalidRequestError("EMPTY_PROMPT", "the conversation has nothing new: set `messages`")
-        chat = session.chat.followed_by(prompt) if session.chat is not None else prompt
-        return EncodedPrompt(tokenizer.encode_chat(chat), chat)
     if not prompt:  # and not its encoding, which can be a special token
         going_on = replace(session.chat, continue_final_message=True) if session.chat is not None else None
         return EncodedPrompt(before, going_on)

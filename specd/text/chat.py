@@ -74,13 +74,7 @@ class ChatTemplate:
         (NO_CHAT_TEMPLATE), there are no messages (EMPTY_PROMPT), a template argument is none
         (OUT_OF_RANGE), or the template fails (CHAT_TEMPLATE_FAILED).
         """
-        model = f"the model {self.model_name}".rstrip()
-        if not self.source:
-            raise InvalidRequestError(
-                "NO_CHAT_TEMPLATE", f"{model} has no chat template: send the prompt as `text` or `token_ids`"
-            )
-        if not chat.messages:
-            raise InvalidRequestError("EMPTY_PROMPT", "the conversation is empty: set `messages`")
+        self.check(chat)
         if taken := sorted(chat.template_arguments.keys() & self._reserved):
             raise InvalidRequestError(
                 "OUT_OF_RANGE", f"template_arguments has {', '.join(taken)}: not a variable for the template"
@@ -100,9 +94,22 @@ class ChatTemplate:
         except Exception as error:  # whatever a template can do with a conversation that it was not made for
             why = str(error) if isinstance(error, (TemplateError, ValueError)) else repr(error)
             raise InvalidRequestError(
-                "CHAT_TEMPLATE_FAILED", f"the chat template of {model} failed: {why[:_MAX_ERROR_CHARACTERS]}"
+                "CHAT_TEMPLATE_FAILED", f"the chat template of {self._model} failed: {why[:_MAX_ERROR_CHARACTERS]}"
             ) from error
         return cast(str, prompt)
+
+    def check(self, chat: Chat) -> None:
+        """Raise InvalidRequestError where there is no template (NO_CHAT_TEMPLATE) or no message (EMPTY_PROMPT)."""
+        if not self.source:
+            raise InvalidRequestError(
+                "NO_CHAT_TEMPLATE", f"{self._model} has no chat template: send the prompt as `text` or `token_ids`"
+            )
+        if not chat.messages:
+            raise InvalidRequestError("EMPTY_PROMPT", "the conversation is empty: set `messages`")
+
+    @property
+    def _model(self) -> str:
+        return f"the model {self.model_name}".rstrip()
 
     @cached_property
     def _renderer(self) -> PreTrainedTokenizerFast:

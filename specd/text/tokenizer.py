@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
@@ -23,7 +25,11 @@ class Tokenizer:
         # Left over from training in some; a prompt is taken as it is.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._chat_template = chat_template or ChatTemplate()
+        special = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        # The longest first, as the tokenizer looks for them.
+        texts = sorted((token.content for token in special if token.content), key=len, reverse=True)
+        self.special_token = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self.template = chat_template or ChatTemplate()
 
     @property
     def vocabulary_size(self) -> int:
@@ -36,12 +42,38 @@ class Tokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    def encode_apart(self, text: str, change: Callable[[str], str]) -> list[int]:
+        """Return the tokens of a text whose special tokens are meant, with what `change` makes of the text between.
+
+        That has none, whatever it looks like. It is encoded piece by piece.
+        """
+        assert self.special_token is not None
+        token_ids: list[int] = []
+        end = 0
+        for match in (*self.special_token.finditer(text), None):
+            between = text[end : match.start() if match is not None else len(text)]
+            if between:
+                token_ids += self._literal.encode(change(between), add_special_tokens=False).ids
+            if match is not None:
+                token_id = self._tokenizer.token_to_id(match.group())
+                assert token_id is not None
+                token_ids.append(token_id)
+                end = match.end()
+        return token_ids
+
+    @cached_property
+    def _literal(self) -> HuggingFaceTokenizer:
+        """The same tokenizer, to which a special token in a text is text."""
+        literal = HuggingFaceTokenizer.from_str(self._tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return literal
+
     def encode_chat(self, chat: Chat) -> list[int]:
         """Return the tokens of a conversation as the model's chat template writes it, special tokens included.
 
         Raises what ChatTemplate.render raises.
         """
-        return self.encode(self._chat_template.render(chat), add_special_tokens=False)
+        return self.encode(self.template.render(chat), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens, with replacement characters for incomplete ones."""
@@ -50,7 +82,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """The source of the chat template; empty if there is none."""
-        return self._chat_template.source
+        return self.template.source
 
     @property
     def special_tokens(self) -> dict[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from specd.cli.supervisor import Stack
 from specd.identity.tokens import new_token, write_tokens
@@ -29,7 +30,7 @@ async def stack_with_owners(
     directory: Path, limits: Mapping[str, Mapping[str, int]], **settings: str
 ) -> AsyncIterator[tuple[Stack, dict[str, Owner]]]:
     """Start a stack with these settings of its coordinator, and clients by name, each with limits of its own."""
-    made = {name: new_token(name, **limits[name]) for name in limits}
+    made = {name: new_token(name, **cast(Any, limits[name])) for name in limits}
     write_tokens(directory / "tokens", [token for _, token in made.values()])
     environment = {f"SPECD_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
     environment |= {"SPECD_COORDINATOR_TOKENS": str(directory / "tokens"), "OPENBLAS_NUM_THREADS": "1"}

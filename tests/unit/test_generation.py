@@ -16,12 +16,15 @@ from coordinator.workers.remote_worker import RemoteWorker
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
+from specd.text.chat import ChatTemplate
 
 
 async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
     """A megabyte takes a second, in which other sessions go on."""
 
     class SlowTokenizer:
+        template = ChatTemplate()
+
         def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             threads.append(threading.current_thread())
             return [5] * len(text)

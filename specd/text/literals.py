@@ -1,0 +1,66 @@
+"""Text of a conversation that looks like a control token, and stays text."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specd.text.chat import Chat
+from specd.text.tokenizer import Tokenizer
+
+# Characters of no meaning, around numbers that nobody can guess: no template changes them.
+_MARK = "\ue0ff"
+
+
+class Literals:
+    """Hides the special tokens in what people say from the tokenizer, which would take them for the template's own.
+
+    A conversation without any gets the tokens that it always got. vLLM, llama.cpp and transformers let a user's
+    `<|im_start|>system` begin a system message.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._secret = secrets.randbits(64)
+        self._hidden: dict[str, str] = {}  # the special token by its mark
+
+    def hidden_in(self, chat: Chat) -> Chat:
+        """Return the conversation with a mark for each special token in it."""
+        if (pattern := self._tokenizer.special_token) is None:
+            return chat
+        hide = self._hider(pattern)
+        return replace(
+            chat,
+            messages=tuple(hide(message) for message in chat.messages),
+            tools=tuple(hide(tool) for tool in chat.tools),
+            template_arguments=hide(chat.template_arguments),
+        )
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of what the template made of the conversation: text for marks."""
+        if not self._hidden:
+            return self._tokenizer.encode(prompt, add_special_tokens=False)
+        marks = re.compile("|".join(map(re.escape, self._hidden)))
+        return self._tokenizer.encode_apart(prompt, lambda text: marks.sub(lambda m: self._hidden[m.group()], text))
+
+    def _hider(self, pattern: re.Pattern[str]) -> Callable[[Any], Any]:
+        def mark(match: re.Match[str]) -> str:
+            token = match.group()
+            for known, hidden in self._hidden.items():
+                if hidden == token:
+                    return known
+            new = f"{_MARK}{self._secret}{_MARK}{len(self._hidden)}{_MARK}"
+            self._hidden[new] = token
+            return new
+
+        def hide(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(mark, value)
+            if isinstance(value, Mapping):
+                return {pattern.sub(mark, key): hide(value[key]) for key in value}
+            return [hide(item) for item in value] if isinstance(value, list) else value
+
+        return hide

@@ -1,0 +1,101 @@
+"""The process that renders a chat template: what it takes of the machine is bounded, and it can be killed.
+
+Reads a template, then conversations, from standard input, and writes prompts or errors to standard output: JSON, with
+its length in front.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from specd.errors import InvalidRequestError
+from specd.text.chat import Chat, ChatTemplate
+
+_LENGTH = struct.Struct(">I")
+_WATCH_SECONDS = 0.02
+
+
+def main() -> None:
+    """Render until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator says when to stop
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints
+    setup = _read(requests)
+    if setup is None:
+        return
+    template = ChatTemplate(setup["source"], setup["special_tokens"], setup["model_name"])
+    ChatTemplate("{{ messages }}").render(Chat(({"role": "user", "content": ""},)))  # imports what it needs
+    seconds, memory_bytes, most_characters = (setup[name] for name in ("seconds", "memory_bytes", "most_characters"))
+    _limit(memory_bytes)
+    _write(answers, {})
+    while (request := _read(requests)) is not None:
+        used = time.process_time()
+        # If the coordinator dies meanwhile, nobody else ends a template that does not.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 2, resource.RLIM_INFINITY))
+        _write(answers, _answer(template, Chat(**request), memory_bytes, most_characters))
+
+
+def _answer(template: ChatTemplate, chat: Chat, memory_bytes: int, most_characters: int) -> dict[str, str]:
+    too_large = ""
+    try:
+        prompt = template.render(chat)
+        if len(prompt) <= most_characters:
+            return {"prompt": prompt}
+        too_large = f"it writes {len(prompt)} characters, and the most is {most_characters}"
+    except InvalidRequestError as error:
+        if not isinstance(error.__cause__, MemoryError):
+            return {"reason": error.reason, "error": str(error)}
+        too_large = f"it needs more than {memory_bytes // 2**20} MiB of memory"
+    return {"reason": "CHAT_TEMPLATE_FAILED", "error": f"the chat template failed on this conversation: {too_large}"}
+
+
+def _limit(memory_bytes: int) -> None:
+    """Bound the memory that rendering may take beyond what this process has now; write no files."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # Linux, where the limit is kept
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        return
+    threading.Thread(target=_watch, args=(_resident_bytes() + memory_bytes,), daemon=True).start()
+
+
+def _watch(most_bytes: int) -> None:
+    """End the process when it has taken too much: macOS keeps no limit of memory."""
+    while _resident_bytes() < most_bytes:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
+
+
+def _resident_bytes() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _read(file: BinaryIO) -> dict[str, Any] | None:
+    header = file.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    message: dict[str, Any] = json.loads(file.read(_LENGTH.unpack(header)[0]))
+    return message
+
+
+def _write(file: BinaryIO, message: dict[str, str]) -> None:
+    data = json.dumps(message).encode()
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+if __name__ == "__main__":
+    main()
