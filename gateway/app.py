@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.chat.endpoint import complete_chat
+from gateway.completions.endpoint import complete
 from gateway.generation import ModelCard, Requester
 from gateway.http.answer import Answer
 from gateway.http.endpoint import Endpoint
@@ -25,6 +26,7 @@ from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import openapi_document
+from gateway.responses.endpoint import respond
 from gateway.served_model import not_found
 from gateway.service import Service
 
@@ -47,6 +49,8 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
 
     routes: list[BaseRoute] = [
         post("/v1/chat/completions", "chat_completions", complete_chat),
+        post("/v1/completions", "completions", complete),
+        post("/v1/responses", "responses", respond),
         get("/v1/models", "models", list_models),
         get("/v1/models/{name:path}", "model", show_model),
         get("/health", "health", check_health),

@@ -9,11 +9,15 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway.chat.request import ChatFields
+from gateway.completions.request import CompletionFields
+from gateway.responses.request import ResponseFields
 from specd import __version__
 
 _REF = "#/components/schemas/{model}"
 _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/v1/chat/completions", "Complete a conversation.", ChatFields),
+    ("/v1/completions", "Complete texts.", CompletionFields),
+    ("/v1/responses", "Answer, in items.", ResponseFields),
 )
 _GETS = (
     ("/v1/models", "List the model that is served.", ""),

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.generation import TextToken
-
-LOWEST = -9999.0  # for a probability of 0, whose logarithm JSON has no number for
+from gateway.log_probability import at_least
 
 
 def content_of(tokens: Sequence[TextToken]) -> dict[str, Any]:
@@ -21,4 +20,4 @@ def _entry(token: TextToken) -> dict[str, Any]:
 
 
 def _ranked(text: str, log_probability: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(log_probability, LOWEST), "bytes": list(text.encode())}
+    return {"token": text, "logprob": at_least(log_probability), "bytes": list(text.encode())}

@@ -1,0 +1,58 @@
+"""The request of a completion."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.fields import Count, SamplingFields, TokenId, refuse_field
+from gateway.generation import Generation
+from gateway.http.errors import invalid
+from specd.sampling import MAX_TOP_LOG_PROBABILITIES
+
+MAX_PROMPTS = 64
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionFields(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
+        description="A text or token ids, or several of them."
+    )
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    echo: bool | None = Field(None, description="Return the prompt before the completion; a text, without logprobs.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
+    suffix: str | None = Field(None, description="Refused unless empty: nothing fills in the middle here.")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        first = self.prompt[0]
+        return [self.prompt] if isinstance(first, int) else list(self.prompt)  # type: ignore[list-item,arg-type]
+
+    def generations(self, seed: int) -> list[Generation]:
+        """Return the generation for each prompt. Raises ApiError for what cannot be kept."""
+        if self.suffix:
+            raise refuse_field("suffix", "the model continues a text, and does not fill in its middle")
+        if self.echo and self.logprobs is not None:
+            raise refuse_field("echo", "the log-probabilities of a prompt are not computed: leave out one of the two")
+        if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise refuse_field("echo", "the prompt is token ids, which are not turned into text here")
+        if self.session_id and len(self.prompts) > 1:
+            raise invalid("session_id: a session goes on in one way, and there are several prompts", "session_id")
+        return [
+            self.generation(
+                prompt,
+                seed,
+                max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+                cut_max_tokens=self.max_tokens is None,
+                top_log_probabilities=self.logprobs,
+            )
+            for prompt in self.prompts
+        ]

@@ -1,0 +1,137 @@
+"""Answers responses, whole or in events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from gateway.choices import Indexed, merged
+from gateway.fields import refuse_field, validated
+from gateway.generation import Increment, Requester, Statistics
+from gateway.http.answer import Answer
+from gateway.http.errors import ApiError
+from gateway.http.event_stream import named
+from gateway.reply.reader import ReplyReader
+from gateway.responses.items import Event, Items
+from gateway.responses.request import ResponseFields, shown_fields
+from gateway.served_model import KnownModel
+from gateway.service import Service
+from gateway.usage import timings_of, usage_of
+
+
+async def respond(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
+    """Answer a response. Raises ApiError."""
+    fields = validated(ResponseFields, body)
+    seed = service.seed_of(fields)
+    generation = fields.response_generation(seed, service.settings.default_max_tokens)
+    served = await service.models.named(fields.model, caller)
+    if fields.offered_tools and served.reply_format.tools is None:
+        raise refuse_field("tools", f"{served.model.model_id} calls tools in no form that is known here")
+    response = _Response(served, fields, seed)
+    increments = merged(service.generate(generation, 1, caller))
+    if fields.stream:
+        return Answer(events=response.events(increments), ignored=fields.ignored())
+    return Answer(json=await response.whole(increments), ignored=fields.ignored())
+
+
+class _Response:
+    """A response under way."""
+
+    def __init__(self, served: KnownModel, fields: ResponseFields, seed: int) -> None:
+        self._served = served
+        self._fields = fields
+        self._items = Items()
+        self._reader: ReplyReader | None = None
+        self._statistics: Statistics | None = None
+        self._status = "in_progress"
+        self._session_id = ""
+        self._number = 0
+        self._head = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": served.model.model_id,
+            "system_fingerprint": served.model.system_fingerprint,
+            "seed": seed,
+            **shown_fields(fields),
+        }
+
+    async def whole(self, increments: AsyncGenerator[Indexed]) -> dict[str, Any]:
+        async with aclosing(increments) as coming:
+            async for _, increment in coming:
+                self._take(increment)
+        return self._shown()
+
+    async def events(self, increments: AsyncGenerator[Indexed]) -> AsyncGenerator[bytes]:
+        has_begun = False
+        try:
+            async with aclosing(increments) as coming:
+                async for _, increment in coming:
+                    events = [] if has_begun else self._beginning()
+                    has_begun = True
+                    events += self._take(increment)
+                    yield b"".join(map(self._numbered, events))
+        except ApiError as error:
+            if not has_begun:
+                raise
+            failed = {"code": error.code, "message": str(error)}
+            yield self._numbered(
+                {"type": "response.failed", "response": {**self._shown(), "status": "failed", "error": failed}}
+            )
+            return
+        yield self._numbered({"type": f"response.{self._status}", "response": self._shown()})
+
+    def _beginning(self) -> list[Event]:
+        return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
+
+    def _take(self, increment: Increment) -> list[Event]:
+        reader = self._reader or self._new_reader(increment.prompt_end)
+        self._reader = reader
+        finish_reason = increment.finish_reason
+        events = self._items.take(reader.push(increment.tokens, is_last=bool(finish_reason)))
+        if finish_reason:
+            is_cut = finish_reason == "length"
+            self._status = "incomplete" if is_cut else "completed"
+            events += self._items.take(reader.finish(is_cut=is_cut))
+            events += self._items.close(self._status)
+            self._statistics, self._session_id = increment.statistics, increment.session_id
+        return events
+
+    def _new_reader(self, prompt_end: str) -> ReplyReader:
+        reply_format = self._served.reply_format
+        return ReplyReader(
+            reply_format,
+            tools=self._fields.offered_tools,
+            special_tokens=self._served.model.special_tokens,
+            begins_in_reasoning=reply_format.begins_in_reasoning(prompt_end),
+        )
+
+    def _shown(self) -> dict[str, Any]:
+        is_cut = self._status == "incomplete"
+        response = {
+            **self._head,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": [dict(item) for item in self._items.output],
+            "usage": None,
+        }
+        if self._statistics is not None and self._reader is not None:
+            usage = usage_of([self._statistics], reasoning_tokens=self._reader.num_reasoning_tokens)
+            response["usage"] = {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning_tokens},
+                "total_tokens": usage["total_tokens"],
+            }
+            response |= {"timings": timings_of([self._statistics]), "session_id": self._session_id}
+        return response
+
+    def _numbered(self, event: Event) -> bytes:
+        numbered = {"type": event["type"], "sequence_number": self._number, **event}
+        self._number += 1
+        return named(numbered)

@@ -1,0 +1,162 @@
+"""The request of /v1/responses, and the conversation that its items are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gateway.chat.messages import (
+    MAX_MESSAGES,
+    CalledFunction,
+    CallMessage,
+    ContentPart,
+    Message,
+    template_messages,
+    text_of,
+)
+from gateway.chat.request import MAX_TOOLS
+from gateway.fields import Count, SamplingFields, StrictModel, refuse_field
+from gateway.generation import Conversation, Generation
+from gateway.http.errors import invalid
+
+
+class TextFormat(StrictModel):
+    """The form of the text."""
+
+    type: str = "text"
+
+
+class TextOptions(StrictModel):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+
+
+class Item(StrictModel):
+    """An item of the input: a message, a call of a tool, its result, or reasoning, which is not read again."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class ResponseTool(StrictModel):
+    """A tool; of those that OpenAI runs itself, there are none here."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ResponseFields(SamplingFields):
+    """POST /v1/responses."""
+
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: TextOptions | None = None
+    previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The functions that the model is told of, as templates read them."""
+        if self.tool_choice == "none":
+            return []
+        return [
+            {
+                "type": "function",
+                "function": tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True),
+            }
+            for tool in self.tools or []
+            if tool.type == "function" and tool.name
+        ]
+
+    def ignored(self) -> list[str]:
+        """Return the names of the fields that do nothing here, tools that are no functions among them."""
+        others = [f"tools[{i}]" for i, tool in enumerate(self.tools or []) if tool.type != "function"]
+        return sorted([*super().ignored(), *others])
+
+    def response_generation(self, seed: int, default_max_tokens: int) -> Generation:
+        """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
+        if self.previous_response_id:
+            raise refuse_field(
+                "previous_response_id", "responses are not kept here: send the whole input, or session_id"
+            )
+        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
+            raise refuse_field("text.format", f"{self.text.format.type[:100]!r} is not enforced here")
+        if self.tool_choice not in ("auto", "none", None):
+            raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
+        if (self.n or 1) > 1:
+            raise refuse_field("n", "a response is one: ask several times")
+        conversation = Conversation(self._messages(), self.offered_tools, self.chat_template_kwargs or {})
+        return self.generation(
+            conversation,
+            seed,
+            max_tokens=self.max_output_tokens or default_max_tokens,
+            cut_max_tokens=self.max_output_tokens is None,
+        )
+
+    def _messages(self) -> list[dict[str, Any]]:
+        if isinstance(self.input, str):
+            messages = [Message(role="user", content=self.input)]
+        else:
+            messages = [message for i, item in enumerate(self.input) for message in _message(item, f"input[{i}]")]
+        written: list[dict[str, Any]] = []
+        first = {"role": "system", "content": self.instructions} if self.instructions else None
+        for message in [*([first] if first else []), *template_messages(messages)]:
+            last: dict[str, Any] = written[-1] if written else {"role": ""}
+            # Templates want one system message, and calls that were made at once in one message.
+            if message["role"] == last["role"] == "system":
+                last["content"] += f"\n\n{message['content']}"
+            elif "tool_calls" in message and last["role"] == "assistant":
+                last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+            else:
+                written.append(dict(message))
+        return written
+
+
+def _message(item: Item, place: str) -> list[Message]:
+    match item.type:
+        case "message":
+            if not item.role:
+                raise invalid(f"{place}.role is missing", f"{place}.role", "missing_required_parameter")
+            return [Message(role=item.role, content=text_of(item.content, f"{place}.content"))]
+        case "function_call":
+            function = CalledFunction(name=_given(item.name, f"{place}.name"), arguments=item.arguments or "{}")
+            return [Message(role="assistant", tool_calls=[CallMessage(id=item.call_id or "", function=function)])]
+        case "function_call_output":
+            call_id = _given(item.call_id, f"{place}.call_id")
+            return [Message(role="tool", tool_call_id=call_id, content=text_of(item.output, f"{place}.output"))]
+        case "reasoning":
+            return []
+    raise invalid(f"{place} is of type {item.type[:100]!r}, which is not known here", f"{place}.type")
+
+
+def _given(value: str | None, place: str) -> str:
+    if value is None:
+        raise invalid(f"{place} is missing", place, "missing_required_parameter")
+    return value
+
+
+def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
+    """Return the fields of a request that its response repeats."""
+    return {
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "top_p": 1.0 if fields.top_p is None else fields.top_p,
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": [tool.model_dump() for tool in fields.tools or [] if tool.type == "function"],
+        "parallel_tool_calls": True,
+        "metadata": {},
+    }

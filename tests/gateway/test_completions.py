@@ -1,0 +1,90 @@
+"""POST /v1/completions in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from specd.rpc.client import Client
+from specd.v1.sampling_pb2 import SamplingParameters
+from tests.e2e.calls import responses_to
+from tests.gateway.http_client import HttpClient
+
+PATH = "/v1/completions"
+PROMPT = "def area(r):"
+SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.8, "seed": 11, "max_tokens": 20, "ignore_eos": True}
+
+
+async def test_the_tokens_are_those_of_grpc(grpc_client: Client, http: HttpClient, openai: AsyncOpenAI) -> None:
+    call = grpc_client.generate(PROMPT, sampling=SamplingParameters(temperature=0.8, seed=11), max_tokens=20)
+    responses = await responses_to(call)
+    text = "".join(response.text for response in responses)
+    fields: Any = {name: value for name, value in SAMPLED.items() if name != "ignore_eos"}
+    completion = await openai.completions.create(model="pycode", **fields)
+    assert completion.choices[0].text == text
+    streamed = ""
+    async for chunk in await openai.completions.create(model="pycode", stream=True, **fields):
+        streamed += chunk.choices[0].text
+    assert streamed == text
+
+
+async def test_prompts_and_choices_have_an_index_each(http: HttpClient) -> None:
+    body = {**SAMPLED, "prompt": [PROMPT, "class Stack:"], "n": 2, "echo": True}
+    whole = (await http.post(PATH, body)).json()
+    texts = [choice["text"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    assert [text.startswith(PROMPT) for text in texts] == [True, True, False, False]
+    assert whole["usage"]["completion_tokens"] == 80
+    alone = (await http.post(PATH, {**SAMPLED, "echo": True})).json()
+    assert alone["choices"][0]["text"] == texts[0]
+    chunks = await http.chunks(PATH, body)
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in chunks:
+        streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert list(streamed.values()) == texts
+
+
+async def test_token_ids_are_a_prompt(grpc_client: Client, http: HttpClient) -> None:
+    ids = [300, 301, 302, 303]
+    responses = await responses_to(grpc_client.generate(ids, max_tokens=8))
+    text = "".join(response.text for response in responses)
+    body = {"prompt": ids, "temperature": 0, "max_tokens": 8}
+    assert (await http.post(PATH, body)).json()["choices"][0]["text"] == text
+    two = (await http.post(PATH, {**body, "prompt": [ids, ids]})).json()
+    assert [choice["text"] for choice in two["choices"]] == [text, text]
+
+
+async def test_log_probabilities_have_their_places(http: HttpClient) -> None:
+    body = {**SAMPLED, "logprobs": 2}
+    choice = (await http.post(PATH, body)).json()["choices"][0]
+    values = choice["logprobs"]
+    assert "".join(values["tokens"]) == choice["text"]
+    assert len(values["token_logprobs"]) == len(values["top_logprobs"]) == len(values["text_offset"]) == 20
+    for token, offset in zip(values["tokens"], values["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+    chunks = await http.chunks(PATH, body)
+    offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == values["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "prompt": [1, 2]}, "echo"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": ["x"] * 65}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(http: HttpClient, change: dict[str, Any], param: str) -> None:
+    response = await http.post(PATH, {**SAMPLED, **change})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)

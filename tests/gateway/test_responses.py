@@ -1,0 +1,106 @@
+"""POST /v1/responses, with the events that Codex and openai-python read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.gateway.arranged_model import SCRIPTS
+from tests.gateway.http_client import HttpClient
+
+PATH = "/v1/responses"
+TOOLS: Any = [
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": False}
+    for name in ("get_weather", "get_time")
+]
+
+
+async def test_a_text_comes_in_the_order_of_openais_events(arranged: AsyncOpenAI) -> None:
+    events = [event async for event in await arranged.responses.create(model="arranged", input="hello", stream=True)]
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last: Any = events[-1]
+    assert last.response.output_text == SCRIPTS["hello"]
+    assert last.response.status == "completed"
+    assert last.response.usage.output_tokens > 5
+    deltas: Any = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(delta.delta for delta in deltas) == SCRIPTS["hello"]
+    assert len({delta.item_id for delta in deltas}) == 1
+
+
+async def test_an_agent_calls_a_tool_and_answers(arranged: AsyncOpenAI) -> None:
+    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "ponder"}]}]
+    fields: Any = {"model": "arranged", "instructions": "Be brief.", "tools": TOOLS, "store": False}
+    first = await arranged.responses.create(input=items, **fields)
+    assert [item.type for item in first.output] == ["reasoning", "function_call"]
+    call: Any = first.output[1]
+    assert call.name == "get_weather"
+    assert json.loads(call.arguments) == {"city": "Zürich", "days": 3}
+    items += [item.model_dump(exclude_none=True) for item in first.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"})
+    second = await arranged.responses.create(input=items, **fields)
+    assert second.output_text == SCRIPTS["sunny"]
+
+
+async def test_calls_come_in_events_of_their_own(arranged: AsyncOpenAI) -> None:
+    fields: Any = {"model": "arranged", "input": "both", "tools": TOOLS}
+    events: list[Any] = [event async for event in await arranged.responses.create(stream=True, **fields)]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.output_index, event.name) for event in done] == [(0, "get_weather"), (1, "get_time")]
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    assert [item.arguments for item in added] == ["", ""]
+    assert len({item.call_id for item in added}) == 2
+    assert events[-1].type == "response.completed"
+
+
+async def test_what_is_cut_off_is_incomplete(arranged_http: HttpClient) -> None:
+    body = {"input": "hello", "max_output_tokens": 3}
+    whole = (await arranged_http.post(PATH, body)).json()
+    assert whole["status"] == "incomplete"
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert SCRIPTS["hello"].startswith(whole["output"][0]["content"][0]["text"])
+    events = [json.loads(event) for event in await arranged_http.events(PATH, body)]
+    assert events[-1]["type"] == "response.incomplete"
+
+
+async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: HttpClient) -> None:
+    response = await arranged_http.post(
+        PATH, {"input": "hello", "tools": [*TOOLS, {"type": "web_search"}], "store": False}
+    )
+    assert response.status_code == 200
+    assert response.headers["x-specd-ignored-fields"] == "store, tools[2]"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"n": 2}, "n"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call"}]}, "input[0].name"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(arranged_http: HttpClient, change: dict[str, Any], param: str) -> None:
+    response = await arranged_http.post(PATH, {"input": "hello", **change})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
