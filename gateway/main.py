@@ -82,6 +82,7 @@ def _listen(address: str) -> socket.socket:
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
+        listener.listen()  # before the process says that it is ready
     except OSError as error:
         raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
     listener.setblocking(False)

@@ -30,7 +30,7 @@ class Guards:
         self._origins = set(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it with 403."""
+        """Answer a request, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -50,6 +50,10 @@ class Guards:
             await self._app(scope, receive, send_named)
 
     def _refusal(self, headers: Headers) -> ApiError | None:
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # A proxy in front may read the other one, and take the rest for a request that it has let through.
+            both = "the request has a content-length and a transfer-encoding: send one of them"
+            return ApiError(400, "ambiguous_length", both, headers={"connection": "close"})
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
         if not self._is_ours(_name_of(host)):

@@ -10,6 +10,8 @@ import pytest
 from specd.cli.supervisor import Stack
 from specd.rpc.client import Client
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.e2e.processes import start_specd
+from tests.security.http_door import HttpDoor
 from tests.security.standing import Standing, standard_error_to, standing_of
 
 
@@ -45,3 +47,13 @@ async def standing(stack: Stack, client: Client, log_file: Path) -> AsyncIterato
     before = await standing_of(stack, client, log_file)
     yield before
     await before.assert_kept()
+
+
+@pytest.fixture(scope="session")
+async def http_door() -> AsyncIterator[HttpDoor]:
+    """A gateway by itself: what it refuses, it refuses without a coordinator."""
+    async with start_specd(
+        "gateway", "--listen", "127.0.0.1:0", "--coordinator", "127.0.0.1:1", SPECD_LOG_FORMAT="json"
+    ) as running:
+        ready = await running.next_event("ready")
+        yield HttpDoor(ready["address"])

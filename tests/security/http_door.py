@@ -1,0 +1,54 @@
+"""A client of the gateway that can break the rules of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tests.e2e.processes import PATIENCE_SECONDS
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What came back, whole."""
+
+    status: int
+    headers: bytes
+    body: bytes
+
+
+class HttpDoor:
+    """The address of a gateway, with a connection for each request."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self.address.rsplit(":", 1)
+        return await asyncio.open_connection(host, int(port))
+
+    def head(self, method: str, path: str, *headers: str) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self.address}", "connection: close", *headers]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    async def post(self, path: str, body: bytes, *headers: str) -> HttpAnswer:
+        return await self.request(self.head("POST", path, f"content-length: {len(body)}", *headers) + body)
+
+    async def get(self, path: str, *headers: str) -> HttpAnswer:
+        return await self.request(self.head("GET", path, *headers))
+
+    async def request(self, content: bytes) -> HttpAnswer:
+        """Send bytes as they are, and return what comes until the end."""
+        reader, writer = await self.connect()
+        answer = b""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                writer.write(content)
+                while part := await reader.read(65536):
+                    answer += part
+        except ConnectionError:
+            pass  # a refusal does not wait for the rest of what it refuses
+        finally:
+            writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return HttpAnswer(int(head.split(b" ", 2)[1]), head.lower(), body)
