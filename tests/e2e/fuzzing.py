@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,7 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specd.rpc.client import Client
 from specd.v1 import generation_pb2
 from tests.e2e.fuzz_requests import METHODS, PROMPT, RequestGenerator
-from tests.e2e.processes import environment, eventually, processes_mentioning
+from tests.e2e.logged_specd import SpecdUp, running_specd
+from tests.e2e.processes import processes_mentioning, resident_mib
 
 CONNECTIONS = 8  # to each process
 CALLS = 48  # at a time, of all processes
@@ -35,6 +36,9 @@ EXPECTED = {"OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND", "ABORTED", "FAIL
 EXPECTED_OF_UNKNOWN = {"UNIMPLEMENTED", "CANCELLED"}
 
 _MOST_PROBLEMS = 30
+_SECONDS_BETWEEN_SAMPLES = 2.0
+_FEWEST_SAMPLES = 40
+_MOST_GROWTH_MIB = 128
 
 # What grpc.aio's client makes of a status that came while it was writing.
 _LOST_STATUS = "Internal error from Core"
@@ -48,16 +52,33 @@ class Outcomes:
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method and code
     unexpected: list[str] = field(default_factory=list)
     slowest_health_check: dict[str, float] = field(default_factory=dict)  # seconds, by process
+    memory_mib: list[dict[int, float]] = field(default_factory=list)  # by process id, now and then
+    seconds: float = 0.0
+
+    def growth_mib(self) -> float:
+        """Return by how much a process grew at most in the second half: before, caches fill."""
+        if len(self.memory_mib) < _FEWEST_SAMPLES:
+            return 0.0
+        middle = len(self.memory_mib) // 2
+        halves = self.memory_mib[middle // 2 : middle], self.memory_mib[-middle // 2 :]
+        before, after = ({pid: median(s.get(pid, 0.0) for s in half) for pid in half[0]} for half in halves)
+        return max(after.get(pid, 0.0) - mib for pid, mib in before.items())
+
+
+# Sends messages to one of the doors of specd, and returns how many.
+Sender: TypeAlias = "Callable[[RequestGenerator], Awaitable[int]]"
 
 
 class Fuzzer:
     """Sends messages over many connections, and notes how the calls end.
 
-    A call's requests depend on the seed and the call's number alone, but for the ids of sessions that there are.
+    A call's requests depend on the seed and the call's number alone, but for the ids of sessions that there are. Which
+    of `senders` sends them is chosen at random, too: gRPC's is there once the connections are.
     """
 
-    def __init__(self, addresses: dict[str, str], seed: int) -> None:
+    def __init__(self, addresses: dict[str, str], seed: int, senders: Sequence[Sender] = ()) -> None:
         self.result = Outcomes()
+        self.senders = list(senders)
         self._addresses = addresses
         self._seed = seed
         self._numbers = count()
@@ -74,9 +95,13 @@ class Fuzzer:
                 for process, address in self._addresses.items()
             }
 
+            self.senders.append(lambda generator: self._call(generator, channels))
+            began_at = time.monotonic()
+
             async def keep_calling() -> None:
                 while self.result.num_messages < num_messages:
-                    await self._call(channels)
+                    generator = RequestGenerator(f"{self._seed} {next(self._numbers)}", self._session_ids)
+                    self.result.num_messages += await generator.random.choice(self.senders)(generator)
 
             watching = [
                 asyncio.create_task(self._check_health(process, owned[0])) for process, owned in channels.items()
@@ -87,6 +112,7 @@ class Fuzzer:
             for watch in watching:
                 watch.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+            self.result.seconds = time.monotonic() - began_at
 
     async def _check_health(self, process: str, channel: grpc.aio.Channel) -> None:
         """Note how long a health check takes at most: a message can keep a process busy."""
@@ -98,8 +124,7 @@ class Fuzzer:
             slowest[process] = max(slowest.get(process, 0.0), time.monotonic() - asked_at)
             await asyncio.sleep(0.2)
 
-    async def _call(self, channels: Mapping[str, Sequence[Any]]) -> None:
-        generator = RequestGenerator(f"{self._seed} {next(self._numbers)}", self._session_ids)
+    async def _call(self, generator: RequestGenerator, channels: Mapping[str, Sequence[Any]]) -> int:
         pick, chance = generator.random.choice, generator.random.random
         process, method = pick(METHODS)
         is_unknown = chance() < 0.01
@@ -107,7 +132,6 @@ class Fuzzer:
         path, channel = name + "x" * is_unknown, pick(channels[process])
         num_requests = pick([1, 1, 2, 3, 6]) if method.client_streaming else 1
         requests = [generator.request(method) for _ in range(num_requests)]
-        self.result.num_messages += num_requests
         call: Any
         if method.client_streaming:
             call = channel.stream_stream(path)(iter(requests), timeout=_PATIENCE_SECONDS)
@@ -136,81 +160,15 @@ class Fuzzer:
         elif outcome not in (EXPECTED_OF_UNKNOWN if is_unknown else EXPECTED):
             self.result.unexpected.append(f"{process} {name}: {outcome}: {details}: {[r[:200] for r in requests]}")
         self.result.codes[name, outcome] += 1
+        return num_requests
 
 
-@dataclass
-class Log:
-    """What three processes under `specd up` logged since they are ready."""
-
-    lines: list[str]
-    seconds: float
-
-    def problems(self, num_messages: int) -> Iterator[str]:
-        """Yield what is wrong: lines that are no event, or long, or more of them than there may be."""
-        kinds: Counter[tuple[str, ...]] = Counter()
-        for line in self.lines:
-            entry = json.loads(line) if line.startswith("{") else {}
-            if not entry or len(line) > 2000 or "exception" in entry:
-                yield f"a line that should not be: {line[:3000]}"
-            if entry.get("level") != "info" or "reason" in entry:
-                kinds[entry.get("process", ""), entry.get("event", ""), entry.get("reason", "")] += 1
-        if len(self.lines) > num_messages:
-            yield f"{len(self.lines)} lines for {num_messages} messages"
-        most = 10 * (self.seconds / 10 + 2)
-        yield from (f"{kind}: {count} lines in {self.seconds:.0f} s" for kind, count in kinds.items() if count > most)
-
-
-@dataclass
-class SpecdUp:
-    """A running `specd up` with a log."""
-
-    directory: Path
-    log: Path
-    pids: set[int] = field(default_factory=set)
-    started_at: float = 0.0
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """Where the processes listen."""
-        (sockets,) = self.directory.glob("specd-*")
-        return {"coordinator": f"unix:{self.directory}/coordinator"} | {
-            name: f"unix:{sockets / name}" for name in ("draft", "target")
-        }
-
-    def lines(self) -> list[str]:
-        """Return the log since the processes are ready."""
-        return self.log.read_text().splitlines()[self._num_first_lines :]
-
-    def mark(self) -> None:
-        """Take note of what there is now."""
-        self._num_first_lines = len(self.log.read_text().splitlines())
-        self.pids = set(processes_mentioning(str(self.directory)))
-        self.started_at = time.monotonic()
-
-    def read_log(self) -> Log:
-        """Return the log since the mark."""
-        return Log(self.lines(), time.monotonic() - self.started_at)
-
-
-@contextlib.asynccontextmanager
-async def running_specd(directory: Path) -> AsyncIterator[SpecdUp]:
-    """Run `specd up` on the embedded pair, with sockets and log in a directory."""
-    specd = SpecdUp(directory, directory / "log")
-    with specd.log.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "specd", "up", "--listen", f"unix:{directory}/coordinator", "--no-metrics"),
-            stderr=log,
-            env=environment(TMPDIR=str(directory), SPECD_LOG_FORMAT="json"),
-            start_new_session=True,
-        )
-        try:
-            await eventually(lambda: "try: specd generate" in specd.log.read_text())
-            specd.mark()
-            yield specd
-        finally:
-            process.terminate()
-            await process.wait()
+async def watch_memory(pids: Collection[int], outcomes: Outcomes) -> None:
+    """Note what the processes take, every few seconds; on Linux."""
+    while sys.platform == "linux":
+        with contextlib.suppress(OSError):  # one has ended, which is noted elsewhere
+            outcomes.memory_mib.append({pid: resident_mib(pid) for pid in pids})
+        await asyncio.sleep(_SECONDS_BETWEEN_SAMPLES)
 
 
 async def tokens_of(specd: SpecdUp) -> list[int]:
@@ -224,8 +182,12 @@ async def fuzz(directory: Path, seed: int, num_messages: int) -> tuple[Outcomes,
     async with running_specd(directory) as specd:
         before = await tokens_of(specd)
         fuzzer = Fuzzer(specd.addresses, seed)
+        watching = asyncio.ensure_future(watch_memory(specd.pids, fuzzer.result))
         await fuzzer.send(num_messages)
+        watching.cancel()
         problems = fuzzer.result.unexpected
+        if (growth := fuzzer.result.growth_mib()) > _MOST_GROWTH_MIB:
+            problems.append(f"a process grew by {growth:.0f} MiB in the second half")
         if await tokens_of(specd) != before:
             problems.append("other tokens than before")
         if set(processes_mentioning(str(directory))) != specd.pids:
@@ -242,16 +204,19 @@ def main() -> None:
     options = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    began_at = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         result, problems = asyncio.run(fuzz(Path(directory), seed, options.messages))
         num_lines = len((Path(directory) / "log").read_text().splitlines())
     for method in sorted({method for method, _ in result.codes}):
         counts = {code: count for (name, code), count in sorted(result.codes.items()) if name == method}
         print(f"{method:62} {'  '.join(f'{code} {count}' for code, count in counts.items())}")
-    calls = sum(result.codes.values())
-    seconds = time.monotonic() - began_at
+    calls, seconds = sum(result.codes.values()), result.seconds
     print(f"{result.num_messages} messages, {calls} calls, {num_lines} lines in the log, {seconds:.0f} s")
+    print(
+        f"{result.num_messages / seconds:.0f} messages/s; the most that a process grew by in the second half is",
+        end=" ",
+    )
+    print(f"{result.growth_mib():.0f} MiB; MiB at the end: {sorted(result.memory_mib[-1].values())}")
     print("slowest health check:", ", ".join(f"{p} {t:.1f} s" for p, t in result.slowest_health_check.items()))
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"WRONG: {problem}")

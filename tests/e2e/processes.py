@@ -126,9 +126,9 @@ def draft_of(stack: Stack) -> Child:
     return stack.draft
 
 
-def resident_mib(process: Child) -> float:
+def resident_mib(pid: int) -> float:
     """Return the memory that a process takes now, on Linux."""
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

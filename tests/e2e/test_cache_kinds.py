@@ -167,7 +167,7 @@ async def test_two_hundred_sessions_on_a_small_budget_leave_memory_flat(tmp_path
             await wait_until_idle(stack)
             for worker in (stack.target, draft_of(stack)):
                 assert 0 < read_metric(worker, "specd_worker_prefix_cache_bytes") <= BUDGET
-            readings.append([resident_mib(child) for child in stack.children])
+            readings.append([resident_mib(child.pid) for child in stack.children])
         for worker in (stack.target, draft_of(stack)):
             assert read_metric(worker, "specd_worker_prefix_cache_evictions_total") > 0
     for child, *memory in zip(stack.children, *readings, strict=True):

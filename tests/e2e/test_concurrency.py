@@ -243,7 +243,7 @@ async def test_a_session_that_never_fits_is_refused(small_client: Client, small_
 
 def resources(child: Child) -> tuple[float, int]:
     """Return resident memory in MiB, and the number of open file descriptors."""
-    return resident_mib(child), len(list(Path(f"/proc/{child.pid}/fd").iterdir()))
+    return resident_mib(child.pid), len(list(Path(f"/proc/{child.pid}/fd").iterdir()))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -160,7 +160,7 @@ async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: St
         for worker in (own_stack.target, own_stack.draft):
             assert 0 < read_metric(worker, "specd_worker_prefix_cache_bytes") <= PREFIX_CACHE_BYTES
             assert read_metric(worker, "specd_worker_prefix_cache_evictions_total") > 200 * (half + 1)
-        resident.append([resident_mib(child) for child in own_stack.children])
+        resident.append([resident_mib(child.pid) for child in own_stack.children])
     for child, before, after in zip(own_stack.children, *resident, strict=True):
         assert after - before < 8, child.name
 

@@ -58,7 +58,7 @@ class Standing:
     def growth_mib(self) -> list[float]:
         """Return by how much each process has grown since."""
         return [
-            resident_mib(child) - before for child, before in zip(self.stack.children, self.memory_mib, strict=True)
+            resident_mib(child.pid) - before for child, before in zip(self.stack.children, self.memory_mib, strict=True)
         ]
 
     async def assert_kept(self) -> None:
@@ -92,7 +92,7 @@ async def standing_of(stack: Stack, client: Client, log: Path) -> Standing:
         client,
         log,
         pids=[child.pid for child in stack.children],
-        memory_mib=[resident_mib(child) for child in stack.children],
+        memory_mib=[resident_mib(child.pid) for child in stack.children],
         token_ids=completion.token_ids,
         log_bytes=log.stat().st_size,  # noqa: ASYNC240
     )
