@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-families models explore fuzz test-security test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -70,6 +70,15 @@ fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processe
 # One at a time: an attack takes what the machine has, and the next one is to find a server at rest.
 test-security: $(READY) ## Attack the three processes, each check for itself, in under 10 minutes
 	@$(PYTEST) tests/security $(PYTEST_ARGS)
+
+audit: $(READY) ## Ask for known vulnerabilities of what is locked; needs the index's advisories
+	@$(BIN)/uv tool run pip-audit==2.10.1 --disable-pip --require-hashes -r requirements.lock
+
+sbom: $(READY) ## Write what the images install to dist, as CycloneDX
+	@mkdir -p dist
+	@for lock in $(LOCKS)/coordinator.lock $(LOCKS)/worker.lock $(LOCKS)/worker-cuda.lock; do \
+	  $(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml \
+	    --output-reproducible -o dist/$$(basename $$lock .lock).cdx.json $$lock; done
 
 # PyTorch is large, and no other test wants it.
 test-convert: $(READY) ## Install PyTorch, read pickle weights and compare conversions with transformers
