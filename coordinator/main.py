@@ -132,7 +132,7 @@ async def _connect_target(
 
     async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
         if not first:
-            tokenizer = await link.fetch_tokenizer(model.name)
+            tokenizer = await link.fetch_tokenizer(model.short_name)
             if model.vocabulary_size > tokenizer.vocabulary_size:
                 raise ValueError(f"{model.vocabulary_size} tokens, and its tokenizer has {tokenizer.vocabulary_size}")
             first.append((model, tokenizer))

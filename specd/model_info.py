@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 # The largest ones have 35 MB.
 MAX_TOKENIZER_BYTES = 128 * 2**20
@@ -24,6 +25,11 @@ class ModelInfo:
     decoder_start_token_id: int | None = None
     trained_source_length: int = 0
     whole_fingerprint: str = ""
+
+    @property
+    def short_name(self) -> str:
+        """The name for clients: without the directories, which are no business of theirs."""
+        return PurePath(self.name).name
 
     @property
     def has_encoder(self) -> bool:

@@ -68,7 +68,8 @@ def encode_source(
     """
     if isinstance(prompt, Chat):
         raise InvalidRequestError(
-            "NO_CHAT_TEMPLATE", f"{model.name} answers a source and holds no conversation: set `text` or `token_ids`"
+            "NO_CHAT_TEMPLATE",
+            f"{model.short_name} answers a source and holds no conversation: set `text` or `token_ids`",
         )
     if prompt and session.source:
         raise InvalidRequestError(

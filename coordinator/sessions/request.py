@@ -46,7 +46,9 @@ class StopConditions:
                     f"stop.strings has {shown} of {len(string)} characters: "
                     f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
                 )
-        check_token_ids("stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+        check_token_ids(
+            "stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.short_name
+        )
         if self.min_tokens > max_tokens:
             raise InvalidRequestError(
                 "CONTRADICTION", f"min_tokens is {self.min_tokens}, but max_tokens is {max_tokens}"
@@ -87,11 +89,12 @@ class GenerationRequest:
             raise InvalidRequestError(
                 "OUT_OF_RANGE", f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]"
             )
-        self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.name)
+        self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.short_name)
         if self.answer and not model.has_encoder:
             raise InvalidRequestError(
                 "CONTRADICTION",
-                f"the request has the start of an answer, but {model.name} has no encoder: put it behind the prompt",
+                f"the request has the start of an answer, but {model.short_name} has no encoder: put it behind the "
+                "prompt",
             )
         if model.has_encoder:
             check_tokens(model, prompt.source)
@@ -125,11 +128,11 @@ class GenerationRequest:
 
     @staticmethod
     def _check_prediction(model: ModelInfo, prediction: Sequence[int]) -> None:
-        check_token_ids("prediction", prediction, vocabulary_size=model.vocabulary_size, model_name=model.name)
+        check_token_ids("prediction", prediction, vocabulary_size=model.vocabulary_size, model_name=model.short_name)
         if len(prediction) > model.context_length:
             raise InvalidRequestError(
                 "CONTEXT_EXCEEDED",
-                f"the prediction has {len(prediction)} tokens, but the context of {model.name} is "
+                f"the prediction has {len(prediction)} tokens, but the context of {model.short_name} is "
                 f"{model.context_length} tokens: send what can still come",
             )
 
@@ -139,7 +142,7 @@ def check_tokens(model: ModelInfo, token_ids: Sequence[int]) -> None:
     if not token_ids:
         kinds = "`text` or `token_ids`" if model.has_encoder else "`text`, `token_ids` or `chat`"
         raise InvalidRequestError("EMPTY_PROMPT", f"the prompt is empty: set {kinds}")
-    check_token_ids("token_ids", token_ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
+    check_token_ids("token_ids", token_ids, vocabulary_size=model.vocabulary_size, model_name=model.short_name)
 
 
 def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
@@ -149,7 +152,7 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"the prompt has {len(prompt_ids)} tokens, which leaves no room to generate: "
-            f"the context of {model.name} is {model.context_length} tokens",
+            f"the context of {model.short_name} is {model.context_length} tokens",
         )
 
 
@@ -171,6 +174,6 @@ def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"the prompt's {prompt_len} tokens and max_tokens {max_tokens} make {prompt_len + max_tokens}, "
-            f"but the context of {model.name} is {model.context_length} tokens: max_tokens can be at most {room}",
+            f"but the context of {model.short_name} is {model.context_length} tokens: max_tokens can be at most {room}",
         )
     return max_tokens
