@@ -12,7 +12,7 @@ from specd.rpc.deferred import Deferred
 from specd.rpc.messages import distribution_from, to_log_probabilities
 from specd.v1 import target_pb2, target_pb2_grpc
 from specd.worker.engine.engine import Done, Steps
-from specd.worker.sampling.distribution import decode_distributions
+from specd.worker.sampling.distribution import check_samples, decode_distributions
 from specd.worker.session_stream import SessionStreams, Worker, WorkerSession, worker_time
 from specd.worker.validation import check_request
 from target_worker.verification import Verification, verify
@@ -62,6 +62,9 @@ def _verify(
 ) -> Steps[Verification]:
     # In the job, not on the event loop: 32 distributions over 150,000 tokens are 19 MB.
     distributions = [distribution_from(message) for message in request.distributions]
+    rows = decode_distributions(distributions, worker.model.info.vocabulary_size)
+    if distributions:
+        check_samples(rows, proposal)
     return (
         yield from verify(
             session.cache,
@@ -69,7 +72,7 @@ def _verify(
             request.position,
             token_ids,
             proposal,
-            decode_distributions(distributions, worker.model.info.vocabulary_size),
+            rows,
             chunk=worker.chunk,
             pad=partial(_pad, worker, request.position + len(token_ids)),
         )

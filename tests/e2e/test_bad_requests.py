@@ -356,18 +356,23 @@ async def test_distributions_that_nobody_asked_for_take_no_memory(target_service
     assert error_info(error).reason == "BROKEN_DISTRIBUTION"
 
 
-async def test_odd_distributions_are_taken(target_service: TargetServiceStub) -> None:
-    """What sums to nothing, or to far too much, costs exactness, which is the affair of who sends it."""
-    odd = [
-        TokenDistribution(token_ids=ids(5), probabilities=floats(0)),
-        TokenDistribution(probabilities=floats(0.5)),  # a draft's rows, of which there can be fewer
-        TokenDistribution(token_ids=ids(5, 5), probabilities=floats(0.1, 0.2)),
-        TokenDistribution(token_ids=ids(*range(VOCABULARY_SIZE)), probabilities=floats(*[3e38] * VOCABULARY_SIZE)),
-    ]
-    request = VerifyRequest(token_ids=[5], proposal=[5] * len(odd), sampling=REJECTING, distributions=odd)
-    (response,) = await responses_to(target_service.Verify(iter([request])))
-    assert response.num_accepted <= len(odd)
-    assert response.next_token_id < VOCABULARY_SIZE
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(TokenDistribution(token_ids=ids(5), probabilities=floats(0)), id="nothing"),
+        pytest.param(TokenDistribution(probabilities=floats(0.5)), id="half"),
+        pytest.param(TokenDistribution(token_ids=ids(6), probabilities=floats(1)), id="of another token"),
+        pytest.param(
+            TokenDistribution(token_ids=ids(*range(VOCABULARY_SIZE)), probabilities=floats(*[3e38] * VOCABULARY_SIZE)),
+            id="far too much",
+        ),
+    ],
+)
+async def test_the_target_refuses_what_its_token_cannot_be_a_sample_of(
+    target_service: TargetServiceStub, odd: TokenDistribution
+) -> None:
+    request = VerifyRequest(token_ids=[5], proposal=[5, 5], sampling=REJECTING, distributions=[SOUND, odd])
+    assert_refused(await error_of(target_service.Verify(iter([request]))), "BROKEN_DISTRIBUTION", "distributions[1]")
 
 
 async def test_a_worker_refuses_bytes_that_are_no_request(worker: Worker) -> None:

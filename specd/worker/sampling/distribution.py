@@ -12,6 +12,8 @@ from specd.sampling import TokenDistribution
 
 Rows = NDArray[np.float32]
 
+_SUM_TOLERANCE = 1e-3  # what the rounding of 150,000 float32 can come to, with much to spare
+
 
 def encode_distributions(rows: Rows) -> list[TokenDistribution]:
     """Write distributions [n, vocabulary_size]: only their nonzero entries, where that is shorter."""
@@ -29,7 +31,7 @@ def encode_distributions(rows: Rows) -> list[TokenDistribution]:
 def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_size: int) -> Rows:
     """Read distributions into an array [n, vocabulary_size].
 
-    Raises InvalidRequestError for broken ones. It does not check that they sum to 1.
+    Raises InvalidRequestError for broken ones. That they sum to 1 is for `check_samples`.
     """
     rows = np.zeros((len(distributions), vocabulary_size), np.float32)
     for i, distribution in enumerate(distributions):
@@ -50,3 +52,18 @@ def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_
                 "BROKEN_DISTRIBUTION", f"distributions[{i}] has probabilities that are negative, NaN or infinite"
             )
     return rows
+
+
+def check_samples(rows: Rows, token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequestError unless each row [vocabulary_size] sums to 1, and its token can be a sample of it.
+
+    Otherwise rejection would accept what it should not: it divides by the probability of the token.
+    """
+    for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
+        total = float(row.sum(dtype=np.float64))
+        if abs(total - 1) > _SUM_TOLERANCE or row[token_id] <= 0:
+            raise InvalidRequestError(
+                "BROKEN_DISTRIBUTION",
+                f"distributions[{i}] sums to {total:.6g} and gives its token {row[token_id]:.6g}: it must sum to 1, "
+                "and the token must be a sample of it",
+            )
