@@ -50,7 +50,9 @@ async def run(settings: CoordinatorSettings) -> None:
     # One client may take all there is: what is refused, is refused with a reason.
     max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
-    server = Server(settings.listen, services, guard, max_streams=max_streams)
+    server = Server(
+        settings.listen, services, guard, max_streams=max_streams, max_message_bytes=settings.max_request_bytes
+    )
     registry = new_registry()
     add_build_info(registry, "coordinator")
     metrics = CoordinatorMetrics(registry)

@@ -50,6 +50,8 @@ _SOURCES = {
 
 log = structlog.get_logger()
 
+_MOST_OF_A_CHAT = 4096
+
 _GO_ON = "the coordinator is stopping: to go on, send the tokens so far as the prompt when it is back, or to another"
 _STOPPING = partial(UnavailableError, "STOPPING", _GO_ON, retry_after_seconds=1.0)
 
@@ -172,6 +174,10 @@ def _prediction(request: generation_pb2.GenerateRequest) -> AnswerStart:
 
 
 def _chat(chat: generation_pb2.Chat) -> Chat:
+    # Checked before they become Python's, which take two hundred times the memory of an empty message.
+    for name, count in (("messages", len(chat.messages)), ("tools", len(chat.tools))):
+        if count > _MOST_OF_A_CHAT:
+            raise InvalidRequestError("OUT_OF_RANGE", f"chat.{name} has {count} entries: the most is {_MOST_OF_A_CHAT}")
     try:
         return Chat(
             messages=tuple(

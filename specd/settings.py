@@ -8,7 +8,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import (
@@ -278,6 +278,12 @@ class CoordinatorSettings(ListenerSettings):
     max_sessions: int = Field(32, ge=1, description="Maximum of concurrent sessions; others wait.")
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
+    )
+    max_request_bytes: ByteSize = Field(
+        cast(Any, "4MiB"),
+        gt=0,
+        le=64 * 2**20,
+        description="Largest request that is taken, such as 4MiB; larger ones are refused.",
     )
     chat_template_seconds: Seconds = Field(
         5.0, description="Time that a model's chat template may take for a conversation before its process is killed."

@@ -134,6 +134,6 @@ class Verifier:
         raise UnavailableError(
             "TARGET_UNAVAILABLE",
             f"no verdict from the target worker within {self._recovery_seconds:g} s or {_MOST_LOSSES} losses: "
-            f"{self._worker.refusal or error}",
+            f"{self._worker.fault or error.reason}",  # the log has the words, with addresses and names of files
             retry_after_seconds=_RETRY_SECONDS,
         )

@@ -13,6 +13,10 @@ from specd.errors import ResourceExhaustedError
 MAX_METADATA_BYTES = 16 * 1024
 _ENTRY_BYTES = 32
 
+# Requests of these methods can be long, up to what the server takes; those of the others are a few names and numbers.
+_LONG = frozenset({"Generate", "Propose", "Verify"})
+MAX_SHORT_BYTES = 64 * 1024
+
 # Calls at a time on one connection, unless a server needs another number. A coordinator has all sessions on one.
 MAX_STREAMS = 1024
 
@@ -39,6 +43,14 @@ def connection_options(max_streams: int) -> list[tuple[str, int]]:
         ("grpc.http2.settings_timeout", 5_000),
         ("grpc.max_connection_idle_ms", 300_000),
     ]
+
+
+def check_length(method: str, data: bytes) -> None:
+    """Raise ResourceExhaustedError for a request that is longer than those of its method can be."""
+    if len(data) > MAX_SHORT_BYTES and method.rpartition("/")[2] not in _LONG:
+        raise ResourceExhaustedError(
+            "MESSAGE_TOO_LARGE", f"the request to {method} has {len(data)} bytes: the most is {MAX_SHORT_BYTES}"
+        )
 
 
 def check_metadata(context: grpc.aio.ServicerContext[Any, Any]) -> None:

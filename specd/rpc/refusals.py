@@ -21,7 +21,7 @@ from specd.errors import (
     to_status,
 )
 from specd.rpc.access import Identify, anyone, serve_caller
-from specd.rpc.limits import check_metadata
+from specd.rpc.limits import check_length, check_metadata
 
 log = structlog.get_logger()
 
@@ -74,6 +74,7 @@ def _refusing(handler: Any, method: str, identify: Identify) -> _Handler:
     serve = getattr(handler, f"{'stream' if handler.request_streaming else 'unary'}_{answers}")
 
     def parse(data: bytes) -> Any:
+        check_length(method, data)
         try:
             return handler.request_deserializer(data) if handler.request_deserializer else data
         except DecodeError as error:

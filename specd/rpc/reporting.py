@@ -31,7 +31,10 @@ async def reporting_errors(
         yield
     except SpecdError as error:
         errors.labels(error.code.name, error.reason).inc()
-        log.info("request ended with an error", reason=error.reason, error=str(error))
+        # What is wrong with a request is said in its own words, which are for its sender and not for a log.
+        why = {} if error.code is grpc.StatusCode.INVALID_ARGUMENT else {"error": str(error)}
+        log.info("request ended with an error", reason=error.reason, **why)
+        log.debug("request ended with an error", reason=error.reason, error=str(error))
         if before_status is not None:
             await before_status()
         await context.abort_with_status(to_status(error))

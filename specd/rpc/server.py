@@ -35,7 +35,6 @@ _HAND_BACK_SECONDS = 3.0  # for callers to take the error that their calls end w
 
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # otherwise two servers on one port both start and share the calls
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Clients ping often: see specd/rpc/channel.py.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -90,16 +89,18 @@ class Server:
         guard: Guard | None = None,
         *,
         max_streams: int = MAX_STREAMS,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
 
         Without a guard, whoever reaches the port may call everything. A connection has up to `max_streams` calls at a
-        time.
+        time, and a request up to `max_message_bytes`.
         """
         self.listen = listen
         self.address = listen
         self._guard = guard or Guard()
-        self.grpc = refusing_server([*_OPTIONS, *connection_options(max_streams)], self._guard.identify)
+        options = [("grpc.max_receive_message_length", max_message_bytes), *_OPTIONS, *connection_options(max_streams)]
+        self.grpc = refusing_server(options, self._guard.identify)
         self._services = ("", *service_names)
         self._health = _HealthServicer()
         self._life = Lifeline()
