@@ -101,7 +101,8 @@ class Fuzzer:
             async def keep_calling() -> None:
                 while self.result.num_messages < num_messages:
                     generator = RequestGenerator(f"{self._seed} {next(self._numbers)}", self._session_ids)
-                    self.result.num_messages += await generator.random.choice(self.senders)(generator)
+                    num_sent = await generator.random.choice(self.senders)(generator)
+                    self.result.num_messages += num_sent  # after the wait, in which others add theirs
 
             watching = [
                 asyncio.create_task(self._check_health(process, owned[0])) for process, owned in channels.items()
