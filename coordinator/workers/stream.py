@@ -127,7 +127,7 @@ class WorkerStream(Generic[Request, Response]):
         return answer, Exchange(
             queue_seconds,
             compute_seconds,
-            wire_seconds=elapsed - queue_seconds - compute_seconds,
+            wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),  # which rounding can make less
             wire_bytes=self._sent_bytes + answer.ByteSize(),
             num_sessions=min(max(spent.num_sessions, 1), _MOST_SESSIONS),
             step_tokens=min(max(spent.step_tokens, 1), _MOST_STEP_TOKENS),

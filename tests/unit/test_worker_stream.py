@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -89,6 +90,7 @@ worker_times = st.builds(
 
 
 @given(worker_times, worker_times)
+@example(WorkerTime(), WorkerTime(queue_seconds=1.0, compute_seconds=sys.float_info.min))  # nothing is left, or less
 def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: WorkerTime, second: WorkerTime) -> None:
     exchanges = []
     for time in (first, second):
