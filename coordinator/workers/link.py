@@ -32,7 +32,7 @@ log = structlog.get_logger()
 _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _DESCRIBE_SECONDS = 10.0
-_RENEW_SECONDS = 5.0
+RENEW_SECONDS = 5.0
 _MOST_CHARACTERS = 500  # of an error
 _MOST_CONFIG_BYTES = 2 * 2**20  # of a chat template and the special tokens
 
@@ -228,7 +228,7 @@ class WorkerLink(RemoteWorker[Stream]):
     async def _renew(self) -> None:
         """Connect anew when there is a new certificate. Streams that run keep the old connection."""
         while self._certificates is not None and self._credentials.ca is not None:
-            await asyncio.sleep(_RENEW_SECONDS)
+            await asyncio.sleep(RENEW_SECONDS)
             self._certificates.refresh()
             if self._certificates.generation == self._generation:
                 continue
