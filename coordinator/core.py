@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from specd.draft_source import TokenSource
+from specd.finish_reason import FinishReason
 from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
 
 # Where the time of a round goes. "coordinator" is what the others leave.
@@ -140,23 +141,6 @@ class Verdict:
     exchange: Exchange = Exchange()
     num_replays: int = 0
     was_retried: bool = False
-
-
-class TokenSource(enum.Enum):
-    """Who said a token first."""
-
-    TARGET = "target"
-    DRAFT = "draft"
-    LOOKUP = "lookup"
-
-
-class FinishReason(enum.Enum):
-    """Why a session ended."""
-
-    EOS = "eos"
-    LENGTH = "length"
-    STOP_TOKEN = "stop_token"
-    STOP_STRING = "stop_string"
 
 
 @dataclass(frozen=True)

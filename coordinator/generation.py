@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.core import FinishReason, Round, Session, SessionSetup
+from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
@@ -30,6 +31,7 @@ from coordinator.sessions.prompt import (
 )
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.resumption import prompt_fingerprint
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
@@ -39,6 +41,7 @@ from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
 from specd.draft_source import DraftSource
 from specd.errors import InternalError
+from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat
@@ -59,10 +62,23 @@ _PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Emission:
-    """What one round gives the client; the last one has a finish reason, and the stop string if that was it.
+class Beginning:
+    """What a generation continues: a digest for its resumption, and if they were asked for, tokens and source.
 
-    Of a conversation, the first one has the end of the prompt, as the template wrote it.
+    Of a conversation, `prompt_end` is the end of the prompt, as the template wrote it.
+    """
+
+    prompt_fingerprint: str
+    prompt_end: str = ""
+    prompt_token_ids: Sequence[int] = ()
+    source_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one round gives the client.
+
+    The first one has the beginning; the last one has a finish reason, and the stop string if that was it.
     """
 
     session_id: str
@@ -71,7 +87,7 @@ class Emission:
     round: Round
     statistics: SessionStatistics
     stop_string: str | None = None
-    prompt_end: str = ""
+    beginning: Beginning | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -129,11 +145,12 @@ class Coordinator:
         """Generate what comes after a prompt, a round at a time; closing the iterator ends the generation.
 
         The session is kept for another Generate once this one finishes, before the last emission. If it does not
-        finish, the session is as it was.
-        Raises ResourceExhaustedError, InvalidRequestError, NotFoundError, ConflictError, UnavailableError, or
-        InternalError when the target refuses or breaks.
+        finish, the session is as it was. A resumption goes on behind the tokens that it brings.
+        Raises ResourceExhaustedError, InvalidRequestError, CannotResumeError, NotFoundError, ConflictError,
+        UnavailableError, or InternalError when the target refuses or breaks.
         """
         arrived_at = time.perf_counter()
+        request.check_session()
         request.check_draft_source(has_model=bool(self.settings.draft), has_lookup=self.settings.lookup)
         self.quotas.check(request.client, request.client_limits)
         # Before anything is done for it.
@@ -142,29 +159,33 @@ class Coordinator:
                 kept = self.sessions.acquire(request.session_id, request.client)
             else:
                 kept = self.sessions.begin(secrets.token_hex(8), request.client)
+                kept.token_ids = array("I", request.resumption.session_token_ids)
             is_finished = False
             try:
                 with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
                     prompt = await self._encode(request, kept)
                     session, setup = self._begin(kept.session_id, prompt, request)
+                    output = self._output(prompt, request)
+                    reply = [await asyncio.to_thread(output.resume, request.resumption.token_ids)]
+                    beginning: Beginning | None = self._beginning(prompt, request)
                     await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
                     lookup = None
                     if self._looks_up(request):
                         lookup = await asyncio.to_thread(
                             Lookup, tuple(session.token_ids), source=prompt.source, prediction=prompt.prediction
                         )
-                    prompt_end = self.decode_text(prompt.token_ids[-_PROMPT_END_TOKENS:]) if prompt.chat else ""
-                    reply: list[str] = []
-                    async with aclosing(self._run(request, place, session, setup, lookup, arrived_at)) as emissions:
+                    async with aclosing(
+                        self._run(request, place, session, setup, lookup, output, arrived_at)
+                    ) as emissions:
                         async for emission in emissions:
-                            is_first = not reply
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
                                 num_tokens = session.prompt_len + emission.statistics.generated_tokens
                                 chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
                                 self.sessions.finish(kept, session.token_ids[:num_tokens], chat, prompt.source)
                                 is_finished = True
-                            yield replace(emission, prompt_end=prompt_end) if is_first else emission
+                            yield replace(emission, beginning=beginning)
+                            beginning = None
             finally:
                 if not is_finished:
                     self.sessions.abandon(kept)
@@ -189,6 +210,17 @@ class Coordinator:
             prompt = encode_prompt(self.tokenizer, request.prompt, kept)
         return replace(prompt, prediction=encode_answer(self.tokenizer, request.prediction))
 
+    def _output(self, prompt: EncodedPrompt, request: GenerationRequest) -> Output:
+        stop = request.stop
+        return Output(self.tokenizer, prompt.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
+
+    def _beginning(self, prompt: EncodedPrompt, request: GenerationRequest) -> Beginning:
+        end = self.decode_text(prompt.token_ids[-_PROMPT_END_TOKENS:]) if prompt.chat else ""
+        beginning = Beginning(prompt_fingerprint(self.model, prompt), end)
+        if not request.returns_prompt:
+            return beginning
+        return replace(beginning, prompt_token_ids=prompt.token_ids, source_token_ids=prompt.source)
+
     def _num_draft_tokens(self, request: GenerationRequest) -> int | None:
         """Return the k of a request, None if it is chosen each round."""
         if request.draft_source is DraftSource.NONE:
@@ -212,6 +244,7 @@ class Coordinator:
         session: Session,
         setup: SessionSetup,
         lookup: Lookup | None,
+        output: Output,
         arrived_at: float,
     ) -> AsyncGenerator[Emission]:
         """Decode a session. When the last emission comes, nothing of the session runs any more."""
@@ -228,8 +261,6 @@ class Coordinator:
         planner = self.planner.begin(
             sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request), client=request.client
         )
-        stop = request.stop
-        output = Output(self.tokenizer, session.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
         prompt_len = len(setup.source) + session.prompt_len
         statistics = SessionStatistics(prompt_len, time.perf_counter() - arrived_at)
         trace = self._begin_trace and self._begin_trace(session_id, arrived_at, request.traceparent)
@@ -283,21 +314,22 @@ class Coordinator:
         max_tokens = request.check(self.model, prompt)
         if len(prompt.source) > (trained := self.model.trained_source_length):
             log.warning("a source is longer than any in the training", tokens=len(prompt.source), trained=trained)
-        stop = request.stop
+        stop, resumed = request.stop, request.resumption.token_ids
+        # To the rounds what is resumed is prompt: its caches are empty, and all positions are as they were.
         session = Session(
             session_id=session_id,
-            token_ids=prompt.token_ids,
-            max_tokens=max_tokens,
+            token_ids=[*prompt.token_ids, *resumed],
+            max_tokens=max_tokens - len(resumed),
             eos_token_ids=frozenset(() if stop.ignore_eos else self.model.eos_token_ids),
             stop_token_ids=frozenset(stop.token_ids),
-            min_tokens=stop.min_tokens,
+            min_tokens=max(stop.min_tokens - len(resumed), 0),
         )
         sampling = replace(request.sampling, vocabulary_size=self.model.vocabulary_size)
         if stop.min_tokens:
             sampling = replace(
                 sampling,
                 suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
-                suppressed_before=session.prompt_len + stop.min_tokens,
+                suppressed_before=len(prompt.token_ids) + stop.min_tokens,
             )
         return session, SessionSetup(session_id, sampling, prompt.source, request.namespace)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.core import FinishReason, Round, TokenSource
+from coordinator.core import Round
+from specd.draft_source import TokenSource
+from specd.errors import InvalidRequestError
+from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
 from specd.text.stop_strings import StopStrings
 from specd.text.tokenizer import TextStream, Tokenizer
@@ -44,6 +47,21 @@ class Output:
     def stop_string(self) -> str | None:
         """The stop string that ended the text, if one did."""
         return self._stop.matched if self._stop is not None else None
+
+    def resume(self, token_ids: Sequence[int]) -> str:
+        """Go on behind tokens that the client has, and return the text that it has of them.
+
+        Raises InvalidRequestError if they have a whole stop string, which would have ended the generation.
+        """
+        texts = []
+        for token_id in token_ids:
+            texts.append(self._search(self._text.push(token_id)))
+            self._num_unsearched -= 1
+            if self.stop_string is not None:
+                raise InvalidRequestError(
+                    "CONTRADICTION", f"resumption has the stop string {self.stop_string!r}: nothing comes after it"
+                )
+        return "".join(texts)
 
     def take(self, round_: Round) -> tuple[Round, list[EmittedToken]]:
         """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""

@@ -14,17 +14,20 @@ import grpc
 import structlog
 from google.protobuf import timestamp_pb2
 
-from coordinator.core import FinishReason, Round, TokenSource
+from coordinator.core import Round
 from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
+from coordinator.sessions.resumption import Resumption
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.caller import Caller
+from specd.draft_source import TokenSource
 from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
+from specd.finish_reason import FinishReason
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
@@ -52,7 +55,7 @@ log = structlog.get_logger()
 
 _MOST_OF_A_CHAT = 4096
 
-_GO_ON = "the coordinator is stopping: to go on, send the tokens so far as the prompt when it is back, or to another"
+_GO_ON = "the coordinator is stopping: to go on, resume with the tokens so far when it is back, or at another"
 _STOPPING = partial(UnavailableError, "STOPPING", _GO_ON, retry_after_seconds=1.0)
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -103,10 +106,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
-            emissions = coordinator.generate(_request(request, str(traceparent), current_caller()))
+            emissions = coordinator.generate(request_from(request, str(traceparent), current_caller()))
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
-                    await unread.write(context, _response(batch), coordinator.settings.client_stall_seconds)
+                    await unread.write(context, response_from(batch), coordinator.settings.client_stall_seconds)
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context
@@ -127,7 +130,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             )
 
 
-def _request(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
+def request_from(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
+    """Return what a message asks for. Raises InvalidRequestError."""
     return GenerationRequest(
         prompt=_prompt(request),
         answer=_answer(request),
@@ -143,6 +147,12 @@ def _request(request: generation_pb2.GenerateRequest, traceparent: str, caller: 
             tuple(request.stop.strings),
         ),
         session_id=request.session_id,
+        resumption=Resumption(
+            tuple(request.resumption.token_ids),
+            request.resumption.prompt_fingerprint,
+            tuple(request.resumption.session_token_ids),
+        ),
+        returns_prompt=request.return_prompt_token_ids,
         traceparent=traceparent,
         cut_max_tokens=request.cut_max_tokens,
         client=caller.name,
@@ -203,7 +213,8 @@ def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
     return dataclasses.replace(sampling, seed=secrets.randbits(_SEED_BITS))
 
 
-def _response(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
+def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
+    """Return the message for one emission, or for several in a row."""
     emission = emissions[-1]
     tokens = [token for each in emissions for token in each.tokens]
     response = generation_pb2.GenerateResponse(
@@ -212,8 +223,12 @@ def _response(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
         tokens=map(_token, tokens),
         round=_round([each.round for each in emissions]),
         seed=emission.seed,
-        prompt_end=emissions[0].prompt_end,
     )
+    if (beginning := emissions[0].beginning) is not None:
+        response.prompt_fingerprint = beginning.prompt_fingerprint
+        response.prompt_end = beginning.prompt_end
+        response.prompt_token_ids.extend(beginning.prompt_token_ids)
+        response.source_token_ids.extend(beginning.source_token_ids)
     if emission.finish_reason is not None:
         response.finish_reason = _FINISH_REASONS[emission.finish_reason]
         response.statistics.CopyFrom(_statistics(emission.statistics))

@@ -1,4 +1,4 @@
-"""Who may propose a session's tokens."""
+"""Who may propose a session's tokens, and who did."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ class DraftSource(enum.Enum):
     MODEL = "model"
     LOOKUP = "lookup"
     NONE = "none"
+
+
+class TokenSource(enum.Enum):
+    """Who said a token first."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    LOOKUP = "lookup"

@@ -66,6 +66,15 @@ class CacheTooShortError(SpecdError):
         )
 
 
+class CannotResumeError(SpecdError):
+    """A generation cannot go on as it began: its model or its prompt is another one now."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str) -> None:
+        super().__init__("CANNOT_RESUME", message)
+
+
 class NotFoundError(SpecdError):
     """The request names something that does not exist, or no longer."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
+from coordinator.sessions.resumption import Resumption
 from specd.caller import CallerLimits
 from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
@@ -29,6 +30,10 @@ class StopConditions:
     min_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
+
+    def end_token_ids(self, model: ModelInfo) -> frozenset[int]:
+        """Return the model's end tokens, unless they are ignored, and the stop tokens."""
+        return frozenset(self.token_ids) | frozenset(() if self.ignore_eos else model.eos_token_ids)
 
     def check(self, model: ModelInfo, max_tokens: int) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
@@ -72,6 +77,8 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopConditions = field(default_factory=StopConditions)
     session_id: str = ""
+    resumption: Resumption = field(default_factory=Resumption)
+    returns_prompt: bool = False
     traceparent: str = ""
     client: str = ""
     client_limits: CallerLimits = field(default_factory=CallerLimits)
@@ -103,6 +110,13 @@ class GenerationRequest:
         wanted, allowed = self._most_tokens(model, prompt), self.client_limits.max_tokens
         max_tokens = resolve_max_tokens(model, len(prompt.token_ids), wanted, allowed)
         self.stop.check(model, max_tokens)
+        self.resumption.check(
+            model,
+            prompt,
+            max_tokens=max_tokens,
+            min_tokens=self.stop.min_tokens,
+            end_tokens=self.stop.end_token_ids(model),
+        )
         return max_tokens
 
     def _most_tokens(self, model: ModelInfo, prompt: EncodedPrompt) -> int | None:
@@ -111,6 +125,13 @@ class GenerationRequest:
         allowed = self.client_limits.max_tokens
         room = model.context_length - len(prompt.token_ids)
         return min(self.max_tokens, room if allowed is None else min(room, allowed))
+
+    def check_session(self) -> None:
+        """Raise InvalidRequestError if the request would both continue a session and restore one."""
+        if self.session_id and self.resumption.session_token_ids:
+            raise InvalidRequestError(
+                "CONTRADICTION", "the request has both session_id and resumption.session_token_ids: leave one out"
+            )
 
     def check_draft_source(self, *, has_model: bool, has_lookup: bool) -> None:
         """Raise InvalidRequestError if the coordinator has not what the request wants to propose tokens."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator.core import FinishReason, Round
+from coordinator.core import Round
 from coordinator.telemetry.statistics import SessionStatistics
+from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
 

@@ -57,14 +57,14 @@ class GenerationServiceServicer:
         Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on:
         INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY,
         CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, of every method, for bytes that are no message
-        of its request's type), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
+        of its request's type), FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
         DEADLINE_EXCEEDED (CLIENT_STALLED, after the client has left a message unread for too long),
         RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's
         limits; CACHE_FULL, when others use the workers too),
         UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
         INTERNAL (NON_FINITE_LOGITS and others).
         A coordinator that is stopping refuses new calls with UNAVAILABLE alone. A call that has not ended by the end of its
-        grace period ends with UNAVAILABLE (STOPPING) and a RetryInfo; the tokens so far can be continued as a prompt.
+        grace period ends with UNAVAILABLE (STOPPING) and a RetryInfo; a Resumption continues it elsewhere.
         A W3C `traceparent` in the metadata makes the spans of the session part of the caller's trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -10,10 +10,11 @@ from unittest import mock
 
 import pytest
 
-from coordinator.core import Commit, Exchange, FinishReason, Match, Plan, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Verdict
 from coordinator.planner import planner as planner_module
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.policy import choose_k
+from specd.finish_reason import FinishReason
 from specd.sampling import Acceptance, Sampling
 from tests.unit.simulation import Simulation, World
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core import FinishReason, Plan, Proposal, SessionSetup, Verdict
+from coordinator.core import Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers import verifier as verifier_module
 from coordinator.workers.drafter import Drafter
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.verifier import Verifier
 from specd.errors import ResourceExhaustedError, UnavailableError
+from specd.finish_reason import FinishReason
 from specd.sampling import Sampling
 from tests.unit.fake_workers import (
     CONTEXT_LENGTH,

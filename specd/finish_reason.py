@@ -1,0 +1,14 @@
+"""Why a generation ended."""
+
+from __future__ import annotations
+
+import enum
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended; generation.proto explains the values."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
