@@ -1,5 +1,21 @@
 """specd: speculative decoding as a gRPC service on MLX."""
 
+from __future__ import annotations
+
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specd.client import AsyncClient, Client, ClientCredentials
 
 __version__ = version("specd")
+__all__ = ["AsyncClient", "Client", "ClientCredentials", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the client when it is asked for: gRPC takes a while, and workers want none of it."""
+    if name in __all__:
+        import specd.client
+
+        return getattr(specd.client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,8 @@ from specd.machine import default_blas_threads, given_blas_threads, part_of_memo
 
 # A draft of this name is none: look-up alone proposes.
 LOOKUP = "lookup"
+# Where clients find the coordinator.
+DEFAULT_ADDRESS = "127.0.0.1:50051"
 # Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
 
@@ -242,7 +244,7 @@ class CoordinatorSettings(ListenerSettings):
 
     target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
     draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; 'none' for none.")
-    listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
     )
@@ -328,7 +330,7 @@ class UpSettings(Settings):
         EMBEDDED_DRAFT, description="Draft model, likewise; 'lookup' for look-up alone, 'none' for the target alone."
     )
     lookup: bool = Field(True, description=_LOOKUP)
-    listen: Address = Field("127.0.0.1:50051", description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
     http: MetricsAddress = Field(
         "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' for not."

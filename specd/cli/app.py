@@ -15,6 +15,7 @@ from specd import __version__
 from specd.cli import token
 from specd.cli.bench import bench
 from specd.cli.certs import certs
+from specd.cli.chat import chat
 from specd.cli.convert import convert
 from specd.cli.generate import generate
 from specd.cli.health import health
@@ -72,6 +73,6 @@ _PASS_ARGUMENTS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for process, summary in PROCESSES.items():
     app.command(process, help=summary, add_help_option=False, context_settings=_PASS_ARGUMENTS_ON)(_start(process))
 app.command()(settings_options(UpSettings)(up))
-for command in (generate, health, demo, bench, convert, certs):
+for command in (generate, chat, health, demo, bench, convert, certs):
     app.command()(command)
 app.add_typer(token.app)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
 
-from specd.errors import error_info
+from specd.client.protocol.errors import CallError
+from specd.errors import SpecdError
 from specd.launch import complain
 from specd.rpc.credentials import ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
@@ -35,14 +35,19 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Send the token in pl
 
 
 @contextlib.contextmanager
-def grpc_errors(address: str, credentials: ClientCredentials) -> Iterator[None]:
+def reported_errors(address: str, credentials: ClientCredentials) -> Iterator[None]:
     """Report the error of a call to a coordinator in one line, and exit with 1."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_info(error).reason:
-            why = why_unreachable(address, credentials)
-            complain(why or f"no coordinator answers at {address}: start one with 'specd up'")
-        else:
-            complain(f"{error.code().name}: {error.details()}")
+    except SpecdError as error:
+        complain(words_for(error, address, credentials))
         raise typer.Exit(1) from error
+
+
+def words_for(error: SpecdError, address: str, credentials: ClientCredentials) -> str:
+    """Return what a command says about the error of a call."""
+    if error.reason == "UNAVAILABLE":  # gRPC's own word, and not specd's
+        why = why_unreachable(address, credentials)
+        return why or f"no coordinator answers at {address}: start one with 'specd up'"
+    status = error.status if isinstance(error, CallError) else error.code
+    return f"{status.name}: {error}"

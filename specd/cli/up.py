@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specd.cli.generate import DEMO_PROMPT, DEMO_SOURCE, show_comparison
+from specd.cli.comparison import DEMO_PROMPT, DEMO_SOURCE, show_comparison
 from specd.cli.supervisor import Stack
 from specd.errors import StartupError
 from specd.launch import start_logging

@@ -30,3 +30,11 @@ def open_channel(address: str, credentials: ClientCredentials = PLAIN) -> grpc.a
     if (tls := credentials.for_channel(address)) is None:
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     return grpc.aio.secure_channel(address, tls, options=options, interceptors=interceptors)
+
+
+def open_blocking_channel(address: str, credentials: ClientCredentials = PLAIN) -> grpc.Channel:
+    """Return the same for threads. The token does not go by itself: pass `credentials.metadata` with each call."""
+    options = [*_OPTIONS, *credentials.options]
+    if (tls := credentials.for_channel(address)) is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls, options=options)

@@ -1,4 +1,4 @@
-"""Client of the coordinator."""
+"""The messages of the protocol as they come, for measurements and tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 
-class Client:
-    """Client with one channel to the coordinator, as an async context manager."""
+class RawClient:
+    """One channel to the coordinator, as an async context manager; specd.client is for programs."""
 
     def __init__(self, address: str, credentials: ClientCredentials = PLAIN) -> None:
         """Connect to HOST:PORT or unix:PATH. Raises StartupError for credentials that cannot be used."""
@@ -19,7 +19,7 @@ class Client:
         self.channel = open_channel(address, credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> RawClient:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -52,3 +52,6 @@ class Client:
             generation_pb2.GetModelInfoRequest()
         )
         return response
+
+
+Client = RawClient

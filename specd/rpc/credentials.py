@@ -59,6 +59,11 @@ class ClientCredentials:
         """What adds the token to calls."""
         return [kind(self.token) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)] if self.token else []
 
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """The token as metadata of a call."""
+        return [("authorization", f"Bearer {self.token}")] if self.token else []
+
 
 PLAIN = ClientCredentials()
 

@@ -1,0 +1,180 @@
+"""The command `specd chat`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specd.cli.completion import LEGEND, print_retrying, print_tokens, summary
+from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
+from specd.cli.options import (
+    AcceptanceRule,
+    Address,
+    Lenience,
+    MaxTokens,
+    MinP,
+    NumDraftTokens,
+    Seed,
+    Source,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+)
+from specd.client.client import Client
+from specd.client.events import Delta, Retrying
+from specd.client.options import GenerationOptions
+from specd.client.session import ClientSession
+from specd.client.statistics import GenerationStatistics
+from specd.client.stream import Stream
+from specd.draft_source import DraftSource
+from specd.errors import SpecdError
+from specd.rpc.credentials import ClientCredentials
+from specd.sampling import Acceptance
+from specd.settings import DEFAULT_ADDRESS
+
+_HELP = "/stats shows numbers, /reset begins anew, /exit ends. Ctrl-C stops an answer."
+
+
+def chat(
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = "",
+    num_draft_tokens: NumDraftTokens = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    acceptance: AcceptanceRule = Acceptance.COUPLED,
+    lenience: Lenience = 0.0,
+    stop: Stop = None,
+    draft_source: Source = DraftSource.AUTO,
+    address: Address = DEFAULT_ADDRESS,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_name: TlsName = "",
+    token: Token = "",
+    insecure: Insecure = False,
+) -> None:
+    """Talk with a chat model. The draft's tokens and looked-up ones are in colour."""
+    credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, tls_name, insecure)
+    options: GenerationOptions = {
+        "max_tokens": max_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "draft_source": draft_source,
+        "stop": stop or (),
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "acceptance": acceptance,
+        "lenience": lenience,
+    }
+    with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
+        TerminalConversation(client, system, options, lambda error: words_for(error, address, credentials)).run()
+
+
+class TerminalConversation:
+    """A conversation at the terminal."""
+
+    def __init__(
+        self, client: Client, system: str, options: GenerationOptions, words: Callable[[SpecdError], str]
+    ) -> None:
+        self._client = client
+        self._system = system
+        self._options = options
+        self._words = words
+        self._session = client.session()
+        self._turns: list[GenerationStatistics] = []
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._aside = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
+        self._commands: dict[str, Callable[[], None]] = {"/stats": self._show_statistics, "/reset": self._reset}
+
+    def run(self) -> None:
+        """Talk until /exit or the end of the input. Raises SpecdError if the first answer fails."""
+        target = self._client.describe().target.name
+        self._console.print(f"[bold]{target}[/]. {_HELP}")
+        self._console.print(LEGEND)
+        while (line := self._read()) is not None:
+            if line.startswith("/"):
+                self._commands.get(line, self._show_help)()
+            elif line:
+                self._answer(line)
+        self._delete(self._session)
+
+    def _read(self) -> str | None:
+        """Return what the user says; None at the end."""
+        try:
+            line = self._console.input("[bold]>[/] ").strip()
+        except (EOFError, KeyboardInterrupt):
+            self._console.print()
+            return None
+        return None if line == "/exit" else line
+
+    def _answer(self, said: str) -> None:
+        """Stream an answer. One that fails, or that Ctrl-C stops, does not become part of the conversation."""
+        user = {"role": "user", "content": said}
+        is_first = not self._session.messages
+        messages = [{"role": "system", "content": self._system}, user] if self._system and is_first else [user]
+        with self._session.chat(messages, **self._options) as stream:
+            try:
+                self._show(stream)
+            except KeyboardInterrupt:
+                self._console.print()
+                self._aside.print("stopped: the conversation is as it was before")
+            except SpecdError as error:
+                self._console.print()
+                if is_first or not sys.stdin.isatty():  # nothing would be better the next time, or nobody reads it
+                    raise
+                self._aside.print(self._words(error), style="red", markup=False)
+            else:
+                self._turns.append(stream.completion().statistics)
+
+    def _show(self, stream: Stream) -> None:
+        for event in stream:
+            if isinstance(event, Delta):
+                print_tokens(self._console, event.tokens)
+            elif isinstance(event, Retrying):
+                print_retrying(self._aside, event)
+        self._console.print()
+
+    def _show_statistics(self) -> None:
+        if not self._turns:
+            self._console.print("no answer yet")
+            return
+        last = self._turns[-1]
+        generated = sum(turn.generated_tokens for turn in self._turns)
+        proposed = sum(turn.proposed_tokens for turn in self._turns)
+        accepted = sum(turn.accepted_tokens for turn in self._turns)
+        rate = f"{accepted / proposed:.1%}" if proposed else "none"
+        table = Table("", "last answer", "conversation", box=None, pad_edge=False, header_style="bold")
+        table.add_row("answers", "1", str(len(self._turns)))
+        table.add_row("prompt tokens", str(last.prompt_tokens), "")
+        table.add_row("of them reused", str(last.target_reused_tokens), "")
+        table.add_row("generated tokens", str(last.generated_tokens), str(generated))
+        table.add_row("acceptance rate", f"{last.acceptance_rate:.1%}" if last.proposed_tokens else "none", rate)
+        table.add_row("tokens/s", f"{last.tokens_per_second:.1f}", "")
+        table.add_row("speed-up", f"{last.speedup:.2f}" if last.speedup else "not known", "")
+        self._console.print(table)
+        self._console.print(summary(last), style="dim")
+
+    def _reset(self) -> None:
+        self._delete(self._session)
+        self._session = self._client.session()
+        self._turns.clear()
+        self._console.print("a new conversation")
+
+    def _show_help(self) -> None:
+        self._console.print(_HELP)
+
+    @staticmethod
+    def _delete(session: ClientSession) -> None:
+        with session:  # which deletes it at its end
+            pass

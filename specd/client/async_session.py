@@ -1,0 +1,80 @@
+"""A session, turn by turn, in an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from specd.client.async_stream import AsyncStream
+from specd.client.options import GenerationOptions
+from specd.client.protocol.chats import Messages, chat_of
+from specd.client.resuming.generation import Turn
+from specd.client.resuming.history import SessionHistory
+from specd.errors import SpecdError
+
+Start = Callable[[Turn, GenerationOptions], AsyncStream]
+
+
+class AsyncClientSession:
+    """Turns that share their caches, as an async context manager: what `ClientSession` is to threads.
+
+    A turn counts once it has finished. The next one may begin then.
+    """
+
+    def __init__(self, start: Start, delete: Callable[[str], Awaitable[None]], session_id: str = "") -> None:
+        self._start = start
+        self._delete = delete
+        self._history = SessionHistory(session_id)
+
+    async def __aenter__(self) -> AsyncClientSession:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        with contextlib.suppress(SpecdError):  # it is gone, or goes when it has been idle for long enough
+            await self.delete()
+
+    @property
+    def session_id(self) -> str:
+        """Its id; empty before the first turn has finished, and another one after it had to be restored."""
+        return self._history.session_id
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The messages of a conversation, replies included; of a session that began here."""
+        return self._history.chat.messages if self._history.chat is not None else ()
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens of a session of texts, prompts and completions; of a session that began here."""
+        return self._history.token_ids
+
+    def generate(self, prompt: str | Sequence[int] | None = None, **options: Unpack[GenerationOptions]) -> AsyncStream:
+        """Return the stream of the next turn: of what comes after the session's tokens and the prompt.
+
+        Without a prompt the session goes on from where it ended.
+        """
+        return self._start(self._history.turn(prompt, options), options)
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncStream:
+        """Return the stream of the answer to new messages, after the session's own; see `AsyncClient.chat`."""
+        chat = chat_of(
+            messages,
+            tools=tools,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
+        )
+        return self._start(self._history.turn(chat, options), options)
+
+    async def delete(self) -> None:
+        """Let the coordinator forget the session. Raises SpecdError."""
+        if self.session_id:
+            await self._delete(self.session_id)

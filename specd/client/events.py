@@ -1,0 +1,89 @@
+"""What a stream brings: text, tokens with their source, and at the end the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specd.client.statistics import GenerationStatistics
+from specd.draft_source import TokenSource
+from specd.errors import SpecdError
+from specd.finish_reason import FinishReason
+from specd.sampling import TokenLogProbabilities
+
+
+@dataclass(frozen=True)
+class CompletionToken:
+    """A generated token, the text that it completes, and who said it first: the target, the draft model or look-up.
+
+    The text is empty while a token ends inside a character, may begin a stop string, or is special.
+    `log_probabilities` are there if they were asked for.
+    """
+
+    id: int
+    text: str
+    source: TokenSource
+    log_probabilities: TokenLogProbabilities | None = None
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """The round that brought a Delta, or the sum of several: tokens, and where its time went in seconds."""
+
+    proposed: int
+    accepted: int
+    looked_up: int
+    draft_seconds: float
+    verify_seconds: float
+    queue_seconds: float
+    wire_seconds: float
+    coordinator_seconds: float
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New text and tokens."""
+
+    text: str
+    tokens: tuple[CompletionToken, ...]
+    round: RoundSummary
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """The call was refused for now, or its stream broke; it goes on after a pause, behind the tokens that came."""
+
+    error: SpecdError
+    after_seconds: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end, why it came, and the stop string or stop token that ended the text, if one did."""
+
+    reason: FinishReason
+    statistics: GenerationStatistics
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+Event = Delta | Retrying | Finished
+
+
+@dataclass(frozen=True)
+class Completion:
+    """All that a generation brought."""
+
+    text: str
+    tokens: Sequence[CompletionToken]
+    finish_reason: FinishReason
+    statistics: GenerationStatistics
+    session_id: str
+    seed: int
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of its tokens."""
+        return [token.id for token in self.tokens]

@@ -1,0 +1,46 @@
+"""What can be asked for besides the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+from specd.draft_source import DraftSource
+from specd.sampling import Acceptance
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `chat`. generation.proto and sampling.proto explain them with their ranges.
+
+    Left out, a field has the server's default: 256 tokens, chosen greedily, with k and source chosen each round.
+    """
+
+    max_tokens: int | None
+    # How tokens are chosen. A temperature of 0 is greedy; a seed makes sampling repeatable.
+    temperature: float
+    top_k: int
+    top_p: float | None
+    min_p: float
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_context_size: int | None
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    acceptance: Acceptance | Literal["coupled", "rejection"]
+    lenience: float
+    # What ends the text, and from where on it may.
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    min_tokens: int
+    ignore_eos: bool
+    # Who proposes tokens, and what is expected to come. Neither changes the text.
+    num_draft_tokens: int | None
+    draft_source: DraftSource | Literal["auto", "model", "lookup", "none"]
+    prediction: str | Sequence[int] | None
+    # For a model with an encoder: what the answer begins with.
+    answer_start: str | Sequence[int] | None
+    # Return the log-probabilities of tokens, and of so many most likely ones.
+    top_log_probabilities: int | None
+    # Time for all of it, retries included; after it, CallError with DEADLINE_EXCEEDED.
+    timeout_seconds: float | None

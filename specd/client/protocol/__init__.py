@@ -1,0 +1,1 @@
+"""Messages of the protocol, errors of calls, and conversations, as plain values."""

@@ -1,0 +1,26 @@
+"""Conversations, as clients write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specd.text.chat import Chat
+
+# A message of the user, or messages with `role`, `content` and whatever else the template reads.
+Messages = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def chat_of(
+    messages: Messages,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template_arguments: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
+) -> Chat:
+    """Return the conversation, or what is new in one."""
+    if isinstance(messages, str):
+        messages = {"role": "user", "content": messages}
+    if isinstance(messages, Mapping):
+        messages = [messages]
+    return Chat(tuple(messages), tuple(tools), dict(template_arguments or {}), continue_final_message)

@@ -1,0 +1,63 @@
+"""Errors of calls, as the server's own classes."""
+
+from __future__ import annotations
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from specd.errors import (
+    DOMAIN,
+    CannotResumeError,
+    ConflictError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    SpecdError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+_CLASSES: dict[grpc.StatusCode, type[SpecdError]] = {
+    kind.code: kind
+    for kind in (
+        ConflictError,
+        InternalError,
+        InvalidRequestError,
+        NotFoundError,
+        PermissionDeniedError,
+        ResourceExhaustedError,
+        UnauthenticatedError,
+        UnavailableError,
+    )
+}
+
+
+class CallError(SpecdError):
+    """A call ended with a status that none of specd's own errors has, such as DEADLINE_EXCEEDED."""
+
+    def __init__(self, reason: str, message: str, status: grpc.StatusCode) -> None:
+        super().__init__(reason, message)
+        self.status = status
+
+
+def error_from(error: grpc.RpcError, address: str) -> SpecdError:
+    """Return the error that a call ended with. Its `reason` is specd's own, or else the name of the status."""
+    call: grpc.Call = error  # type: ignore[assignment]  # what gRPC raises is both
+    status, details = call.code(), call.details() or ""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    rich = rpc_status.from_call(call)
+    for detail in rich.details if rich is not None else ():
+        if not detail.Unpack(retry):
+            detail.Unpack(info)
+    reason = info.reason if info.domain == DOMAIN else status.name
+    if reason == "UNAVAILABLE":
+        details = f"{address} does not answer: {details}"
+    if reason == "CANNOT_RESUME":
+        return CannotResumeError(details)
+    if status not in _CLASSES:
+        return CallError(reason, details, status)
+    seconds = retry.retry_delay.ToNanoseconds() / 1e9
+    return _CLASSES[status](reason, details, metadata=info.metadata, retry_after_seconds=seconds)

@@ -1,0 +1,38 @@
+"""What a coordinator says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specd.model_info import ModelInfo
+from specd.rpc.messages import model_from
+from specd.v1 import generation_pb2
+
+
+@dataclass(frozen=True)
+class ServiceDescription:
+    """The models behind a coordinator, and the limits of a request; generation.proto explains the fields.
+
+    `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
+    chosen in each round.
+    """
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    draft_fault: str
+    default_num_draft_tokens: int | None
+    max_num_draft_tokens: int
+    lookup: bool
+
+
+def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescription:
+    """Return the description in a message."""
+    has_default = response.HasField("default_num_draft_tokens")
+    return ServiceDescription(
+        target=model_from(response.target),
+        draft=model_from(response.draft) if response.HasField("draft") else None,
+        draft_fault=response.draft_fault,
+        default_num_draft_tokens=response.default_num_draft_tokens if has_default else None,
+        max_num_draft_tokens=response.max_num_draft_tokens,
+        lookup=response.lookup,
+    )

@@ -1,0 +1,157 @@
+"""Plain values to messages of the protocol and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from google.protobuf import struct_pb2
+
+from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
+from specd.client.options import GenerationOptions
+from specd.client.statistics import GenerationStatistics, RoundMeans
+from specd.draft_source import DraftSource, TokenSource
+from specd.errors import InvalidRequestError
+from specd.finish_reason import FinishReason
+from specd.rpc.messages import acceptance_message, draft_source_message, log_probabilities_from
+from specd.sampling import Acceptance
+from specd.text.chat import Chat
+from specd.v1 import generation_pb2, sampling_pb2
+
+_SOURCES = {
+    generation_pb2.TOKEN_SOURCE_UNSPECIFIED: TokenSource.TARGET,
+    generation_pb2.TOKEN_SOURCE_TARGET: TokenSource.TARGET,
+    generation_pb2.TOKEN_SOURCE_DRAFT: TokenSource.DRAFT,
+    generation_pb2.TOKEN_SOURCE_LOOKUP: TokenSource.LOOKUP,
+}
+_FINISH_REASONS = {
+    generation_pb2.FINISH_REASON_EOS: FinishReason.EOS,
+    generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    generation_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+    generation_pb2.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
+}
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_context_size",
+    "logit_bias",
+    "seed",
+    "lenience",
+)
+
+Prompt = str | Sequence[int] | Chat | None
+
+
+def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = "") -> generation_pb2.GenerateRequest:
+    """Return the message that asks for a generation.
+
+    Raises InvalidRequestError for a value that no message can hold, and TypeError for an option that does not exist.
+    """
+    if unknown := sorted(options.keys() - GenerationOptions.__annotations__.keys()):
+        raise TypeError(f"there is no option {', '.join(unknown)}: see specd.client.GenerationOptions")
+    values = cast(dict[str, Any], options)
+    try:
+        request = generation_pb2.GenerateRequest(
+            session_id=session_id,
+            max_tokens=values.get("max_tokens"),
+            num_draft_tokens=values.get("num_draft_tokens"),
+            top_log_probabilities=values.get("top_log_probabilities"),
+            draft_source=draft_source_message(DraftSource(values.get("draft_source", DraftSource.AUTO))),
+            sampling=sampling_pb2.SamplingParameters(
+                **{name: values[name] for name in _SAMPLING if values.get(name) is not None},
+                acceptance=acceptance_message(Acceptance(values.get("acceptance", Acceptance.COUPLED))),
+            ),
+            stop=generation_pb2.StopConditions(
+                ignore_eos=values.get("ignore_eos", False),
+                min_tokens=values.get("min_tokens", 0),
+                token_ids=values.get("stop_token_ids", ()),
+                strings=_strings(values.get("stop", ())),
+            ),
+        )
+        _set(request, prompt, "text", "token_ids")
+        _set(request, values.get("prediction"), "prediction_text", "prediction_token_ids")
+        _set(request, values.get("answer_start"), "answer_text", "answer_token_ids")
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError("OUT_OF_RANGE", f"the request has a value that cannot be sent: {error}") from error
+    return request
+
+
+def set_chat(request: generation_pb2.GenerateRequest, chat: Chat) -> None:
+    """Let the request answer a conversation. Raises InvalidRequestError for a message that cannot be sent."""
+    try:
+        request.chat.CopyFrom(
+            generation_pb2.Chat(
+                messages=map(_message, chat.messages),
+                tools=map(_struct, chat.tools),
+                template_arguments=_struct(chat.template_arguments),
+                continue_final_message=chat.continue_final_message,
+            )
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequestError("OUT_OF_RANGE", f"the conversation cannot be sent: {error}") from error
+
+
+def delta_from(response: generation_pb2.GenerateResponse) -> Delta:
+    """Return the tokens of a message."""
+    summary = RoundSummary(**{field.name: getattr(response.round, field.name) for field in fields(RoundSummary)})
+    return Delta(response.text, tuple(map(_token, response.tokens)), summary)
+
+
+def finished_from(response: generation_pb2.GenerateResponse) -> Finished | None:
+    """Return the end of a generation, if the message is the last."""
+    if response.finish_reason not in _FINISH_REASONS:
+        return None
+    stopped_by = response.WhichOneof("stopped_by")
+    return Finished(
+        _FINISH_REASONS[response.finish_reason],
+        _statistics(response.statistics),
+        response.stop_string if stopped_by == "stop_string" else None,
+        response.stop_token_id if stopped_by == "stop_token_id" else None,
+    )
+
+
+def _set(request: generation_pb2.GenerateRequest, value: Prompt, text_field: str, ids_field: str) -> None:
+    if isinstance(value, Chat):
+        set_chat(request, value)
+    elif isinstance(value, str):
+        setattr(request, text_field, value)
+    elif value is not None:
+        getattr(request, ids_field).ids.extend(value)
+
+
+def _strings(stop: str | Sequence[str]) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _message(message: Mapping[str, Any]) -> generation_pb2.ChatMessage:
+    others = {name: value for name, value in message.items() if name not in {"role", "content"}}
+    return generation_pb2.ChatMessage(
+        role=message["role"], content=message.get("content") or "", fields=_struct(others)
+    )
+
+
+def _struct(values: Mapping[str, Any]) -> struct_pb2.Struct:
+    struct = struct_pb2.Struct()
+    struct.update(values)
+    return struct
+
+
+def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:
+    values = log_probabilities_from(token.log_probabilities) if token.HasField("log_probabilities") else None
+    return CompletionToken(token.id, token.text, _SOURCES.get(token.source, TokenSource.TARGET), values)
+
+
+def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatistics:
+    known = message.DESCRIPTOR.fields_by_name
+    values = {each.name: getattr(message, each.name) for each in fields(GenerationStatistics) if each.name in known}
+    means = {field.name: getattr(message.round_averages, field.name) for field in fields(RoundMeans)}
+    values["round_averages"] = RoundMeans(**means)
+    for name in ("accepted_by_position", "proposed_by_position"):
+        values[name] = tuple(values[name])
+    return GenerationStatistics(**values)

@@ -1,0 +1,1 @@
+"""Generations and sessions that go on where they were, after whatever broke."""

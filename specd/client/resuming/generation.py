@@ -1,0 +1,183 @@
+"""One generation, over as many streams as it takes. No connection, no clock: these come in as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying
+from specd.client.protocol.wire import delta_from, finished_from
+from specd.client.resuming.retries import RetryPolicy
+from specd.client.statistics import EarlierParts
+from specd.draft_source import TokenSource
+from specd.errors import SpecdError, UnavailableError
+from specd.v1 import generation_pb2
+
+# A target that was lost five times under a session may be lost by its request: the other sessions must live.
+_MOST_TARGET_LOSSES = 1
+
+
+@dataclass
+class ServerKnowledge:
+    """What a client knows of its server: whether it ever answered."""
+
+    has_answered: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What to ask for; the same without the session on the server, if it has one; and what to do when it has come."""
+
+    request: generation_pb2.GenerateRequest
+    restored: generation_pb2.GenerateRequest | None = None
+    keep: Callable[[ResumableGeneration, Completion], None] = lambda generation, completion: None
+
+
+class ResumableGeneration:
+    """Says what to ask for next, and takes what comes.
+
+    A stream that breaks is asked for again, from behind the tokens that came and with their seed. By COUPLED the whole
+    is what an undisturbed stream would have brought, because a token depends on the seed, its position and those before
+    it alone.
+
+    A turn of a session is asked for again as `restored`, which is the same without the session on the server: that may
+    be lost, or have the turn already, whose last message did not arrive. Without `restored` such a turn is not resumed.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        *,
+        policy: RetryPolicy,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        server: ServerKnowledge,
+    ) -> None:
+        """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds."""
+        self.tokens: list[CompletionToken] = []
+        self.session_id = ""
+        self.seed = 0
+        self.prompt_token_ids: tuple[int, ...] = ()
+        self.source_token_ids: tuple[int, ...] = ()
+        self.completion: Completion | None = None
+        self._request = turn.request
+        self._restored = turn.restored
+        self._keep = turn.keep
+        self._policy = policy
+        self._clock = clock
+        self._chance = chance
+        self._server = server
+        self._fingerprint = ""
+        self._earlier = EarlierParts()
+        self._part = EarlierParts()
+        self._num_failures = 0
+        self._num_target_losses = 0
+        self._started_at = self._progress_at = self._failing_since = clock()
+        self._first_token_at: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(token.text for token in self.tokens)
+
+    def next_request(self) -> generation_pb2.GenerateRequest:
+        """Return what to ask for now: the generation, or the rest of it."""
+        if not self.tokens:
+            return self._request
+        request = generation_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.sampling.seed = self.seed
+        request.resumption.token_ids.extend(token.id for token in self.tokens)
+        request.resumption.prompt_fingerprint = self._fingerprint
+        return request
+
+    def take(self, response: generation_pb2.GenerateResponse) -> Iterator[Event]:
+        """Return the events of a message: what is new, and the end if it is the last."""
+        self._progress_at = self._clock()
+        self._num_failures = self._num_target_losses = 0
+        self._server.has_answered = True
+        if not self.tokens:
+            self._first_token_at = self._progress_at
+            self.seed = response.seed
+            self._fingerprint = response.prompt_fingerprint
+            self.prompt_token_ids = tuple(response.prompt_token_ids)
+            self.source_token_ids = tuple(response.source_token_ids)
+        self.session_id = response.session_id
+        delta = delta_from(response)
+        self.tokens.extend(delta.tokens)
+        self._count(delta)
+        yield delta
+        if (finished := finished_from(response)) is not None:
+            yield self._finish(finished)
+
+    def failed(self, error: SpecdError) -> Retrying:
+        """Return how the generation goes on after an error. Raises that error if it does not."""
+        if not self._can_retry(error):
+            raise error
+        self._server.has_answered = True
+        self._num_failures += 1
+        if self._num_failures == 1:
+            self._failing_since = self._clock()
+        pause = self._policy.pause(self._num_failures, error.retry_after_seconds, self._chance())
+        if self._clock() + pause > self._failing_since + self._policy.patience_seconds:
+            raise error
+        if error.reason == "TARGET_UNAVAILABLE":
+            self._num_target_losses += 1
+        if self._request.session_id and not self._is_untouched(error):
+            assert self._restored is not None
+            self._request = self._restored
+        if self._part.generated_tokens:
+            self._earlier = self._earlier.plus(self._part)
+            self._part = EarlierParts()
+        return Retrying(error, 0.0 if error.reason == "SESSION_NOT_FOUND" else pause)
+
+    def _can_retry(self, error: SpecdError) -> bool:
+        if self._request.session_id and not self._is_untouched(error) and self._restored is None:
+            return False
+        if error.reason == "SESSION_NOT_FOUND":
+            return bool(self._request.session_id)
+        if error.reason == "TARGET_UNAVAILABLE" and self._num_target_losses >= _MOST_TARGET_LOSSES:
+            return False
+        if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED":
+            return True
+        # Without a word of specd's own: the connection broke, or the server is stopping or not there. A server that
+        # never was there is not waited for: the address may be wrong.
+        return error.reason == "UNAVAILABLE" and self._server.has_answered
+
+    def _is_untouched(self, error: SpecdError) -> bool:
+        """Whether a session on the server is surely as it was: the call was refused by specd's own word."""
+        return not self._part.generated_tokens and error.retry_after_seconds > 0
+
+    def _count(self, delta: Delta) -> None:
+        part = self._part
+        part.generated_tokens += len(delta.tokens)
+        part.rounds += 1
+        part.proposed_tokens += delta.round.proposed
+        part.accepted_tokens += delta.round.accepted
+        part.lookup_proposed_tokens += delta.round.looked_up
+        part.lookup_accepted_tokens += sum(token.source is TokenSource.LOOKUP for token in delta.tokens)
+
+    def _finish(self, finished: Finished) -> Finished:
+        assert self._first_token_at is not None
+        statistics = self._earlier.followed_by(
+            finished.statistics,
+            time_to_first_token_seconds=self._first_token_at - self._started_at,
+            decode_seconds=self._progress_at - self._first_token_at,
+        )
+        self.completion = Completion(
+            self.text,
+            tuple(self.tokens),
+            finished.reason,
+            statistics,
+            self.session_id,
+            self.seed,
+            finished.stop_string,
+            finished.stop_token_id,
+        )
+        self._keep(self, self.completion)
+        return Finished(finished.reason, statistics, finished.stop_string, finished.stop_token_id)
+
+
+def ended_early() -> UnavailableError:
+    """Return the error of a stream that ended well, but without a last message, as behind some proxies."""
+    return UnavailableError("UNAVAILABLE", "the stream ended before its last message")

@@ -1,0 +1,106 @@
+"""What a generation took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class RoundMeans:
+    """Averages over the rounds after the first, which prefills: seconds by stage, tokens, and bytes on the wire."""
+
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    coordinator_seconds: float = 0.0
+    tokens: float = 0.0
+    wire_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class GenerationStatistics:
+    """Statistics of a generation; the message `SessionStatistics` in generation.proto explains the fields.
+
+    After `num_resumptions` of its stream, the counts of tokens and rounds and the two times are those of all parts
+    together, by the client's clock; the other fields are those of the last part.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    rounds: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: Sequence[int] = ()
+    proposed_by_position: Sequence[int] = ()
+    recovered_tokens: int = 0
+    bonus_tokens: int = 0
+    time_to_first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    admission_seconds: float = 0.0
+    round_averages: RoundMeans = RoundMeans()
+    rounds_without_draft: int = 0
+    draft_fault: str = ""
+    target_replays: int = 0
+    target_reused_tokens: int = 0
+    draft_reused_tokens: int = 0
+    speedup: float = 0.0
+    lookup_proposed_tokens: int = 0
+    lookup_accepted_tokens: int = 0
+    prediction_accepted_tokens: int = 0
+    prediction_rejected_tokens: int = 0
+    num_resumptions: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over proposed tokens; 0 if none were proposed."""
+        return self.accepted_tokens / self.proposed_tokens if self.proposed_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first over the time that they took; 0 for a single token."""
+        return (self.generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def target_only_tokens_per_second(self) -> float:
+        """What the target alone would have done, by the estimate; 0 if that is not known."""
+        return self.tokens_per_second / self.speedup if self.speedup else 0.0
+
+
+@dataclass
+class EarlierParts:
+    """What the streams that broke brought, as their messages said; a message is a round, or several."""
+
+    generated_tokens: int = 0
+    rounds: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    lookup_proposed_tokens: int = 0
+    lookup_accepted_tokens: int = 0
+    num_resumptions: int = 0
+
+    def plus(self, part: EarlierParts) -> EarlierParts:
+        """Return this with one more stream that broke."""
+        sums = {name: value + getattr(part, name) for name, value in vars(self).items()}
+        return EarlierParts(**{**sums, "num_resumptions": self.num_resumptions + 1})
+
+    def followed_by(
+        self, last: GenerationStatistics, *, time_to_first_token_seconds: float, decode_seconds: float
+    ) -> GenerationStatistics:
+        """Return the statistics of the whole generation, whose last part has these."""
+        if not self.num_resumptions:
+            return last
+        return replace(
+            last,
+            prompt_tokens=last.prompt_tokens - self.generated_tokens,
+            generated_tokens=last.generated_tokens + self.generated_tokens,
+            rounds=last.rounds + self.rounds,
+            proposed_tokens=last.proposed_tokens + self.proposed_tokens,
+            accepted_tokens=last.accepted_tokens + self.accepted_tokens,
+            lookup_proposed_tokens=last.lookup_proposed_tokens + self.lookup_proposed_tokens,
+            lookup_accepted_tokens=last.lookup_accepted_tokens + self.lookup_accepted_tokens,
+            time_to_first_token_seconds=time_to_first_token_seconds,
+            decode_seconds=decode_seconds,
+            num_resumptions=self.num_resumptions,
+        )

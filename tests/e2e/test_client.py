@@ -1,0 +1,251 @@
+"""The Python client against real processes, whose coordinator is killed in the middle of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specd import AsyncClient, Client
+from specd.cli.supervisor import Stack
+from specd.client import Completion, Delta, Finished, GenerationOptions, Retrying, RetryPolicy, Stream
+from specd.draft_source import TokenSource
+from specd.errors import InvalidRequestError, NotFoundError, SpecdError, UnavailableError
+from specd.finish_reason import FinishReason
+from tests.e2e.faults import SEED
+from tests.e2e.processes import PATIENCE_SECONDS
+
+PROMPT = "class Stack:\n    def"
+
+
+@pytest.fixture(scope="module")
+def blocking(stack: Stack) -> Iterator[Client]:
+    """A client for threads."""
+    with Client(stack.address) as client:
+        yield client
+
+
+def in_thread(function: Any, *arguments: Any) -> Any:
+    """Return a future of what a thread returns, so that the event loop, which watches the processes, goes on."""
+    return asyncio.wait_for(asyncio.to_thread(function, *arguments), PATIENCE_SECONDS)
+
+
+async def test_events_are_the_text_its_tokens_and_the_end(blocking: Client) -> None:
+    def read() -> tuple[list[Any], Completion, Completion]:
+        stream = blocking.generate(PROMPT, max_tokens=24, num_draft_tokens=4)
+        events = list(stream)
+        alone = blocking.generate(PROMPT, max_tokens=24, draft_source="none").completion()
+        return events, stream.completion(), alone
+
+    events, completion, alone = await in_thread(read)
+    *deltas, finished = events
+    assert all(isinstance(event, Delta) for event in deltas)
+    assert isinstance(finished, Finished)
+    assert "".join(delta.text for delta in deltas) == completion.text == alone.text
+    assert [token for delta in deltas for token in delta.tokens] == list(completion.tokens)
+    assert {token.source for token in completion.tokens} == {TokenSource.TARGET, TokenSource.DRAFT}
+    assert {token.source for token in alone.tokens} == {TokenSource.TARGET}
+    assert finished.reason is completion.finish_reason is FinishReason.LENGTH
+    statistics = completion.statistics
+    assert statistics.generated_tokens == len(completion.tokens) == 24
+    assert statistics.accepted_tokens == sum(delta.round.accepted for delta in deltas)
+    assert 0 < statistics.acceptance_rate <= 1
+    assert statistics.tokens_per_second > 0
+    assert statistics.num_resumptions == 0
+
+
+async def test_the_same_seed_gives_the_same_tokens_to_both_clients(stack: Stack, blocking: Client) -> None:
+    options: GenerationOptions = {"temperature": 1.0, "seed": SEED, "max_tokens": 24, "top_log_probabilities": 2}
+    async with AsyncClient(stack.address) as client:
+        one = await client.generate(PROMPT, **options).completion()
+        pieces = [text async for text in client.generate(PROMPT, **options).texts()]
+    other = await in_thread(lambda: blocking.generate(PROMPT, **options).completion())
+    assert one.token_ids == other.token_ids
+    assert "".join(pieces) == one.text
+    assert one.seed == SEED
+    values = one.tokens[0].log_probabilities
+    assert values is not None
+    assert len(values.top_model) == 2
+
+
+async def test_a_client_says_what_it_is_connected_to(stack: Stack, blocking: Client) -> None:
+    described = await in_thread(blocking.describe)
+    assert described.target.vocabulary_size == 8192
+    assert described.draft is not None
+    async with AsyncClient(stack.address) as client:
+        assert await client.describe() == described
+
+
+async def test_a_session_is_deleted_at_its_end(stack: Stack, blocking: Client) -> None:
+    def talk() -> tuple[Completion, Completion, Completion, str]:
+        with blocking.session() as session:
+            first = session.generate(PROMPT, max_tokens=8).completion()
+            second = session.generate("\n    def", max_tokens=8).completion()
+            whole = blocking.generate(list(session.token_ids)[:-8], max_tokens=8).completion()
+            return first, second, whole, session.session_id
+
+    first, second, whole, session_id = await in_thread(talk)
+    assert second.session_id == first.session_id == session_id
+    assert second.text == whole.text
+    assert second.statistics.target_reused_tokens > 0
+    with pytest.raises(NotFoundError, match=session_id):
+        await in_thread(blocking.delete_session, session_id)
+    async with AsyncClient(stack.address) as client:
+        async with client.session() as session:
+            assert (await session.generate(PROMPT, max_tokens=8).completion()).token_ids == first.token_ids
+        with pytest.raises(NotFoundError):
+            await client.session(session.session_id).generate("\n", max_tokens=1).completion()
+
+
+async def test_a_stream_can_be_closed(stack: Stack, blocking: Client) -> None:
+    def begin() -> Stream:
+        with blocking.generate(PROMPT, max_tokens=1500, ignore_eos=True) as stream:
+            next(stream)
+            return stream
+
+    stream = await in_thread(begin)
+    assert 0 < len(stream.tokens) < 1500
+    assert await in_thread(list, stream) == []
+    with pytest.raises(RuntimeError, match="closed before its end"):
+        stream.completion()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_tokens": 3000}, "max_tokens 3000"), ({"max_tokens": -1}, "-1"), ({"seed": 2**64}, "18446744073709551616")],
+)
+async def test_what_is_wrong_is_said(blocking: Client, options: GenerationOptions, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await in_thread(lambda: blocking.generate(PROMPT, **options).completion())
+
+
+async def test_an_option_that_does_not_exist_is_no_silent_one(blocking: Client) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        blocking.generate(PROMPT, temprature=1.0)  # type: ignore[call-arg]
+
+
+async def test_time_runs_out(blocking: Client) -> None:
+    with pytest.raises(SpecdError) as raised:
+        await in_thread(
+            lambda: blocking.generate(PROMPT, max_tokens=1500, ignore_eos=True, timeout_seconds=0.3).completion()
+        )
+    assert raised.value.reason == "DEADLINE_EXCEEDED"
+
+
+async def test_nobody_there_is_said_at_once() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError, match="does not answer"):
+        await in_thread(lambda: client.generate(PROMPT).completion())
+
+
+async def test_an_answer_in_a_conversation_needs_a_template(blocking: Client) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        await in_thread(lambda: blocking.chat("hello").completion())
+    assert raised.value.reason == "NO_CHAT_TEMPLATE"
+
+
+LONG: GenerationOptions = {
+    "temperature": 0.8,
+    "seed": SEED,
+    "max_tokens": 160,
+    "ignore_eos": True,
+    "repetition_penalty": 1.1,
+    "stop": "no such text",
+}
+ALONE: GenerationOptions = {**LONG, "draft_source": "none"}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["threads", "event loops"])
+async def test_a_stream_whose_coordinator_is_killed_is_whole(
+    harmed_stack: Stack, kind: str, signal_number: signal.Signals
+) -> None:
+    """Killed twice: the text is that of an undisturbed run. With SIGTERM its time to end is up before the stream is."""
+    async with AsyncClient(harmed_stack.address) as client:
+        expected = await client.generate(PROMPT, **ALONE).completion()
+        retries, kills = 0, 0
+
+        def seen(event: Any) -> None:
+            nonlocal retries, kills
+            retries += isinstance(event, Retrying)
+            if isinstance(event, Delta) and len(stream.tokens) > 50 * (kills + 1) and kills < 2:
+                kills += 1
+                os.kill(harmed_stack.coordinator.pid, signal_number)
+
+        if kind == "event loops":
+            stream: Any = client.generate(PROMPT, **LONG)
+            async for event in stream:
+                seen(event)
+            completion = await stream.completion()
+        else:
+            with Client(harmed_stack.address) as blocking:
+                stream = blocking.generate(PROMPT, **LONG)
+
+                def read() -> Completion:
+                    for event in stream:
+                        seen(event)
+                    whole: Completion = stream.completion()
+                    return whole
+
+                completion = await in_thread(read)
+    assert kills == 2
+    assert completion.text == expected.text
+    assert completion.token_ids == expected.token_ids
+    assert completion.finish_reason is expected.finish_reason
+    if signal_number is signal.SIGKILL:
+        assert retries >= 2
+        assert completion.statistics.num_resumptions == 2
+    assert completion.statistics.generated_tokens == 160
+
+
+async def test_a_session_whose_coordinator_is_killed_goes_on(harmed_stack: Stack) -> None:
+    options: GenerationOptions = {"temperature": 0.8, "seed": SEED, "max_tokens": 20, "ignore_eos": True}
+    prompts = [PROMPT, "\n    def", "\n\nclass"]
+    async with AsyncClient(harmed_stack.address) as client:
+        calm, hurt = client.session(), client.session()
+        expected = [(await calm.generate(prompt, **options).completion()).token_ids for prompt in prompts]
+        got = []
+        for number, prompt in enumerate(prompts):
+            stream = hurt.generate(prompt, **options)
+            if number == 1:  # between turns
+                os.kill(harmed_stack.coordinator.pid, signal.SIGKILL)
+            async for event in stream:
+                if number == 2 and isinstance(event, Delta) and len(stream.tokens) < 5:  # and within one
+                    os.kill(harmed_stack.coordinator.pid, signal.SIGKILL)
+            got.append((await stream.completion()).token_ids)
+        assert got == expected
+        assert hurt.token_ids[-20:] == tuple(expected[-1])
+
+
+async def test_threads_share_a_client(blocking: Client) -> None:
+    texts: list[str] = []
+
+    def generate() -> None:
+        texts.append(blocking.generate(PROMPT, max_tokens=16).completion().text)
+
+    threads = [threading.Thread(target=generate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    await in_thread(lambda: [thread.join() for thread in threads])
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+def test_importing_specd_imports_no_grpc() -> None:
+    code = "import specd, sys; assert 'grpc' not in sys.modules; from specd import Client, AsyncClient; print(Client)"
+    heavy = "print([name for name in ('mlx', 'transformers', 'tokenizers', 'starlette') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_no_policy_waits_less_than_it_is_asked_to() -> None:
+    policy = RetryPolicy(first_pause_seconds=0.1, longest_pause_seconds=2.0)
+    for failures in (1, 2, 3, 10, 5000):
+        assert 0 < policy.pause(failures, 0.0, 0.0) <= policy.pause(failures, 0.0, 0.999) <= 2.0
+        assert policy.pause(failures, 5.0, 0.0) >= 5.0

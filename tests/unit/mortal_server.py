@@ -1,0 +1,206 @@
+"""A coordinator on a target that samples by seed and position, which loses streams, and dies, as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any, cast
+
+import grpc
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from coordinator.core import Proposal, SessionSetup, Verdict
+from coordinator.generation import Coordinator
+from coordinator.service import request_from, response_from
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers.drafter import DraftStream
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream
+from specd.caller import Caller
+from specd.errors import SpecdError, to_status
+from specd.model_info import ModelInfo
+from specd.settings import CoordinatorSettings
+from specd.text.chat import Chat, ChatTemplate
+from specd.text.rendering import TemplateRenderer
+from specd.text.tokenizer import Tokenizer
+from specd.v1.generation_pb2 import GenerateRequest, GenerateResponse
+
+END_TOKEN = 256
+MODEL = ModelInfo("mortal", "fake", "f", "v", 257, 4096, (END_TOKEN,), "", "")
+# Characters of one, two and four bytes, and so many tokens.
+ALPHABET = "ab äß🙂"
+_BYTES = [list(character.encode()) for character in ALPHABET]
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with a token for each byte, so that characters end up in several."""
+    # GPT-2's signs for bytes: printable ones stand for themselves, those from 256 on for the others in their order.
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    signs = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    tokenizer = HuggingFaceTokenizer(BPE(vocab={signs[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:", {}, "mortal")
+    return Tokenizer(tokenizer.to_str().encode(), template)
+
+
+def next_token(token_ids: Sequence[int], setup: SessionSetup) -> int:
+    """Return the target's choice: a character is finished, and then seed, position and the end decide."""
+    end = list(token_ids[-3:])
+    for character in _BYTES:
+        for length in range(len(character) - 1, 0, -1):
+            if end[-length:] == character[:length]:
+                return character[length]
+    sampling = setup.sampling
+    noise = Random(f"{sampling.seed} {len(token_ids)} {end[-2:]}")
+    may_end = END_TOKEN not in sampling.suppressed_token_ids or len(token_ids) >= sampling.suppressed_before
+    if may_end and noise.random() < 0.03:
+        return END_TOKEN
+    # Few choices, so that texts repeat themselves and look-up proposes something.
+    return noise.choice(_BYTES[:2] if noise.random() < 0.7 else _BYTES)[0]
+
+
+class SeededTarget(RemoteWorker[TargetStream]):
+    """The target worker."""
+
+    def __init__(self) -> None:
+        super().__init__("TARGET_UNAVAILABLE", MODEL)
+        self.cache_bytes = 2**40
+
+    def open_stream(self, setup: SessionSetup) -> TargetStream:
+        return _SeededStream(setup)
+
+
+@dataclass
+class _SeededStream:
+    setup: SessionSetup
+    held: list[int] = field(default_factory=list)
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+    ) -> Verdict:
+        assert position <= len(self.held)
+        session = [*self.held[:position], *token_ids]
+        self.held = [*session, *proposal.token_ids]
+        accepted = 0
+        while (own := next_token(self.held[: len(session) + accepted], self.setup)) in proposal.token_ids[accepted:][
+            :1
+        ]:
+            accepted += 1
+        return Verdict(accepted, own, len(self.held))
+
+    def close(self) -> None:
+        """Hold nothing that would have to be freed."""
+
+
+@dataclass
+class Death:
+    """How a call ends: after so many of its messages, and whether the coordinator and its sessions go with it.
+
+    `is_unheard`: what it did goes on to its end, and only its messages do not arrive.
+    """
+
+    after_messages: int
+    loses_sessions: bool
+    is_unheard: bool = False
+
+
+class _Renderer(TemplateRenderer):
+    """Renders here: tests of this floor start no process."""
+
+    async def render(self, chat: Chat, client: str = "") -> str:
+        return self._template.render(chat)
+
+
+class MortalServer:
+    """Serves Generate, and ends its calls as `deaths` say, one after another; then it lives on."""
+
+    def __init__(self, deaths: Sequence[Death] = ()) -> None:
+        self.deaths = list(deaths)
+        self.requests: list[GenerateRequest] = []
+        self._tokenizer = byte_tokenizer()
+        self._coordinator = self._begin()
+
+    def _begin(self) -> Coordinator:
+        coordinator = Coordinator(
+            CoordinatorSettings.model_validate({"draft": "none"}),
+            CoordinatorMetrics(CollectorRegistry()),
+            model=MODEL,
+            tokenizer=self._tokenizer,
+            target=SeededTarget(),
+            draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+        )
+        coordinator.renderer = _Renderer(self._tokenizer.template, seconds=1.0)
+        return coordinator
+
+    def open(self, request: GenerateRequest, timeout_seconds: float | None) -> _Call:
+        """Open a call, as a stub does."""
+        self.requests.append(request)
+        return _Call(self._serve(GenerateRequest.FromString(request.SerializeToString())))
+
+    async def _serve(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
+        death = self.deaths.pop(0) if self.deaths else None
+        sent = 0
+        emissions = self._coordinator.generate(request_from(request, "", Caller()))
+        try:
+            async for emission in emissions:
+                if death is not None and sent == death.after_messages and not death.is_unheard:
+                    break
+                if death is None or sent < death.after_messages:
+                    yield response_from([emission])
+                    sent += 1
+            else:
+                if death is None:
+                    return
+        except SpecdError as error:
+            assert death is None or sent == 0
+            if death is None:
+                raise _status_of(error) from error
+        finally:
+            await emissions.aclose()
+        if death.loses_sessions:
+            self._coordinator = self._begin()
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "Socket closed"
+        )
+
+
+def _status_of(error: SpecdError) -> grpc.aio.AioRpcError:
+    status = cast(Any, to_status(error))
+    return grpc.aio.AioRpcError(
+        status.code, grpc.aio.Metadata(), grpc.aio.Metadata(*status.trailing_metadata), status.details
+    )
+
+
+class _Call:
+    """A call as grpc.aio's: iterated once, and cancelled."""
+
+    def __init__(self, responses: AsyncIterator[GenerateResponse]) -> None:
+        self._responses = responses
+
+    def __aiter__(self) -> AsyncIterator[GenerateResponse]:
+        return self._responses
+
+    def cancel(self) -> None:
+        """Nothing of it runs while nobody reads."""
+
+
+Clock = Callable[[], float]
+
+
+def ticking() -> Iterator[float]:
+    """Yield the times of a clock that goes on by a millisecond at each look."""
+    now = 0.0
+    while True:
+        yield now
+        now += 0.001
