@@ -18,9 +18,11 @@ from specd.bench.setup import SPECD, Setup
 from specd.cli.supervisor import Child, Stack
 from specd.rpc.channel import open_channel
 from specd.rpc.client import Client
+from specd.rpc.messages import INCARNATION
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
 
 _MOST_SESSIONS, _MOST_TOKENS = 16, 32
+_INCARNATION = "replay"  # it has one life
 
 
 class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelServiceServicer):
@@ -51,7 +53,7 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
         model = model_pb2.Model()
         model.CopyFrom(self._target)
         model.name = f"replayed text, {self._acceptance:g} accepted"
-        return model_pb2.DescribeResponse(model=model, step_costs=costs)
+        return model_pb2.DescribeResponse(model=model, step_costs=costs, incarnation=_INCARNATION)
 
     async def Propose(  # noqa: N802
         self,
@@ -59,6 +61,7 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
         context: grpc.aio.ServicerContext[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse],
     ) -> AsyncIterator[draft_pb2.ProposeResponse]:
         """Serve one session."""
+        await context.send_initial_metadata(((INCARNATION, _INCARNATION),))
         source: list[int] = []
         tokens: list[int] = []
         async for request in request_iterator:

@@ -104,7 +104,8 @@ async def test_a_conversation_is_the_prompt_that_transformers_makes_of_it(
 async def test_what_is_wrong_with_a_conversation_is_said(client: Client, chat_client: Client) -> None:
     reason, message = await refusal(client, chat_of([QUESTION]))
     assert reason == "NO_CHAT_TEMPLATE"
-    assert EMBEDDED_TARGET in message
+    assert Path(EMBEDDED_TARGET).name in message
+    assert EMBEDDED_TARGET not in message  # where it lies is nobody's business
     # What the template says can be more than a status has room for.
     for content in ("this", "\N{SNOWMAN}" * 10_000):
         said = [QUESTION, {"role": "nobody", "content": content}]
