@@ -39,7 +39,7 @@ from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import Child, Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import generation_pb2 as pb
@@ -89,7 +89,7 @@ class Answer:
     longest_gap: float = 0.0
 
 
-async def ask(client: Client, request: Request, on_message: Callable[[], None] = lambda: None) -> Answer:
+async def ask(client: RawClient, request: Request, on_message: Callable[[], None] = lambda: None) -> Answer:
     """Return the answer to a request. Raises AioRpcError."""
     answer, session_id = Answer(), ""
     for turn in request.turns:
@@ -153,12 +153,12 @@ class Chaos:
         self._wires, self._rng = wires, rng
         self._expected: dict[Request, list[int]] = {}
 
-    async def learn(self, client: Client) -> None:
+    async def learn(self, client: RawClient) -> None:
         """Ask everything once."""
         for request in self.requests:
             self._expected[request] = (await ask(client, request)).token_ids
 
-    async def harm(self, client: Client, worker: str, num_faults: int, num_sessions: int) -> Tally:
+    async def harm(self, client: RawClient, worker: str, num_faults: int, num_sessions: int) -> Tally:
         """Return what came of requests of several sessions at once while a worker has so many faults."""
         tally, done = Tally(), asyncio.Event()
         before = await counters(self.stack.coordinator)
@@ -185,7 +185,7 @@ class Chaos:
             assert difference == {name: tally.sums[name] for name in _COUNTED}, (difference, tally.sums)
         return tally
 
-    async def tally(self, client: Client, request: Request, tally: Tally) -> None:
+    async def tally(self, client: RawClient, request: Request, tally: Tally) -> None:
         """Ask, and count what comes of it."""
         try:
             tally.add(await ask(client, request, tally.moved.set), self._expected[request])
@@ -217,7 +217,7 @@ class Chaos:
             return values["draft_available"] == values["target_available"] == 1
         return False
 
-    async def abandon(self, client: Client) -> float:
+    async def abandon(self, client: RawClient) -> float:
         """Go away in the middle of an answer; return the seconds until the workers hold nothing of it."""
         most = self._rng.randint(1, 8)
         answers = client.generate(
@@ -261,7 +261,7 @@ def resident_mib(stack: Stack) -> dict[str, float]:
     return memory
 
 
-async def soak(chaos: Chaos, client: Client, seconds: float, num_sessions: int) -> dict[str, Any]:
+async def soak(chaos: Chaos, client: RawClient, seconds: float, num_sessions: int) -> dict[str, Any]:
     """Return texts and memory of a long run of `num_sessions` clients that pause between requests."""
     tally, ends_at = Tally(), time.monotonic() + seconds
     rng = random.Random(0)
@@ -305,7 +305,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"SPECD_COORDINATOR_DRAFT_TIMEOUT_SECONDS": str(DRAFT_TIMEOUT_SECONDS)}
     stack = Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=settings)
     report: dict[str, Any] = {}
-    async with reached_by_wires(stack) as wires, stack, Client(stack.address) as client:
+    async with reached_by_wires(stack) as wires, stack, RawClient(stack.address) as client:
         chaos = Chaos(stack, wires, requests, rng)
         await chaos.learn(client)
         report["no faults"] = (await chaos.harm(client, "draft", 0, options.sessions)).record()

@@ -32,7 +32,7 @@ from specd.bench.sample import Sample, have_same_tokens, median_ratio
 from specd.bench.setup import SPECD, Setup
 from specd.bench.turns import take_turns
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 TOKENIZER = Path(EMBEDDED_TARGET) / "tokenizer.json"
@@ -69,7 +69,7 @@ async def measure(prompts: Mapping[str, list[int]], options: argparse.Namespace)
         stack.coordinator.command[draft] = f"unix:{detour}"
         await running.enter_async_context(stack)
 
-        client = await running.enter_async_context(Client(stack.address))
+        client = await running.enter_async_context(RawClient(stack.address))
         contenders: dict[str, Contender] = {
             TARGET_ONLY: Specd(client, Setup(SPECD, 0)),
             **{f"k = {k}": Specd(client, Setup(SPECD, k)) for k in options.num_draft_tokens},

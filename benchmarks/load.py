@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
 
@@ -72,7 +72,7 @@ class Requests:
         return self._random.expovariate(rate)
 
 
-async def ask(client: Client, request: Request, k: int) -> Answer:
+async def ask(client: RawClient, request: Request, k: int) -> Answer:
     """Ask, and measure the answer."""
     num_tokens = 0
     asked_at = first_at = last_at = time.perf_counter()
@@ -92,7 +92,7 @@ async def ask(client: Client, request: Request, k: int) -> Answer:
     return Answer(last_at - asked_at, first_at - asked_at, (last_at - first_at) / (num_tokens - 1), num_tokens)
 
 
-async def measure_capacity(client: Client, requests: Requests, num_clients: int, seconds: float, k: int) -> float:
+async def measure_capacity(client: RawClient, requests: Requests, num_clients: int, seconds: float, k: int) -> float:
     """Return the requests a second that as many clients get through."""
     started_at = time.perf_counter()
     ended_at: list[float] = []
@@ -107,7 +107,7 @@ async def measure_capacity(client: Client, requests: Requests, num_clients: int,
     return within / seconds
 
 
-async def measure_load(client: Client, requests: Requests, rate: float, seconds: float, k: int) -> list[Answer]:
+async def measure_load(client: RawClient, requests: Requests, rate: float, seconds: float, k: int) -> list[Answer]:
     """Let requests arrive at a rate, and return all answers."""
     asking = []
     now = started_at = time.perf_counter()
@@ -141,7 +141,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     requests = Requests(options.seed)
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE | limits) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         for _ in range(3):
             await ask(client, requests.next(), options.k)

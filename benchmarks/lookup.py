@@ -36,7 +36,7 @@ from specd.bench.environment import console, environment, new_table
 from specd.bench.setup import MLX_LM, Setup
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.launch import complain
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import generation_pb2 as pb
@@ -60,7 +60,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def specd_contender(client: Client, name: str, max_tokens: int) -> Decode:
+def specd_contender(client: RawClient, name: str, max_tokens: int) -> Decode:
     """Return a way of specd to decode."""
 
     async def decode(prompt: list[int], expected: list[int]) -> tuple[list[int], float]:
@@ -137,7 +137,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     n = options.max_tokens
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         contenders = {name: specd_contender(client, name, n) for name in (*_FIELDS, PREDICTED)}
         for k in (0, 3, 5, 7):
@@ -174,7 +174,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_together(
-    client: Client, prompts: dict[str, list[list[int]]], options: argparse.Namespace
+    client: RawClient, prompts: dict[str, list[list[int]]], options: argparse.Namespace
 ) -> dict[str, float]:
     """Return tokens per second of eight sessions of all kinds at once, by source, medians of turns."""
     requests = [prompt for of_kinds in zip(*prompts.values(), strict=True) for prompt in of_kinds]

@@ -17,7 +17,7 @@ from statistics import median
 
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 NEW_CHARACTERS = 320  # about a hundred tokens of code
@@ -30,14 +30,14 @@ async def measure(
     """Return what each turn took, for each repeat."""
     async with (
         Stack(target=target, draft=draft, environment=environment) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         await run_session(client, turns[:1])  # warms up
         # Each begins with another line, so that none finds what the one before has left.
         return [await run_session(client, [f"# {i}\n{turns[0]}", *turns[1:]]) for i in range(repeats)]
 
 
-async def run_session(client: Client, turns: list[str]) -> list[dict[str, float]]:
+async def run_session(client: RawClient, turns: list[str]) -> list[dict[str, float]]:
     """Run one session of as many turns as there are texts."""
     session_id = ""
     results: list[dict[str, float]] = []

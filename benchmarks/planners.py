@@ -34,7 +34,7 @@ from wire_faults import Wire
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import Child
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from specd.v1 import sampling_pb2
 
@@ -70,7 +70,7 @@ CELLS = [
 class Candidate:
     """A coordinator for each draft and delay, and the k that requests ask for."""
 
-    clients: Mapping[tuple[str, int], Client]
+    clients: Mapping[tuple[str, int], RawClient]
     k: int | None = None
 
     async def run(self, cell: Cell, prompts: Sequence[str], max_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
@@ -144,13 +144,13 @@ async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[s
             for delay in filter(None, DELAYS_MS):
                 sockets[name, draft, delay] = f"{path}-{delay}"
                 await running.enter_async_context(Wire(f"{path}-{delay}", path, delay / 1000))
-    clients: dict[str, dict[tuple[str, int], Client]] = {name: {} for name in planners}
+    clients: dict[str, dict[tuple[str, int], RawClient]] = {name: {} for name in planners}
     for number, (planner, draft, delay) in enumerate(itertools.product(planners, drafts, DELAYS_MS)):
         name, command = planners[planner]
         address = f"unix:{directory}/coordinator-{number}"
         workers = ["--target", target, "--draft", f"unix:{sockets[name, draft, delay]}"]
         await start(planner, checkouts[name], *command, "coordinator", "--listen", address, *workers)
-        clients[planner][draft, delay] = await running.enter_async_context(Client(address))
+        clients[planner][draft, delay] = await running.enter_async_context(RawClient(address))
     given = clients.pop(GIVEN_K)
     return {
         **{name: Candidate(own) for name, own in clients.items()},

@@ -25,7 +25,7 @@ from transformers import AutoModelForSeq2SeqLM
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 
 Decode = Callable[[list[int]], Awaitable[list[int]]]
 
@@ -60,7 +60,7 @@ def transformers_contenders(options: argparse.Namespace) -> dict[str, Decode]:
     return {"transformers, plain": plain, "transformers, assisted": assisted_by(None), **assisted}
 
 
-def specd_contenders(client: Client, options: argparse.Namespace) -> dict[str, Decode]:
+def specd_contenders(client: RawClient, options: argparse.Namespace) -> dict[str, Decode]:
     """Return specd's ways to decode."""
 
     def with_k(k: int | None) -> Decode:
@@ -81,7 +81,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     sources = list(encode(load_prompts(options.sources, for_encoder=True), tokenizer).values())
     async with (
         Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE | variables) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         contenders = transformers_contenders(options) | specd_contenders(client, options)
         texts: dict[str, list[list[int]]] = {name: [] for name in contenders}

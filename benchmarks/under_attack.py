@@ -23,7 +23,7 @@ from rich.table import Table
 
 from specd.bench.environment import console, environment, new_table
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.processes import resident_mib
@@ -71,7 +71,7 @@ class Result:
     most_mib: list[float]
 
 
-async def observe(stack: Stack, client: Client, seconds: float, period: Period) -> None:
+async def observe(stack: Stack, client: RawClient, seconds: float, period: Period) -> None:
     """Generate for some seconds, request after request."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -101,7 +101,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Period]:
         stack = await running.enter_async_context(
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment={"SPECD_LOG_LEVEL": "error"})
         )
-        client = await running.enter_async_context(Client(stack.address))
+        client = await running.enter_async_context(RawClient(stack.address))
         await observe(stack, client, 3, Period())
         for _ in range(options.rounds):
             for name in options.attacks:

@@ -16,7 +16,7 @@ from deploy.grafana.reader import Dashboard
 from deploy.prometheus.local import LocalPrometheus
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.sampling_pb2 import SamplingParameters
 
@@ -61,7 +61,7 @@ async def record(dashboards: Sequence[Dashboard], scrape_seconds: int) -> list[d
         addresses = {child.name: child.facts["metrics_address"] for child in stack.children}
         async with (
             LocalPrometheus(addresses, interval_seconds=scrape_seconds) as prometheus,
-            Client(stack.address) as client,
+            RawClient(stack.address) as client,
         ):
             began_at = time.time()
             for number, phase in enumerate(PHASES):
@@ -69,7 +69,7 @@ async def record(dashboards: Sequence[Dashboard], scrape_seconds: int) -> list[d
             return [await ask(prometheus, dashboard, began_at, time.time()) for dashboard in dashboards]
 
 
-async def _run(phase: Phase, stack: Stack, client: Client, source: random.Random) -> None:
+async def _run(phase: Phase, stack: Stack, client: RawClient, source: random.Random) -> None:
     assert stack.draft is not None
     if phase.draft_is_away:
         os.kill(stack.draft.pid, signal.SIGSTOP)
@@ -79,7 +79,7 @@ async def _run(phase: Phase, stack: Stack, client: Client, source: random.Random
         os.kill(stack.draft.pid, signal.SIGCONT)
 
 
-async def _keep_asking(client: Client, phase: Phase, source: random.Random) -> None:
+async def _keep_asking(client: RawClient, phase: Phase, source: random.Random) -> None:
     """Be one client for a phase; now and then one that has no prompt, or goes away after a second."""
     text = "\n".join(load_prompts().values())
     end = time.monotonic() + phase.seconds

@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from specd.bench.sample import RoundTimes, Sample, count_rejections
 from specd.bench.setup import Setup
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.rpc.messages import acceptance_message
 from specd.v1 import generation_pb2, sampling_pb2
 from specd.worker.model.loader import LoadedModel
@@ -34,7 +34,7 @@ class Contender(Protocol):
 class Specd:
     """A running specd system, through gRPC. Adaptive requests leave out the number of draft tokens."""
 
-    def __init__(self, client: Client, setup: Setup) -> None:
+    def __init__(self, client: RawClient, setup: Setup) -> None:
         self.setup = setup
         self._client = client
 

@@ -17,7 +17,7 @@ from specd.bench.contenders import Specd
 from specd.bench.setup import SPECD, Setup
 from specd.cli.supervisor import Child, Stack
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.rpc.messages import INCARNATION
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
 
@@ -94,13 +94,13 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
 @asynccontextmanager
 async def replaying(
     stack: Stack,
-    client: Client,
+    client: RawClient,
     prompt_ids: Mapping[str, Sequence[int]],
     *,
     max_tokens: int,
     acceptance: float,
     step_seconds: float,
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[RawClient]:
     """Record what a stack without a draft says to the prompts; connect to a coordinator with the same target worker.
 
     Its draft replays that.
@@ -129,7 +129,7 @@ async def replaying(
         coordinator = Child("coordinator", command, {})
         try:
             await coordinator.start()
-            async with Client(f"unix:{sockets / 'own'}") as own:
+            async with RawClient(f"unix:{sockets / 'own'}") as own:
                 yield own
         finally:
             await coordinator.stop()

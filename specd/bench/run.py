@@ -24,7 +24,7 @@ from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.sampling import Acceptance
 from specd.worker.model.loader import LoadedModel, load
 
@@ -124,7 +124,7 @@ async def _measure(
         stack = await running.enter_async_context(
             Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)
         )
-        client = await running.enter_async_context(Client(stack.address))
+        client = await running.enter_async_context(RawClient(stack.address))
         if options.replay is not None:
             client = await running.enter_async_context(
                 replaying(
@@ -194,7 +194,7 @@ async def _measure_throughput(
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with (
         Stack(target=options.target, draft=options.draft, environment=variables | limits) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         contenders: list[throughput.LoadContender] = [
             *(throughput.SpecdClients(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from specd.bench.environment import new_table
 from specd.bench.setup import MLX_LM, SPECD, Setup
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.worker.model.loader import LoadedModel
 
 Prompts = Sequence[Sequence[int]]
@@ -90,7 +90,7 @@ class LoadContender(Protocol):
 class SpecdClients:
     """Clients of a running specd system. Each sends the next prompt when its last is complete."""
 
-    def __init__(self, client: Client, setup: Setup) -> None:
+    def __init__(self, client: RawClient, setup: Setup) -> None:
         self.setup = setup
         self._client = client
 

@@ -52,6 +52,3 @@ class RawClient:
             generation_pb2.GetModelInfoRequest()
         )
         return response
-
-
-Client = RawClient

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 from specd.v1 import generation_pb2
 from tests.containers.compose import BUILD_SECONDS, ROOT, Project, docker, wait_until, why_not
@@ -65,7 +65,7 @@ async def statistics_of(address: str, *, begun: asyncio.Event | None = None, **f
     """Return the statistics of a completion; `begun` is set once there are tokens of it."""
     stop = generation_pb2.StopConditions(ignore_eos=True)
     response = generation_pb2.GenerateResponse()
-    async with asyncio.timeout(60), Client(address) as client:
+    async with asyncio.timeout(60), RawClient(address) as client:
         async for response in client.generate(PROMPT, stop=stop, **fields):  # noqa: B007
             if begun is not None:
                 begun.set()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import FINISH_REASON_UNSPECIFIED, Chat, GenerateResponse, SessionStatistics
 from tests.e2e.processes import PATIENCE_SECONDS
 
@@ -47,7 +47,7 @@ class Completion:
         return self.last.statistics
 
 
-async def complete(client: Client, prompt: str | Sequence[int] | Chat = PROMPT, **fields: Any) -> Completion:
+async def complete(client: RawClient, prompt: str | Sequence[int] | Chat = PROMPT, **fields: Any) -> Completion:
     """Generate to the end, and check what holds for every stream."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         completion = Completion([response async for response in client.generate(prompt, **fields)])

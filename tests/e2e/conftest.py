@@ -8,7 +8,7 @@ import pytest
 
 from specd.cli.supervisor import Stack
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
@@ -36,25 +36,27 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-async def client(stack: Stack) -> AsyncIterator[Client]:
+async def client(stack: Stack) -> AsyncIterator[RawClient]:
     """A client of `stack`."""
-    async with Client(stack.address) as connected:
+    async with RawClient(stack.address) as connected:
         yield connected
 
 
 @pytest.fixture(scope="module", params=DRAFT_KINDS)
-async def odd_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+async def odd_client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RawClient]:
     """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
     from tests.worker.models import save_odd_draft
 
     draft = save_odd_draft(request.param, tmp_path_factory.mktemp("drafts") / "draft")
-    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, Client(stack.address) as client:
+    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, RawClient(stack.address) as client:
         client.draft_kind = request.param  # type: ignore[attr-defined]
         yield client
 
 
 @pytest.fixture(scope="module")
-async def unharmed(stack: Stack, client: Client) -> AsyncIterator[None]:
+async def unharmed(stack: Stack, client: RawClient) -> AsyncIterator[None]:
     """After the module, the processes are still the same, hold no session, and serve the next request."""
     pids = [child.pid for child in stack.children]
     yield
@@ -65,7 +67,7 @@ async def unharmed(stack: Stack, client: Client) -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="session")
-def sessions(client: Client) -> SessionServiceStub:
+def sessions(client: RawClient) -> SessionServiceStub:
     """The sessions that `stack` keeps."""
     return SessionServiceStub(client.channel)
 
@@ -96,7 +98,7 @@ def worker(
 
 
 @pytest.fixture(scope="session")
-async def token_ids(client: Client) -> list[int]:
+async def token_ids(client: RawClient) -> list[int]:
     """64 tokens of a text that the models know how to continue."""
     responses = await responses_to(client.generate("class Stack:\n    def", max_tokens=64))
     generated = [token.id for response in responses for token in response.tokens]
@@ -105,7 +107,7 @@ async def token_ids(client: Client) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-async def greedy(client: Client) -> Completion:
+async def greedy(client: RawClient) -> Completion:
     """What the target alone says when nothing else is asked for."""
     completion = await complete(client, max_tokens=MAX_TOKENS, num_draft_tokens=0)
     assert len(completion.tokens) == MAX_TOKENS
@@ -126,13 +128,13 @@ async def harmed_stack(stack_to_harm: Stack) -> Stack:
 
 
 @pytest.fixture(scope="module")
-async def harmed_client(stack_to_harm: Stack) -> AsyncIterator[Client]:
+async def harmed_client(stack_to_harm: Stack) -> AsyncIterator[RawClient]:
     """A client of `harmed_stack`."""
-    async with Client(stack_to_harm.address) as connected:
+    async with RawClient(stack_to_harm.address) as connected:
         yield connected
 
 
 @pytest.fixture(scope="module")
-def undisturbed(harmed_client: Client) -> Undisturbed:
+def undisturbed(harmed_client: RawClient) -> Undisturbed:
     """What the target alone makes of a prompt while nothing happens; computed once."""
     return undisturbed_by(harmed_client)

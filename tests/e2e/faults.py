@@ -8,7 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from specd.cli.supervisor import Child, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import Completion
@@ -26,7 +26,7 @@ Undisturbed = Callable[..., Awaitable[Completion]]
 
 
 async def complete(
-    client: Client,
+    client: RawClient,
     prompt: str,
     *,
     max_tokens: int = MAX_TOKENS,
@@ -96,7 +96,7 @@ async def is_whole(stack: Stack) -> bool:
     return coordinator["specd_draft_available"] == coordinator["specd_target_available"] == 1
 
 
-def undisturbed_by(client: Client) -> Undisturbed:
+def undisturbed_by(client: RawClient) -> Undisturbed:
     """Return a function that completes a prompt with the target alone, and remembers what came of it."""
     completions: dict[tuple[str, int, float], Completion] = {}
 

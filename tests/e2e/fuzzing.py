@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2
 from tests.e2e.fuzz_requests import METHODS, PROMPT, RequestGenerator
 from tests.e2e.logged_specd import SpecdUp, running_specd
@@ -174,7 +174,7 @@ async def watch_memory(pids: Collection[int], outcomes: Outcomes) -> None:
 
 async def tokens_of(specd: SpecdUp) -> list[int]:
     """Return a completion, which must not depend on what others send."""
-    async with Client(specd.addresses["coordinator"]) as client:
+    async with RawClient(specd.addresses["coordinator"]) as client:
         return [token.id async for r in client.generate(PROMPT, max_tokens=32) for token in r.tokens]
 
 

@@ -16,7 +16,7 @@ import pytest
 from specd.cli.supervisor import Stack
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.rpc.server import MAX_MESSAGE_BYTES
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
@@ -49,7 +49,7 @@ def assert_refused(error: grpc.aio.AioRpcError, reason: str, named: str) -> None
 # -- Generate
 
 
-def generate(client: Client, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
+def generate(client: RawClient, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
     return cast(AsyncIterator[GenerateResponse], GenerationServiceStub(client.channel).Generate(request))
 
 
@@ -118,12 +118,12 @@ BAD_GENERATE_REQUESTS = {
 
 
 @pytest.mark.parametrize(("request_", "reason", "named"), BAD_GENERATE_REQUESTS.values(), ids=BAD_GENERATE_REQUESTS)
-async def test_generate_refuses(client: Client, request_: GenerateRequest, reason: str, named: str) -> None:
+async def test_generate_refuses(client: RawClient, request_: GenerateRequest, reason: str, named: str) -> None:
     assert_refused(await error_of(generate(client, request_)), reason, named)
 
 
 @pytest.mark.parametrize("session_id", ["nowhere", "\0\r\n", "☃" * 1_000_000], ids=["unknown", "controls", "huge"])
-async def test_a_session_that_is_not_there_is_refused(client: Client, session_id: str) -> None:
+async def test_a_session_that_is_not_there_is_refused(client: RawClient, session_id: str) -> None:
     error = await error_of(generate(client, GenerateRequest(text="a", session_id=session_id)))
 
     assert error.code() is grpc.StatusCode.NOT_FOUND
@@ -132,7 +132,7 @@ async def test_a_session_that_is_not_there_is_refused(client: Client, session_id
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100])
-async def test_everything_at_its_limits_is_taken(client: Client, temperature: float) -> None:
+async def test_everything_at_its_limits_is_taken(client: RawClient, temperature: float) -> None:
     sampling = SamplingParameters(
         temperature=temperature,
         top_k=LARGEST_UINT32,
@@ -160,12 +160,12 @@ async def test_everything_at_its_limits_is_taken(client: Client, temperature: fl
     assert responses[-1].statistics.recovered_tokens == 0
 
 
-async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
+async def test_a_message_that_is_too_large_is_refused(client: RawClient) -> None:
     error = await error_of(generate(client, GenerateRequest(text="x" * (MAX_MESSAGE_BYTES + 1))))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_bytes_that_are_no_request_are_refused(client: Client) -> None:
+async def test_bytes_that_are_no_request_are_refused(client: RawClient) -> None:
     error = await error_of(cast(Any, client.channel.unary_stream("/specd.v1.GenerationService/Generate"))(NOT_PROTOBUF))
     assert (error.code(), error_info(error).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BROKEN_MESSAGE")
 
@@ -186,7 +186,7 @@ async def test_bytes_that_are_no_request_are_refused(client: Client) -> None:
         pytest.param("\r\n\t ", id="white space"),
     ],
 )
-async def test_generate_continues_any_text(client: Client, text: str) -> None:
+async def test_generate_continues_any_text(client: RawClient, text: str) -> None:
     completions = [
         await responses_to(client.generate(text, max_tokens=6, num_draft_tokens=num_draft_tokens))
         for num_draft_tokens in (0, 4)
@@ -198,7 +198,7 @@ async def test_generate_continues_any_text(client: Client, text: str) -> None:
     assert len(alone) == 6 or alone[-1].id == END_TOKEN
 
 
-async def test_clients_that_go_away_leave_nothing(stack: Stack, client: Client) -> None:
+async def test_clients_that_go_away_leave_nothing(stack: Stack, client: RawClient) -> None:
     calls = [client.generate(f"def f{i}():", max_tokens=1000) for i in range(12)]
     first_responses = [await anext(aiter(call)) for call in calls]
     assert all(response.tokens for response in first_responses)

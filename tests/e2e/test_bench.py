@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specd.bench import throughput
 from specd.bench.setup import MLX_LM, SPECD, Setup
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from tests.e2e.processes import run_specd
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(client: Client) -> None:
+async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(client: RawClient) -> None:
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
     alone, fixed = [await throughput.SpecdClients(client, Setup(SPECD, k)).decode(prompts, 2, 12) for k in (0, 2)]
     assert alone.token_ids == fixed.token_ids
@@ -40,7 +40,7 @@ async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they
 
 
 async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decoded(
-    client: Client, target: LoadedModel
+    client: RawClient, target: LoadedModel
 ) -> None:
     """Of three texts of twelve tokens, two at once, the third is alone for most of its time."""
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 from specd.worker.model.loader import LoadedModel, load
 from tests.e2e.completions import complete
@@ -40,8 +40,8 @@ async def kind_stack(pair: tuple[str, str]) -> AsyncIterator[Stack]:
 
 
 @pytest.fixture
-async def kind_client(kind_stack: Stack) -> AsyncIterator[Client]:
-    async with Client(kind_stack.address) as connected:
+async def kind_client(kind_stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(kind_stack.address) as connected:
         yield connected
 
 
@@ -58,7 +58,7 @@ def prompt(token_ids: list[int], length: int) -> list[int]:
 
 @pytest.mark.parametrize("k", [0, 4, MAX_NUM_DRAFT_TOKENS, None])  # others: tests/families
 async def test_every_k_gives_the_tokens_of_mlx_lm(
-    kind_client: Client, token_ids: list[int], expected: dict[int, list[int]], k: int | None
+    kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]], k: int | None
 ) -> None:
     # A round of so many draft steps takes half a second for five sessions.
     lengths = PROMPT_LENGTHS[-2:] if k == MAX_NUM_DRAFT_TOKENS else PROMPT_LENGTHS
@@ -79,7 +79,7 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(
         assert 0 < accepted < sum(completion.statistics.proposed_tokens for completion in completions)
 
 
-async def test_turns_go_on(kind_client: Client, token_ids: list[int], expected: dict[int, list[int]]) -> None:
+async def test_turns_go_on(kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]]) -> None:
     first = await complete(kind_client, prompt(token_ids, 70), max_tokens=30, num_draft_tokens=3)
     second = await complete(
         kind_client, session_id=first.last.session_id, prompt=[], max_tokens=MAX_TOKENS - 30, num_draft_tokens=3
@@ -89,7 +89,7 @@ async def test_turns_go_on(kind_client: Client, token_ids: list[int], expected: 
 
 
 async def test_after_ten_turns_a_session_says_what_it_says_to_all_of_it_at_once(
-    pair: tuple[str, str], kind_client: Client, token_ids: list[int]
+    pair: tuple[str, str], kind_client: RawClient, token_ids: list[int]
 ) -> None:
     held: list[int] = []
     session_id = ""
@@ -105,7 +105,7 @@ async def test_after_ten_turns_a_session_says_what_it_says_to_all_of_it_at_once(
 
 @pytest.mark.parametrize("victim", ["target", "draft"])
 async def test_a_killed_worker_changes_nothing(
-    kind_stack: Stack, kind_client: Client, token_ids: list[int], expected: dict[int, list[int]], victim: str
+    kind_stack: Stack, kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]], victim: str
 ) -> None:
     tokens: list[int] = []
     number = 0
@@ -122,7 +122,7 @@ async def test_a_killed_worker_changes_nothing(
 
 
 async def test_a_target_killed_between_turns_changes_nothing(
-    kind_stack: Stack, kind_client: Client, token_ids: list[int], expected: dict[int, list[int]]
+    kind_stack: Stack, kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]]
 ) -> None:
     first = await complete(kind_client, prompt(token_ids, 70), max_tokens=30, num_draft_tokens=3)
     kill(kind_stack.target)
@@ -138,7 +138,7 @@ async def test_a_draft_may_be_of_another_kind(
 ) -> None:
     async with (
         Stack(target=pair[0], draft=EMBEDDED_DRAFT, environment=ENVIRONMENT) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         asked = [
             complete(client, prompt(token_ids, n), max_tokens=MAX_TOKENS, num_draft_tokens=4) for n in PROMPT_LENGTHS
@@ -158,7 +158,7 @@ async def test_two_hundred_sessions_on_a_small_budget_leave_memory_flat(tmp_path
     readings = []
     async with (
         Stack(target=target, draft=draft, environment=ENVIRONMENT | environment) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         for start in range(0, 200, 40):
             for first in range(start, start + 40, 8):
@@ -181,7 +181,7 @@ async def test_with_quantised_caches_a_draft_changes_no_token(token_ids: list[in
     variables = {f"SPECD_{worker}_WORKER_{name}": own[name] for worker in ("TARGET", "DRAFT") for name in own}
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT | variables) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         assert all(f"caches in {bits} bits" in child.facts["precision"] for child in (stack.target, draft_of(stack)))
         for n in (5, 60):

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import DRAFT_SOURCE_MODEL, FINISH_REASON_EOS, FINISH_REASON_LENGTH, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -33,7 +33,7 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
-async def refusal(client: Client, prompt: str | Sequence[int] | Chat, **fields: Any) -> tuple[str, str]:
+async def refusal(client: RawClient, prompt: str | Sequence[int] | Chat, **fields: Any) -> tuple[str, str]:
     """Generate, and return reason and message of the INVALID_ARGUMENT that comes of it."""
     error = await error_of(client.generate(prompt, **fields))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -49,14 +49,14 @@ async def chat_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 @pytest.fixture(scope="module")
-async def chat_client(chat_stack: Stack) -> AsyncIterator[Client]:
-    async with Client(chat_stack.address) as connected:
+async def chat_client(chat_stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(chat_stack.address) as connected:
         yield connected
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 async def test_each_end_token_ends_the_text(
-    chat_client: Client, client: Client, greedy: Completion, num_draft_tokens: int
+    chat_client: RawClient, client: RawClient, greedy: Completion, num_draft_tokens: int
 ) -> None:
     assert set((await chat_client.model_info()).target.eos_token_ids) == {END_TOKEN, SECOND_END_TOKEN}
     fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "num_draft_tokens": num_draft_tokens}
@@ -80,7 +80,7 @@ async def test_each_end_token_ends_the_text(
 
 @pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
 async def test_a_conversation_is_the_prompt_that_transformers_makes_of_it(
-    chat_client: Client, chat: dict[str, Any]
+    chat_client: RawClient, chat: dict[str, Any]
 ) -> None:
     reference = PreTrainedTokenizerFast(
         tokenizer_file=str(Path(EMBEDDED_TARGET) / "tokenizer.json"), chat_template=CHAT_TEMPLATE
@@ -101,7 +101,7 @@ async def test_a_conversation_is_the_prompt_that_transformers_makes_of_it(
     assert completion.text == expected.text
 
 
-async def test_what_is_wrong_with_a_conversation_is_said(client: Client, chat_client: Client) -> None:
+async def test_what_is_wrong_with_a_conversation_is_said(client: RawClient, chat_client: RawClient) -> None:
     reason, message = await refusal(client, chat_of([QUESTION]))
     assert reason == "NO_CHAT_TEMPLATE"
     assert Path(EMBEDDED_TARGET).name in message
@@ -121,7 +121,7 @@ async def test_what_is_wrong_with_a_conversation_is_said(client: Client, chat_cl
     assert reason == "CONTEXT_EXCEEDED"
 
 
-async def test_a_tool_can_be_deep(chat_client: Client) -> None:
+async def test_a_tool_can_be_deep(chat_client: RawClient) -> None:
     tool: dict[str, Any] = {}
     for _ in range(30):
         tool = {"deeper": tool}
@@ -129,7 +129,7 @@ async def test_a_tool_can_be_deep(chat_client: Client) -> None:
     assert completion.statistics.prompt_tokens > 30
 
 
-async def test_a_conversation_goes_on(chat_client: Client) -> None:
+async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
     sessions = SessionServiceStub(chat_client.channel)
     fields: dict[str, Any] = {"max_tokens": 8, "stop": IGNORE_EOS, "draft_source": DRAFT_SOURCE_MODEL}
     arguments = {"opening": "def"}
@@ -191,7 +191,7 @@ async def test_a_conversation_goes_on(chat_client: Client) -> None:
     assert (await get_session(sessions, session_id)).session.num_turns == 6
 
 
-async def test_a_session_of_text_takes_no_conversation(chat_client: Client) -> None:
+async def test_a_session_of_text_takes_no_conversation(chat_client: RawClient) -> None:
     turn = await complete(chat_client, max_tokens=2)
     reason, _ = await refusal(chat_client, chat_of([QUESTION]), session_id=turn.last.session_id)
     assert reason == "CONTRADICTION"

@@ -18,7 +18,7 @@ import pytest
 
 from specd import __version__
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import (
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
@@ -230,7 +230,7 @@ def says_that_it_ended(name: str, line: str) -> bool:
 
 
 async def completion(address: str) -> list[int]:
-    async with asyncio.timeout(PATIENCE_SECONDS), Client(address) as client:
+    async with asyncio.timeout(PATIENCE_SECONDS), RawClient(address) as client:
         return [token.id async for response in client.generate(PROMPT, max_tokens=16) for token in response.tokens]
 
 

@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from specd.cli.supervisor import NO_PREFIX_CACHE, Child, Stack
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateResponse, StopConditions
@@ -41,16 +41,16 @@ class Plan:
 
 
 @pytest.fixture(scope="module")
-async def plain_client() -> AsyncIterator[Client]:
+async def plain_client() -> AsyncIterator[RawClient]:
     """A client of a stack whose sessions share nothing, so that prompts are computed beside the rounds of others."""
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         yield client
 
 
-async def run(client: Client, plan: Plan) -> list[int]:
+async def run(client: RawClient, plan: Plan) -> list[int]:
     await asyncio.sleep(plan.starts_after_seconds)
     token_ids: list[int] = []
     call = client.generate(
@@ -85,7 +85,7 @@ def make_plan(rng: random.Random, text_ids: list[int], *, longest: int) -> Plan:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_any_mix_of_sessions_gives_each_what_it_gets_alone(
-    plain_client: Client, tokenizer: Tokenizer, prompts: list[str], seed: int
+    plain_client: RawClient, tokenizer: Tokenizer, prompts: list[str], seed: int
 ) -> None:
     rng = random.Random(seed)
     text_ids = tokenizer.encode("\n".join(prompts))
@@ -101,7 +101,7 @@ async def test_any_mix_of_sessions_gives_each_what_it_gets_alone(
 
 
 async def test_rounds_go_on_while_a_long_prompt_is_computed(
-    plain_client: Client, tokenizer: Tokenizer, prompts: list[str]
+    plain_client: RawClient, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
     long_prompt, ended = tokenizer.encode("\n".join(prompts))[:1900], asyncio.Event()
     stop = StopConditions(ignore_eos=True)
@@ -144,13 +144,13 @@ async def small_stack() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture
-async def small_client(small_stack: Stack) -> AsyncIterator[Client]:
-    async with Client(small_stack.address) as client:
+async def small_client(small_stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(small_stack.address) as client:
         yield client
 
 
 async def test_beyond_the_queue_requests_are_turned_away_and_those_in_it_run(
-    small_stack: Stack, small_client: Client
+    small_stack: Stack, small_client: RawClient
 ) -> None:
     """8 run, 4 wait, and whoever else comes is told when to come again."""
 
@@ -177,7 +177,7 @@ async def test_beyond_the_queue_requests_are_turned_away_and_those_in_it_run(
     await wait_until_idle(small_stack)
 
 
-async def test_no_more_sessions_run_than_their_tokens_have_room(small_stack: Stack, small_client: Client) -> None:
+async def test_no_more_sessions_run_than_their_tokens_have_room(small_stack: Stack, small_client: RawClient) -> None:
     """Five sessions of up to 2000 tokens, where there is room for 4096."""
     capacity = read_metric(small_stack.coordinator, "specd_capacity_bytes")
     assert capacity == 4096 * 2048
@@ -202,7 +202,9 @@ async def test_no_more_sessions_run_than_their_tokens_have_room(small_stack: Sta
     await wait_until_idle(small_stack)
 
 
-async def test_a_session_waits_while_somebody_else_fills_the_target(small_stack: Stack, small_client: Client) -> None:
+async def test_a_session_waits_while_somebody_else_fills_the_target(
+    small_stack: Stack, small_client: RawClient
+) -> None:
     async with open_channel(small_stack.target.facts["address"]) as channel:
         foreign = [TargetServiceStub(channel).Verify() for _ in range(2)]
         for call in foreign:
@@ -227,11 +229,11 @@ async def test_a_session_waits_while_somebody_else_fills_the_target(small_stack:
     await wait_until_idle(small_stack)
 
 
-async def test_a_session_that_never_fits_is_refused(small_client: Client, small_stack: Stack) -> None:
+async def test_a_session_that_never_fits_is_refused(small_client: RawClient, small_stack: Stack) -> None:
     environment = {"SPECD_TARGET_WORKER_CACHE_BYTES": "1MiB"}
     async with (
         Stack(target=EMBEDDED_DRAFT, draft="", environment=environment) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="513 tokens") as caught:
             async for _ in client.generate([1, 2, 3], max_tokens=510):
@@ -255,7 +257,7 @@ async def test_two_thousand_sessions_leave_nothing_behind(small_stack: Stack) ->
     """
     rng = random.Random(0)
 
-    async def ask(client: Client) -> None:
+    async def ask(client: RawClient) -> None:
         prompt = [rng.randrange(5, 8000) for _ in range(rng.randint(1, 60))]
         call = client.generate(prompt, max_tokens=rng.randint(1, 12), num_draft_tokens=rng.randint(0, 4))
         if rng.random() < 0.3:
@@ -273,7 +275,7 @@ async def test_two_thousand_sessions_leave_nothing_behind(small_stack: Stack) ->
             await ask(client)
 
     async def ask_in_turn(count: int) -> None:
-        async with Client(small_stack.address) as client:
+        async with RawClient(small_stack.address) as client:
             for _ in range(count):
                 await ask(client)
 

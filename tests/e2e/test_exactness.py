@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -73,7 +73,7 @@ def decode(target: LoadedModel, prompt_ids: list[int], temperature: float) -> li
     return decode_with_mlx_lm(target, prompt_ids, MAX_TOKENS, sampler=sampler)
 
 
-async def generate(client: Client, case: Case, k: int | None) -> tuple[list[int], SessionStatistics]:
+async def generate(client: RawClient, case: Case, k: int | None) -> tuple[list[int], SessionStatistics]:
     sampling = SamplingParameters(temperature=case.temperature, seed=SEED)
     call = client.generate(case.prompt, max_tokens=MAX_TOKENS, num_draft_tokens=k, sampling=sampling)
     responses = [response async for response in call]
@@ -95,7 +95,9 @@ def test_every_k_meets_every_temperature() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_every_k_gives_the_tokens_of_mlx_lm(client: Client, references: dict[str, list[int]], case: Case) -> None:
+async def test_every_k_gives_the_tokens_of_mlx_lm(
+    client: RawClient, references: dict[str, list[int]], case: Case
+) -> None:
     for k in (*case.ks, None):
         token_ids, statistics = await generate(client, case, k)
         assert token_ids == references[case.name], f"k = {k}"
@@ -103,7 +105,7 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(client: Client, references: di
         assert k is None or (statistics.proposed_tokens > 0) == (k > 0)
 
 
-async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, references: dict[str, list[int]]) -> None:
+async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: RawClient, references: dict[str, list[int]]) -> None:
     kind = odd_client.draft_kind  # type: ignore[attr-defined]
     accepted = proposed = 0
     first = DRAFT_KINDS.index(kind)
@@ -123,7 +125,7 @@ async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: Client, refere
     assert low <= accepted / proposed <= high
 
 
-async def test_sessions_at_the_same_time_do_not_mix(client: Client, references: dict[str, list[int]]) -> None:
+async def test_sessions_at_the_same_time_do_not_mix(client: RawClient, references: dict[str, list[int]]) -> None:
     """Sessions of all lengths, temperatures and ks at once, some of them given up on the way."""
 
     async def give_up(case: Case) -> None:
@@ -142,7 +144,7 @@ async def test_sessions_at_the_same_time_do_not_mix(client: Client, references: 
         assert task.result()[0] == references[name]
 
 
-async def test_text_is_the_decoding_of_the_tokens(client: Client, target: LoadedModel, prompts: list[str]) -> None:
+async def test_text_is_the_decoding_of_the_tokens(client: RawClient, target: LoadedModel, prompts: list[str]) -> None:
     tokenizer = HuggingFaceTokenizer.from_str(target.tokenizer_json.decode())
     for prompt in prompts[:16:3]:
         responses = [r async for r in client.generate(prompt, max_tokens=MAX_TOKENS)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import FinishReason, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.model.loader import load
@@ -33,10 +33,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-async def gpt2_client(pair: tuple[str, str]) -> AsyncIterator[Client]:
+async def gpt2_client(pair: tuple[str, str]) -> AsyncIterator[RawClient]:
     async with (
         Stack(target=pair[0], draft=pair[1], environment=ENVIRONMENT) as stack,
-        Client(stack.address) as connected,
+        RawClient(stack.address) as connected,
     ):
         yield connected
 
@@ -50,7 +50,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", SAMPLINGS, ids=str)
-async def test_a_draft_changes_no_token(gpt2_client: Client, pair: tuple[str, str], options: dict[str, Any]) -> None:
+async def test_a_draft_changes_no_token(gpt2_client: RawClient, pair: tuple[str, str], options: dict[str, Any]) -> None:
     sampling = SamplingParameters(seed=7, **options)
     fields: dict[str, Any] = {"max_tokens": 60, "sampling": sampling, "stop": IGNORE_EOS}
     alone = await complete(gpt2_client, PROMPT, num_draft_tokens=0, **fields)
@@ -61,7 +61,7 @@ async def test_a_draft_changes_no_token(gpt2_client: Client, pair: tuple[str, st
         assert drafted.token_ids == alone.token_ids
 
 
-async def test_at_the_end_of_the_positions_a_session_ends(gpt2_client: Client) -> None:
+async def test_at_the_end_of_the_positions_a_session_ends(gpt2_client: RawClient) -> None:
     """Proposals look past the end, and nothing is read there."""
     prompt = [5 + i % 4000 for i in range(NUM_POSITIONS - 20)]
     texts = [await complete(gpt2_client, prompt, num_draft_tokens=k, stop=IGNORE_EOS) for k in (0, 4, 16)]

@@ -21,7 +21,7 @@ from coordinator.workers.stream import GrpcDraftStream
 from specd.cli.supervisor import Child, Stack
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1 import generation_pb2, generation_pb2_grpc
@@ -78,7 +78,7 @@ async def impatient_stack() -> AsyncIterator[Stack]:
 
 
 async def test_client_that_stops_reading_gets_the_same_later(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str], undisturbed: Undisturbed
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed
 ) -> None:
     expected = await undisturbed(prompts[7])
     rounds = (await complete(harmed_client, prompts[7])).statistics.rounds
@@ -106,7 +106,7 @@ async def test_target_that_stays_away_is_unavailable(
     stack = impatient_stack
     await eventually(lambda: is_whole(stack))
 
-    async with Client(stack.address) as client:
+    async with RawClient(stack.address) as client:
         with not_restarted(stack.target):
             # The session that loses it, then one that begins without it.
             for on_round in (lambda number: kill(stack.target) if number == 3 else None, lambda number: None):
@@ -136,7 +136,7 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
     await eventually(lambda: is_whole(stack))
     expected = await undisturbed(prompts[2])
 
-    async with Client(stack.address) as client:
+    async with RawClient(stack.address) as client:
         with contextlib.ExitStack() as until_the_end:
             completion = await complete(
                 client,
@@ -172,7 +172,7 @@ async def test_hung_worker_that_takes_no_more_bytes_is_lost(harmed_stack: Stack)
 
 
 async def test_statistics_of_sessions_add_up_to_the_counters(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str]
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str]
 ) -> None:
     before = await scrape(harmed_stack.coordinator)
     draft_tokens = (0, 1, 4, 32)

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (
     PATIENCE_SECONDS,
@@ -45,7 +45,7 @@ RELEASE_SECONDS_AT_WORST = 1.0  # on a machine that does other things too
 )
 async def test_killed_workers_change_nothing_in_the_text(
     harmed_stack: Stack,
-    harmed_client: Client,
+    harmed_client: RawClient,
     prompts: list[str],
     undisturbed: Undisturbed,
     victims: str,
@@ -77,7 +77,7 @@ async def test_killed_workers_change_nothing_in_the_text(
 
 @pytest.mark.parametrize("attempt", range(4))
 async def test_killed_workers_change_nothing_where_k_is_chosen(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str], undisturbed: Undisturbed, attempt: int
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed, attempt: int
 ) -> None:
     prompt, temperature = prompts[2 + attempt], TEMPERATURES[attempt % len(TEMPERATURES)]
     victim = [draft_of(harmed_stack), harmed_stack.target][attempt % 2]
@@ -93,7 +93,7 @@ async def test_killed_workers_change_nothing_where_k_is_chosen(
 
 
 async def test_draft_rejoins_the_session_that_lost_it(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str], undisturbed: Undisturbed
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed
 ) -> None:
     call = harmed_client.generate(prompts[1], max_tokens=1500)
     responses = []
@@ -115,7 +115,7 @@ async def test_draft_rejoins_the_session_that_lost_it(
 
 @pytest.mark.parametrize("prompt_number", [20, 21])
 async def test_target_killed_in_the_prefill_of_a_long_prompt(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str], undisturbed: Undisturbed, prompt_number: int
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed, prompt_number: int
 ) -> None:
     prompt = prompts[prompt_number]
     rounds: list[int] = []
@@ -138,7 +138,7 @@ async def test_target_killed_in_the_prefill_of_a_long_prompt(
 
 @pytest.mark.parametrize("attempt", range(3))
 async def test_target_killed_under_several_sessions(
-    harmed_stack: Stack, harmed_client: Client, prompts: list[str], undisturbed: Undisturbed, attempt: int
+    harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed, attempt: int
 ) -> None:
     random = Random(f"several sessions {attempt}")
     chosen = random.sample(prompts[1:8], 4)

@@ -11,7 +11,7 @@ import pytest
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import (
     DRAFT_SOURCE_LOOKUP,
@@ -54,8 +54,8 @@ async def alone() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-async def client(pair: Stack) -> AsyncIterator[Client]:
-    async with Client(pair.address) as connected:
+async def client(pair: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(pair.address) as connected:
         yield connected
 
 
@@ -63,12 +63,12 @@ def sampled(temperature: float, **fields: Any) -> SamplingParameters:
     return SamplingParameters(temperature=temperature, seed=5, **fields)
 
 
-async def ask(client: Client, prompt: Any = PROMPT, **fields: Any) -> Completion:
+async def ask(client: RawClient, prompt: Any = PROMPT, **fields: Any) -> Completion:
     return await complete(client, prompt, **(FIELDS | fields))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_no_source_changes_a_token(client: Client, temperature: float) -> None:
+async def test_no_source_changes_a_token(client: RawClient, temperature: float) -> None:
     sampling = sampled(temperature)
     expected = await ask(client, draft_source=DRAFT_SOURCE_NONE, sampling=sampling)
     assert expected.statistics.proposed_tokens == 0
@@ -98,7 +98,7 @@ async def test_no_source_changes_a_token(client: Client, temperature: float) -> 
                         assert not got.statistics.prediction_rejected_tokens
 
 
-async def test_the_response_says_where_each_token_is_from(client: Client) -> None:
+async def test_the_response_says_where_each_token_is_from(client: RawClient) -> None:
     got = await ask(client)
     for response in got.responses:
         of = [token.source for token in response.tokens]
@@ -112,7 +112,7 @@ async def test_the_response_says_where_each_token_is_from(client: Client) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_sessions_of_all_sources_go_together(client: Client, temperature: float) -> None:
+async def test_sessions_of_all_sources_go_together(client: RawClient, temperature: float) -> None:
     sampling = sampled(temperature)
     prompts = [PROMPT, PROMPT[:120], "def f(x):\n    return f(x)\n\ndef f(x):"]
     expected = [await ask(client, each, draft_source=DRAFT_SOURCE_NONE, sampling=sampling) for each in prompts]
@@ -122,7 +122,7 @@ async def test_sessions_of_all_sources_go_together(client: Client, temperature: 
     assert [each.token_ids for each in together] == [each.token_ids for each in expected for _ in SOURCES]
 
 
-async def test_rejection_takes_looked_up_tokens(client: Client) -> None:
+async def test_rejection_takes_looked_up_tokens(client: RawClient) -> None:
     """And is greedy at temperature 0."""
     expected = await ask(client, draft_source=DRAFT_SOURCE_NONE)
     for temperature in (0.0, 0.8):
@@ -134,7 +134,7 @@ async def test_rejection_takes_looked_up_tokens(client: Client) -> None:
 
 
 @pytest.mark.parametrize("victim", ["draft", "target"])
-async def test_a_killed_worker_changes_nothing(pair: Stack, client: Client, victim: str) -> None:
+async def test_a_killed_worker_changes_nothing(pair: Stack, client: RawClient, victim: str) -> None:
     child = draft_of(pair) if victim == "draft" else pair.target
     expected = await ask(client, draft_source=DRAFT_SOURCE_NONE, max_tokens=120)
     token_ids: list[int] = []
@@ -148,7 +148,7 @@ async def test_a_killed_worker_changes_nothing(pair: Stack, client: Client, vict
     await eventually(lambda: is_whole(pair))
 
 
-async def test_a_continued_session_looks_up_all_of_its_text(client: Client) -> None:
+async def test_a_continued_session_looks_up_all_of_its_text(client: RawClient) -> None:
     whole = await ask(client, draft_source=DRAFT_SOURCE_NONE, max_tokens=80)
     first = await ask(client, max_tokens=30)
     rest = await ask(client, "", session_id=first.last.session_id, max_tokens=50, draft_source=DRAFT_SOURCE_LOOKUP)
@@ -157,7 +157,7 @@ async def test_a_continued_session_looks_up_all_of_its_text(client: Client) -> N
 
 
 async def test_a_target_without_a_draft_model_looks_up(alone: Stack) -> None:
-    async with Client(alone.address) as own:
+    async with RawClient(alone.address) as own:
         assert (await own.model_info()).lookup
         expected = await ask(own, draft_source=DRAFT_SOURCE_NONE)
         for given in ({}, {"num_draft_tokens": 4}):
@@ -176,7 +176,7 @@ async def test_a_target_without_a_draft_model_looks_up(alone: Stack) -> None:
 async def test_a_t5_looks_up_its_source() -> None:
     async with (
         Stack(target=EMBEDDED_T5_TARGET, draft=EMBEDDED_T5_DRAFT, environment=ENVIRONMENT) as stack,
-        Client(stack.address) as own,
+        RawClient(stack.address) as own,
     ):
         source = 'implement: def read_lines(path):\n    """Return the lines of a file."""\n'
         expected = await ask(own, source, draft_source=DRAFT_SOURCE_NONE)
@@ -196,7 +196,7 @@ async def test_a_t5_looks_up_its_source() -> None:
     ],
     ids=["long", "vocabulary", "none", "model", "unknown"],
 )
-async def test_wrong_requests_are_refused(client: Client, fields: dict[str, Any], reason: str, what: str) -> None:
+async def test_wrong_requests_are_refused(client: RawClient, fields: dict[str, Any], reason: str, what: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(client, **fields)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -208,7 +208,7 @@ async def test_without_look_up_nothing_is_looked_up() -> None:
     environment = ENVIRONMENT | {"SPECD_COORDINATOR_STREAM_INTERVAL_SECONDS": "0.2"}
     async with (
         Stack(target=EMBEDDED_TARGET, draft="", lookup=False, environment=environment) as stack,
-        Client(stack.address) as own,
+        RawClient(stack.address) as own,
     ):
         responses = [response async for response in own.generate(PROMPT, **FIELDS)]
         statistics = responses[-1].statistics

@@ -26,7 +26,7 @@ from deploy.grafana.recorded_run import ask
 from deploy.grafana.render import draw
 from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -70,7 +70,7 @@ async def value_of(prometheus: LocalPrometheus, expression: str) -> float:
 class Load:
     """Clients of a stack, and what they were told."""
 
-    client: Client
+    client: RawClient
     prompts: list[str]
     statistics: list[SessionStatistics] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
@@ -134,7 +134,7 @@ class Monitored:
 async def monitored(prompts: list[str]) -> AsyncIterator[Monitored]:
     async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=SETTINGS) as stack:
         addresses = {child.name: child.facts["metrics_address"] for child in stack.children}
-        async with LocalPrometheus(addresses, interval_seconds=1) as prometheus, Client(stack.address) as client:
+        async with LocalPrometheus(addresses, interval_seconds=1) as prometheus, RawClient(stack.address) as client:
             load = Load(client, prompts)
             began_at = time.time()
             await load.of_all_kinds(stack)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specd.cli.supervisor import Stack
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import (
@@ -37,10 +37,10 @@ async def poisoned_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 
 @pytest.fixture
-async def poisoned(poisoned_stack: Stack) -> AsyncIterator[Client]:
+async def poisoned(poisoned_stack: Stack) -> AsyncIterator[RawClient]:
     """A client of it; after the test the processes are still the same, hold no session, and serve."""
     pids = [child.pid for child in poisoned_stack.children]
-    async with Client(poisoned_stack.address) as connected:
+    async with RawClient(poisoned_stack.address) as connected:
         yield connected
     await wait_until_idle(poisoned_stack)
     for child in poisoned_stack.children:
@@ -56,7 +56,7 @@ async def tokens_of(call: AsyncIterator[Any]) -> list[int]:
 
 @pytest.mark.parametrize("token_id", [DRAFT_NAN, DRAFT_INF], ids=["NaN", "inf"])
 async def test_a_draft_without_finite_logits_is_done_without(
-    poisoned: Client, client: Client, token_ids: list[int], token_id: int
+    poisoned: RawClient, client: RawClient, token_ids: list[int], token_id: int
 ) -> None:
     prompt = [*token_ids[:20], token_id]
     responses = await responses_to(poisoned.generate(prompt, max_tokens=8, num_draft_tokens=4))
@@ -72,7 +72,7 @@ async def test_a_draft_without_finite_logits_is_done_without(
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 @pytest.mark.parametrize("token_id", [TARGET_NAN, TARGET_INF], ids=["NaN", "inf"])
 async def test_a_target_without_finite_logits_fails_the_session(
-    poisoned: Client, client: Client, token_ids: list[int], token_id: int, num_draft_tokens: int
+    poisoned: RawClient, client: RawClient, token_ids: list[int], token_id: int, num_draft_tokens: int
 ) -> None:
     prefix = [100 * (token_id % 7 + 1) + num_draft_tokens, *token_ids]  # which no other test has
     call = poisoned.generate([*prefix, token_id], max_tokens=8, num_draft_tokens=num_draft_tokens)
@@ -90,7 +90,7 @@ async def test_a_target_without_finite_logits_fails_the_session(
 
 
 async def test_a_session_that_fails_does_not_disturb_others(
-    poisoned: Client, client: Client, token_ids: list[int]
+    poisoned: RawClient, client: RawClient, token_ids: list[int]
 ) -> None:
     expected = await tokens_of(client.generate(token_ids[:9], max_tokens=30, num_draft_tokens=0))
     others = [asyncio.ensure_future(tokens_of(poisoned.generate(token_ids[:9], max_tokens=30))) for _ in range(2)]
@@ -102,7 +102,7 @@ async def test_a_session_that_fails_does_not_disturb_others(
     assert [other.result() for other in others] == [expected] * 2
 
 
-async def test_a_target_that_fails_later_fails_the_session_then(poisoned: Client, token_ids: list[int]) -> None:
+async def test_a_target_that_fails_later_fails_the_session_then(poisoned: RawClient, token_ids: list[int]) -> None:
     """With a bias, the fourth token is the one after which the target fails."""
     sampling = SamplingParameters(logit_bias={TARGET_NAN: 100})
     stop = StopConditions(min_tokens=3, token_ids=[TARGET_NAN])
@@ -114,7 +114,7 @@ async def test_a_target_that_fails_later_fails_the_session_then(poisoned: Client
         assert error_info(error).reason == "NON_FINITE_LOGITS"
 
 
-async def test_a_prefill_that_is_not_finite_is_not_kept(poisoned: Client, token_ids: list[int]) -> None:
+async def test_a_prefill_that_is_not_finite_is_not_kept(poisoned: RawClient, token_ids: list[int]) -> None:
     """A prefill computes no logits. The session ends before the draft proposes, so that nobody notices."""
     prefix = [11, *token_ids[:30]]
     at_once = SamplingParameters(logit_bias={END_TOKEN: 100})

@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import GenerateResponse, Resumption, StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
 from tests.e2e.calls import END_TOKEN, VOCABULARY_SIZE, error_of, responses_to
@@ -51,7 +51,7 @@ def tokens_of(responses: Sequence[GenerateResponse]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_any_part_of_a_generation_can_be_resumed(client: Client, name: str) -> None:
+async def test_any_part_of_a_generation_can_be_resumed(client: RawClient, name: str) -> None:
     fields = {"max_tokens": MAX_TOKENS, "num_draft_tokens": 4, **REQUESTS[name]}
     prompt = fields.pop("prompt", PROMPT)
     whole = await responses_to(client.generate(prompt, **fields))
@@ -72,7 +72,7 @@ async def test_any_part_of_a_generation_can_be_resumed(client: Client, name: str
         assert rest[-1].statistics.generated_tokens == len(expected) - end
 
 
-async def test_the_first_message_says_what_is_continued(client: Client) -> None:
+async def test_the_first_message_says_what_is_continued(client: RawClient) -> None:
     first, *others = await responses_to(client.generate(PROMPT, max_tokens=8, return_prompt_token_ids=True))
     assert first.prompt_token_ids
     assert first.prompt_fingerprint
@@ -84,7 +84,7 @@ async def test_the_first_message_says_what_is_continued(client: Client) -> None:
     assert another.prompt_fingerprint != first.prompt_fingerprint
 
 
-async def test_a_lost_session_goes_on_from_its_tokens(client: Client) -> None:
+async def test_a_lost_session_goes_on_from_its_tokens(client: RawClient) -> None:
     """As if it had never been lost: the tokens of its turns are those of the session that was there."""
     sampling = SamplingParameters(temperature=0.8, seed=SEED)
     first = await responses_to(client.generate(PROMPT, max_tokens=12, sampling=sampling, return_prompt_token_ids=True))
@@ -130,7 +130,7 @@ async def test_a_lost_session_goes_on_from_its_tokens(client: Client) -> None:
     ],
 )
 async def test_what_cannot_be_resumed_is_refused(
-    client: Client, resumption: dict[str, Any], fields: dict[str, Any], reason: str, message: str
+    client: RawClient, resumption: dict[str, Any], fields: dict[str, Any], reason: str, message: str
 ) -> None:
     error = await error_of(client.generate(PROMPT, max_tokens=8, resumption=Resumption(**resumption), **fields))
     is_another = reason == "CANNOT_RESUME"
@@ -139,7 +139,7 @@ async def test_what_cannot_be_resumed_is_refused(
     assert message in str(error.details())
 
 
-async def test_a_whole_stop_string_is_not_gone_beyond(client: Client) -> None:
+async def test_a_whole_stop_string_is_not_gone_beyond(client: RawClient) -> None:
     whole = await responses_to(client.generate(PROMPT, max_tokens=8))
     text = "".join(response.text for response in whole)
     resumption = Resumption(token_ids=[token.id for response in whole for token in response.tokens])
@@ -149,7 +149,7 @@ async def test_a_whole_stop_string_is_not_gone_beyond(client: Client) -> None:
     assert "stop string" in str(error.details())
 
 
-async def test_rejection_goes_on_too(client: Client, stack: Stack) -> None:
+async def test_rejection_goes_on_too(client: RawClient, stack: Stack) -> None:
     """Which sample of the target's distribution it is depends on the rounds, so here only its form is looked at."""
     fields: dict[str, Any] = {
         "max_tokens": 16,

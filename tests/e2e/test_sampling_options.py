@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
@@ -22,7 +22,7 @@ from tests.e2e.reference import decode_with_mlx_lm
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
-async def test_biases(client: Client, greedy: Completion, num_draft_tokens: int) -> None:
+async def test_biases(client: RawClient, greedy: Completion, num_draft_tokens: int) -> None:
     unwanted = {greedy.token_ids[i] for i in (0, 4, 10)}
     fields: dict[str, Any] = {"max_tokens": 16, "num_draft_tokens": num_draft_tokens}
     without = await complete(client, sampling=SamplingParameters(logit_bias=dict.fromkeys(unwanted, -100)), **fields)
@@ -49,7 +49,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("options", PENALTIES.values(), ids=PENALTIES)
 async def test_penalties_are_those_of_mlx_lm(
-    client: Client, target: LoadedModel, tokenizer: Tokenizer, options: dict[str, Any]
+    client: RawClient, target: LoadedModel, tokenizer: Tokenizer, options: dict[str, Any]
 ) -> None:
     text = "names = [a, b, a, b, a, b, a, b,"
     processors = make_logits_processors(**options)
@@ -71,7 +71,7 @@ async def test_penalties_are_those_of_mlx_lm(
 # -- Sampling
 
 
-async def test_a_seed_makes_sampling_repeatable(client: Client) -> None:
+async def test_a_seed_makes_sampling_repeatable(client: RawClient) -> None:
     sampling = SamplingParameters(temperature=0.8, top_k=100, seed=2**63)
     first, again, *others = [
         await complete(client, sampling=sampling, max_tokens=16, num_draft_tokens=num_draft_tokens)
@@ -86,7 +86,7 @@ async def test_a_seed_makes_sampling_repeatable(client: Client) -> None:
     assert another.token_ids != first.token_ids
 
 
-async def test_without_a_seed_each_request_gets_its_own(client: Client) -> None:
+async def test_without_a_seed_each_request_gets_its_own(client: RawClient) -> None:
     sampling = SamplingParameters(temperature=1, top_k=1000)
     completions = [await complete(client, sampling=sampling, max_tokens=12) for _ in range(3)]
     assert len({completion.last.seed for completion in completions}) == 3
@@ -105,7 +105,7 @@ async def test_without_a_seed_each_request_gets_its_own(client: Client) -> None:
 @pytest.mark.parametrize("parameters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}], ids=lambda p: next(iter(p)))
 @pytest.mark.parametrize("temperature", [0.01, 1, 100])
 async def test_only_the_most_likely_token_is_greedy_at_any_temperature(
-    client: Client, greedy: Completion, parameters: dict[str, Any], temperature: float
+    client: RawClient, greedy: Completion, parameters: dict[str, Any], temperature: float
 ) -> None:
     sampling = SamplingParameters(temperature=temperature, **parameters)
     completion = await complete(client, sampling=sampling, max_tokens=6, num_draft_tokens=0)
@@ -120,7 +120,7 @@ def rejection(**parameters: Any) -> SamplingParameters:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-async def test_with_lenience_1_everything_is_accepted(client: Client, temperature: float) -> None:
+async def test_with_lenience_1_everything_is_accepted(client: RawClient, temperature: float) -> None:
     sampling = rejection(temperature=temperature, top_k=50, seed=7, lenience=1)
     completion = await complete(client, sampling=sampling, max_tokens=MAX_TOKENS, num_draft_tokens=4)
     assert completion.statistics.proposed_tokens > 0
@@ -129,12 +129,14 @@ async def test_with_lenience_1_everything_is_accepted(client: Client, temperatur
 
 
 @pytest.mark.parametrize("num_draft_tokens", KS)
-async def test_rejection_at_temperature_0_is_greedy(client: Client, greedy: Completion, num_draft_tokens: int) -> None:
+async def test_rejection_at_temperature_0_is_greedy(
+    client: RawClient, greedy: Completion, num_draft_tokens: int
+) -> None:
     completion = await complete(client, sampling=rejection(), max_tokens=MAX_TOKENS, num_draft_tokens=num_draft_tokens)
     assert completion.token_ids == greedy.token_ids
 
 
-async def test_rejection_is_repeatable_and_sends_less_of_truncated_distributions(client: Client) -> None:
+async def test_rejection_is_repeatable_and_sends_less_of_truncated_distributions(client: RawClient) -> None:
     parameters: dict[str, Any] = {"temperature": 0.9, "seed": 7}
     fields: dict[str, Any] = {"max_tokens": 24, "num_draft_tokens": 4}
     coupled = await complete(client, sampling=SamplingParameters(**parameters), **fields)
@@ -165,7 +167,7 @@ async def test_rejection_is_repeatable_and_sends_less_of_truncated_distributions
     ids=["greedy", "top_k", "rejection", "bias"],
 )
 async def test_log_probabilities_are_those_of_the_target(
-    client: Client, target: LoadedModel, tokenizer: Tokenizer, sampling: SamplingParameters, num_draft_tokens: int
+    client: RawClient, target: LoadedModel, tokenizer: Tokenizer, sampling: SamplingParameters, num_draft_tokens: int
 ) -> None:
     top = 5
     completion = await complete(
@@ -206,7 +208,7 @@ def check_ranked(ranked: Any, expected: np.ndarray, top: int, tokenizer: Tokeniz
     assert all(token.text == tokenizer.decode([token.id], skip_special_tokens=False) for token in ranked)
 
 
-async def test_log_probabilities_come_only_if_asked_for(client: Client, greedy: Completion) -> None:
+async def test_log_probabilities_come_only_if_asked_for(client: RawClient, greedy: Completion) -> None:
     assert not any(token.HasField("log_probabilities") for token in greedy.tokens)
     own_only = await complete(client, max_tokens=6, top_log_probabilities=0)
     assert own_only.token_ids == greedy.token_ids[:6]
@@ -217,7 +219,7 @@ async def test_log_probabilities_come_only_if_asked_for(client: Client, greedy: 
         assert not token.log_probabilities.top_sampling
 
 
-async def test_tokens_that_cannot_be_chosen_have_no_probability(client: Client) -> None:
+async def test_tokens_that_cannot_be_chosen_have_no_probability(client: RawClient) -> None:
     completion = await complete(
         client,
         max_tokens=4,
@@ -235,7 +237,7 @@ async def test_tokens_that_cannot_be_chosen_have_no_probability(client: Client) 
 
 @pytest.mark.parametrize("temperature", [2, 100])
 async def test_any_tokens_become_the_text_that_they_are(
-    client: Client, tokenizer: Tokenizer, temperature: float
+    client: RawClient, tokenizer: Tokenizer, temperature: float
 ) -> None:
     """Most of what is sampled like this is nonsense, with characters that are never completed."""
     sampling = SamplingParameters(temperature=temperature, seed=5)

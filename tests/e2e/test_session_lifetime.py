@@ -16,7 +16,7 @@ import pytest
 
 from specd.cli.supervisor import Stack
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
@@ -40,12 +40,12 @@ async def own_stack() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-async def own_client(own_stack: Stack) -> AsyncIterator[Client]:
-    async with Client(own_stack.address) as connected:
+async def own_client(own_stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(own_stack.address) as connected:
         yield connected
 
 
-async def test_sessions_are_listed_shown_and_deleted(client: Client, sessions: SessionServiceStub) -> None:
+async def test_sessions_are_listed_shown_and_deleted(client: RawClient, sessions: SessionServiceStub) -> None:
     made = [(await complete(client, max_tokens=2)).last.session_id for _ in range(3)]
     listed = (await sessions.ListSessions(ListSessionsRequest())).sessions
     assert [session.session_id for session in listed[:3]] == made[::-1]
@@ -69,7 +69,7 @@ async def test_sessions_are_listed_shown_and_deleted(client: Client, sessions: S
 
 
 async def test_a_session_whose_first_turn_does_not_finish_is_forgotten(
-    stack: Stack, client: Client, sessions: SessionServiceStub
+    stack: Stack, client: RawClient, sessions: SessionServiceStub
 ) -> None:
     before = read_metric(stack.coordinator, "specd_kept_sessions")
     call = client.generate("def", **LONG)
@@ -84,7 +84,7 @@ async def test_a_session_whose_first_turn_does_not_finish_is_forgotten(
 
 
 @asynccontextmanager
-async def another_coordinator(stack: Stack, directory: Path, **settings: str) -> AsyncIterator[Client]:
+async def another_coordinator(stack: Stack, directory: Path, **settings: str) -> AsyncIterator[RawClient]:
     """Run a coordinator with other settings for the workers of a stack, and yield its client."""
     assert stack.draft is not None
     address = f"unix:{directory / 'coordinator'}"
@@ -94,7 +94,7 @@ async def another_coordinator(stack: Stack, directory: Path, **settings: str) ->
         "coordinator", *options, "--listen", address, "--metrics-listen", "", **variables
     ) as coordinator:
         await coordinator.next_event("ready")
-        async with Client(address) as connected:
+        async with RawClient(address) as connected:
             yield connected
 
 
@@ -140,7 +140,7 @@ async def test_the_least_recently_used_sessions_go_when_there_are_too_many_token
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: Stack, own_client: Client) -> None:
+async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: Stack, own_client: RawClient) -> None:
     assert own_stack.draft is not None
 
     async def run(draft: DraftServiceStub, number: int) -> None:
@@ -166,7 +166,7 @@ async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: St
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
-async def test_a_session_survives_the_target(own_stack: Stack, own_client: Client, num_draft_tokens: int) -> None:
+async def test_a_session_survives_the_target(own_stack: Stack, own_client: RawClient, num_draft_tokens: int) -> None:
     fields: dict[str, Any] = {"max_tokens": 10, "stop": IGNORE_EOS}
     sampling = SamplingParameters(temperature=0.8, top_k=100, seed=3)
     whole = await complete(own_client, sampling=sampling, num_draft_tokens=0, **{**fields, "max_tokens": 20})

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import FINISH_REASON_STOP_STRING, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -32,7 +32,7 @@ def greedy_tokens(target: LoadedModel, token_ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 async def test_each_turn_goes_on_from_all_before_it(
-    client: Client,
+    client: RawClient,
     sessions: SessionServiceStub,
     target: LoadedModel,
     tokenizer: Tokenizer,
@@ -88,7 +88,7 @@ async def test_each_turn_goes_on_from_all_before_it(
     ],
     ids=["greedy", "sampled", "penalties"],
 )
-async def test_two_turns_of_10_are_one_of_20(client: Client, sampling: SamplingParameters) -> None:
+async def test_two_turns_of_10_are_one_of_20(client: RawClient, sampling: SamplingParameters) -> None:
     whole = await complete(client, max_tokens=20, sampling=sampling, stop=IGNORE_EOS, num_draft_tokens=0)
     for first_k, second_k in ((0, 4), (4, 0), (3, 8)):
         fields: dict[str, Any] = {"max_tokens": 10, "sampling": sampling, "stop": IGNORE_EOS}
@@ -99,7 +99,7 @@ async def test_two_turns_of_10_are_one_of_20(client: Client, sampling: SamplingP
         assert first.text + second.text == whole.text
 
 
-async def test_a_session_goes_on_after_a_stop_string(client: Client, sessions: SessionServiceStub) -> None:
+async def test_a_session_goes_on_after_a_stop_string(client: RawClient, sessions: SessionServiceStub) -> None:
     """Its tokens end with the one that completed the string, and its rounds had been ahead of that."""
     whole = await complete(client, max_tokens=30, num_draft_tokens=0)
     end = len("".join(token.text for token in whole.tokens[:9]))
@@ -113,7 +113,7 @@ async def test_a_session_goes_on_after_a_stop_string(client: Client, sessions: S
 
 
 async def test_a_new_session_takes_over_what_another_left(
-    client: Client, target: LoadedModel, tokenizer: Tokenizer, prompts: list[str]
+    client: RawClient, target: LoadedModel, tokenizer: Tokenizer, prompts: list[str]
 ) -> None:
     system = [77, *tokenizer.encode(prompts[17])[:300]]
     for ending in ([5, 6], [7], [8, 9, 10], [5, 6]):
@@ -125,7 +125,7 @@ async def test_a_new_session_takes_over_what_another_left(
             assert statistics.draft_reused_tokens >= len(system)
 
 
-async def test_tokens_that_were_known_are_counted(client: Client) -> None:
+async def test_tokens_that_were_known_are_counted(client: RawClient) -> None:
     prompt = [4000, *range(100, 160)]
     first, again = [await complete(client, prompt, max_tokens=8, num_draft_tokens=3) for _ in range(2)]
     assert again.token_ids == first.token_ids
@@ -142,7 +142,7 @@ async def test_tokens_that_were_known_are_counted(client: Client) -> None:
 
 @pytest.mark.parametrize("first_turn", [True, False], ids=["first turn", "later turn"])
 async def test_a_session_does_one_thing_at_a_time(
-    client: Client, sessions: SessionServiceStub, target: LoadedModel, tokenizer: Tokenizer, first_turn: bool
+    client: RawClient, sessions: SessionServiceStub, target: LoadedModel, tokenizer: Tokenizer, first_turn: bool
 ) -> None:
     prompt, session_id, before = "import os\n\ndef", "", list[int]()
     token_ids = tokenizer.encode(prompt)
@@ -173,7 +173,7 @@ async def test_a_session_does_one_thing_at_a_time(
 
 
 async def test_a_turn_that_does_not_finish_leaves_the_session_as_it_was(
-    stack: Stack, client: Client, sessions: SessionServiceStub, target: LoadedModel
+    stack: Stack, client: RawClient, sessions: SessionServiceStub, target: LoadedModel
 ) -> None:
     first = await complete(client, "def area(width, height):", max_tokens=6)
     session_id = first.last.session_id

@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1 import generation_pb2
 from specd.v1.generation_pb2 import SessionStatistics
@@ -82,7 +82,7 @@ def test_a_metrics_port_in_use(command: str, port_in_use: int) -> None:
     assert "choose another" in message
 
 
-async def test_a_unix_socket_in_use(stack: Stack, client: Client) -> None:
+async def test_a_unix_socket_in_use(stack: Stack, client: RawClient) -> None:
     address = stack.target.facts["address"]
     message = refused_start("draft-worker", "--listen", address, "--metrics-listen", "")
     assert f"cannot listen at {address}: it is in use" in message
@@ -193,12 +193,12 @@ async def test_the_coordinator_refuses_a_worker_of_the_other_kind(stack: Stack, 
 # -- Workers that come late
 
 
-async def health_of(client: Client) -> int:
+async def health_of(client: RawClient) -> int:
     response = await cast(Any, health_pb2_grpc.HealthStub(client.channel)).Check(health_pb2.HealthCheckRequest())
     return int(response.status)
 
 
-async def statistics_of_a_completion(client: Client) -> SessionStatistics:
+async def statistics_of_a_completion(client: RawClient) -> SessionStatistics:
     responses = [response async for response in client.generate("def add(a, b):", max_tokens=12)]
     assert responses[-1].statistics.generated_tokens == 12
     return responses[-1].statistics
@@ -215,10 +215,10 @@ def retry_delay(error: grpc.aio.AioRpcError) -> float:
 async def test_the_coordinator_waits_for_its_target(tmp_path: Path) -> None:
     target, own = f"unix:{tmp_path}/target", f"unix:{tmp_path}/coordinator"
     options = ["--target", target, "--draft", "", "--listen", own, "--metrics-listen", ""]
-    async with start_specd("coordinator", *options) as coordinator, Client(own) as client:
+    async with start_specd("coordinator", *options) as coordinator, RawClient(own) as client:
         await coordinator.next_event("waiting for a worker", worker="target", address=target)
         assert await health_of(client) == health_pb2.HealthCheckResponse.NOT_SERVING
-        for call in (statistics_of_a_completion, Client.model_info):
+        for call in (statistics_of_a_completion, RawClient.model_info):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call(client)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -253,7 +253,7 @@ async def test_without_a_draft_the_coordinator_serves_until_it_comes(stack: Stac
     draft, own = f"unix:{tmp_path}/draft", f"unix:{tmp_path}/coordinator"
     options = ["--target", stack.target.facts["address"], "--draft", draft, "--draft-startup-seconds", "0.2"]
     options += ["--listen", own, "--metrics-listen", ""]
-    async with start_specd("coordinator", *options) as coordinator, Client(own) as client:
+    async with start_specd("coordinator", *options) as coordinator, RawClient(own) as client:
         await coordinator.next_event("ready")
         assert await health_of(client) == health_pb2.HealthCheckResponse.SERVING
         info = await client.model_info()
@@ -275,12 +275,12 @@ async def test_without_a_draft_the_coordinator_serves_until_it_comes(stack: Stac
 
 
 async def test_a_stop_waits_for_generations_and_then_hands_them_back(
-    stack: Stack, client: Client, tmp_path: Path
+    stack: Stack, client: RawClient, tmp_path: Path
 ) -> None:
     own = f"unix:{tmp_path}/coordinator"
     options = ["--target", stack.target.facts["address"], "--draft", "", "--shutdown-grace-seconds", "3"]
     options += ["--listen", own, "--metrics-listen", ""]
-    async with start_specd("coordinator", *options) as coordinator, Client(own) as own_client:
+    async with start_specd("coordinator", *options) as coordinator, RawClient(own) as own_client:
         await coordinator.next_event("ready")
         short, long = (
             aiter(own_client.generate(PROMPT_IDS, max_tokens=count, stop=WHATEVER_COMES)) for count in (6, 1900)
@@ -308,6 +308,6 @@ PROMPT_IDS = list(range(300, 320))
 WHATEVER_COMES = generation_pb2.StopConditions(ignore_eos=True)
 
 
-async def tokens_of(client: Client, prompt: list[int], max_tokens: int) -> list[int]:
+async def tokens_of(client: RawClient, prompt: list[int], max_tokens: int) -> list[int]:
     responses = client.generate(prompt, max_tokens=max_tokens, stop=WHATEVER_COMES)
     return [token.id async for response in responses for token in response.tokens]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import (
     FINISH_REASON_EOS,
     FINISH_REASON_LENGTH,
@@ -57,7 +57,7 @@ STOPS = {
 @pytest.mark.parametrize("num_draft_tokens", KS)
 @pytest.mark.parametrize("strings_of", STOPS.values(), ids=STOPS)
 async def test_a_stop_string_ends_the_text_before_it(
-    client: Client, greedy: Completion, strings_of: Any, num_draft_tokens: int
+    client: RawClient, greedy: Completion, strings_of: Any, num_draft_tokens: int
 ) -> None:
     strings = [string[:256] for string in strings_of(greedy)]
     expected = stopped_by(greedy, strings)
@@ -76,7 +76,7 @@ async def test_a_stop_string_ends_the_text_before_it(
 
 @pytest.mark.parametrize("num_draft_tokens", KS)
 async def test_what_only_begins_a_stop_string_is_shown(
-    client: Client, greedy: Completion, num_draft_tokens: int
+    client: RawClient, greedy: Completion, num_draft_tokens: int
 ) -> None:
     beginnings = [*dict.fromkeys(greedy.text[i : i + 12] for i in range(0, len(greedy.text), 2))][:63]
     strings = [*(f"{beginning}\N{SNOWMAN}" for beginning in beginnings), greedy.text[-20:] + "\N{SNOWMAN}"]
@@ -92,7 +92,7 @@ async def test_what_only_begins_a_stop_string_is_shown(
 
 
 @pytest.mark.parametrize("num_draft_tokens", KS)
-async def test_a_stop_token_ends_the_text_with_it(client: Client, greedy: Completion, num_draft_tokens: int) -> None:
+async def test_a_stop_token_ends_the_text_with_it(client: RawClient, greedy: Completion, num_draft_tokens: int) -> None:
     stop_token_ids = [greedy.token_ids[20], greedy.token_ids[11], 8191]
     num_tokens = min(greedy.token_ids.index(token_id) for token_id in stop_token_ids[:2]) + 1
     completion = await complete(
@@ -107,7 +107,7 @@ async def test_a_stop_token_ends_the_text_with_it(client: Client, greedy: Comple
 
 
 @pytest.mark.parametrize("num_draft_tokens", KS)
-async def test_min_tokens_puts_off_stop_tokens(client: Client, greedy: Completion, num_draft_tokens: int) -> None:
+async def test_min_tokens_puts_off_stop_tokens(client: RawClient, greedy: Completion, num_draft_tokens: int) -> None:
     comma = greedy.token_ids[4]
     stop = StopConditions(min_tokens=12, token_ids=[comma])
     completion = await complete(client, stop=stop, max_tokens=MAX_TOKENS, num_draft_tokens=num_draft_tokens)
@@ -120,7 +120,7 @@ async def test_min_tokens_puts_off_stop_tokens(client: Client, greedy: Completio
     assert (completion.last.finish_reason == FINISH_REASON_STOP_TOKEN) == (comma in completion.token_ids)
 
 
-async def test_a_stop_string_after_min_tokens_counts(client: Client, greedy: Completion) -> None:
+async def test_a_stop_string_after_min_tokens_counts(client: RawClient, greedy: Completion) -> None:
     string = greedy.tokens[3].text
     for min_tokens in (1, 4, 11, 17):
         expected = stopped_by(greedy, [string], min_tokens)
@@ -132,7 +132,7 @@ async def test_a_stop_string_after_min_tokens_counts(client: Client, greedy: Com
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
-async def test_end_tokens(client: Client, greedy: Completion, num_draft_tokens: int) -> None:
+async def test_end_tokens(client: RawClient, greedy: Completion, num_draft_tokens: int) -> None:
     """With a bias, the model wants to end at once and always."""
     fields: dict[str, Any] = {
         "sampling": SamplingParameters(logit_bias={END_TOKEN: 100}),
@@ -172,7 +172,7 @@ async def test_end_tokens(client: Client, greedy: Completion, num_draft_tokens: 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
-async def test_max_tokens(client: Client, greedy: Completion, max_tokens: int, num_draft_tokens: int) -> None:
+async def test_max_tokens(client: RawClient, greedy: Completion, max_tokens: int, num_draft_tokens: int) -> None:
     completion = await complete(client, max_tokens=max_tokens, num_draft_tokens=num_draft_tokens)
     assert completion.token_ids == greedy.token_ids[:max_tokens]
     assert completion.last.finish_reason == FINISH_REASON_LENGTH

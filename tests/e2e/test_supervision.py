@@ -13,7 +13,7 @@ import pytest
 from specd.cli import supervisor
 from specd.cli.supervisor import Child, Stack
 from specd.errors import StartupError
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.faults import ENVIRONMENT, Undisturbed, assert_same, complete, eventually, is_whole
 
@@ -40,7 +40,7 @@ async def test_a_short_pause_is_no_hang(watched_stack: Stack, prompts: list[str]
             os.kill(paused, signal.SIGSTOP)
             asyncio.get_running_loop().call_later(HANG_SECONDS / 3, os.kill, paused, signal.SIGCONT)
 
-    async with Client(watched_stack.address) as client:
+    async with RawClient(watched_stack.address) as client:
         assert_same(await complete(client, prompts[4], on_round=pause), expected)
     assert watched_stack.target.pid == paused
 
@@ -56,7 +56,7 @@ async def test_sessions_of_a_target_that_hangs_go_on_with_the_next_one(
         if number == 3:
             os.kill(hung, signal.SIGSTOP)
 
-    async with Client(watched_stack.address) as client:
+    async with RawClient(watched_stack.address) as client:
         assert_same(await complete(client, prompts[3], on_round=stop), expected)
     await eventually(lambda: is_whole(watched_stack))
     assert watched_stack.target.pid != hung

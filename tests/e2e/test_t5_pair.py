@@ -13,7 +13,7 @@ import pytest
 
 from specd.cli.supervisor import Child, Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import session_pb2, session_pb2_grpc
@@ -43,8 +43,8 @@ async def t5_stack() -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-async def t5_client(t5_stack: Stack) -> AsyncIterator[Client]:
-    async with Client(t5_stack.address) as connected:
+async def t5_client(t5_stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(t5_stack.address) as connected:
         yield connected
 
 
@@ -52,11 +52,11 @@ def sampled(temperature: float) -> SamplingParameters:
     return SamplingParameters(temperature=temperature, seed=11)
 
 
-async def answer(client: Client, source: Any, **fields: Any) -> Completion:
+async def answer(client: RawClient, source: Any, **fields: Any) -> Completion:
     return await complete(client, source, **(FIELDS | fields))
 
 
-async def test_greedy_answers_are_those_of_the_model_alone(t5_client: Client) -> None:
+async def test_greedy_answers_are_those_of_the_model_alone(t5_client: RawClient) -> None:
     """Which equals transformers (tests/worker/test_t5.py)."""
     model = load(EMBEDDED_T5_TARGET, blas="")
     tokenizer = Tokenizer(model.tokenizer_json)
@@ -72,7 +72,7 @@ async def test_greedy_answers_are_those_of_the_model_alone(t5_client: Client) ->
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_a_draft_changes_no_token(t5_client: Client, temperature: float) -> None:
+async def test_a_draft_changes_no_token(t5_client: RawClient, temperature: float) -> None:
     for source in SOURCES:
         sampling = sampled(temperature)
         alone = await answer(t5_client, source, num_draft_tokens=0, sampling=sampling)
@@ -84,7 +84,7 @@ async def test_a_draft_changes_no_token(t5_client: Client, temperature: float) -
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_sessions_with_other_sources_go_together(t5_client: Client, temperature: float) -> None:
+async def test_sessions_with_other_sources_go_together(t5_client: RawClient, temperature: float) -> None:
     sampling = sampled(temperature)
     alone = [await answer(t5_client, source, num_draft_tokens=0, sampling=sampling) for source in SOURCES]
     together = await asyncio.gather(
@@ -93,14 +93,14 @@ async def test_sessions_with_other_sources_go_together(t5_client: Client, temper
     assert [each.token_ids for each in together] == [each.token_ids for each in alone for _ in (0, 3)]
 
 
-async def test_an_answer_ends_with_its_end_token(t5_client: Client) -> None:
+async def test_an_answer_ends_with_its_end_token(t5_client: RawClient) -> None:
     completion = await complete(t5_client, SOURCES[0], max_tokens=200)
     assert completion.finish_reasons == [FinishReason.FINISH_REASON_EOS]
     assert completion.text.strip()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_an_answer_goes_on_in_its_session_and_from_its_tokens(t5_client: Client, temperature: float) -> None:
+async def test_an_answer_goes_on_in_its_session_and_from_its_tokens(t5_client: RawClient, temperature: float) -> None:
     sampling = sampled(temperature)
     whole = await answer(t5_client, SOURCES[2], sampling=sampling)
     first = await answer(t5_client, SOURCES[2], sampling=sampling, max_tokens=10)
@@ -128,7 +128,7 @@ async def test_an_answer_goes_on_in_its_session_and_from_its_tokens(t5_client: C
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("victim", ["draft", "target"])
 async def test_a_killed_worker_changes_nothing(
-    t5_stack: Stack, t5_client: Client, victim: str, temperature: float
+    t5_stack: Stack, t5_client: RawClient, victim: str, temperature: float
 ) -> None:
     child: Child = draft_of(t5_stack) if victim == "draft" else t5_stack.target
     fields = FIELDS | {"sampling": sampled(temperature), "max_tokens": 60}
@@ -159,7 +159,7 @@ CHAT = Chat(messages=[ChatMessage(role="user", content="Hello")])
     ids=["chat", "empty", "vocabulary", "room"],
 )
 async def test_a_source_that_cannot_be_answered_is_refused(
-    t5_client: Client, prompt: Any, reason: str, what: str
+    t5_client: RawClient, prompt: Any, reason: str, what: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await answer(t5_client, prompt)
@@ -168,13 +168,13 @@ async def test_a_source_that_cannot_be_answered_is_refused(
     assert what in str(refused.value.details())
 
 
-async def test_a_session_has_one_source(t5_client: Client) -> None:
+async def test_a_session_has_one_source(t5_client: RawClient) -> None:
     session = (await answer(t5_client, SOURCES[0], max_tokens=2)).last.session_id
     with pytest.raises(grpc.aio.AioRpcError, match="has its source"):
         await answer(t5_client, SOURCES[1], session_id=session)
 
 
-async def test_a_source_longer_than_any_in_training_is_answered(t5_client: Client) -> None:
+async def test_a_source_longer_than_any_in_training_is_answered(t5_client: RawClient) -> None:
     """In parts of the encoder's layers, while another session goes on."""
     source = [5 + i % 8000 for i in range(2500)]
     alone, _ = await asyncio.gather(answer(t5_client, source, num_draft_tokens=0), answer(t5_client, SOURCES[0]))
@@ -201,7 +201,7 @@ async def test_two_hundred_sources_on_a_small_budget_leave_memory_flat() -> None
     readings = []
     async with (
         Stack(target=EMBEDDED_T5_TARGET, draft=EMBEDDED_T5_DRAFT, environment=environment) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
         for start in range(0, 200, 40):
             for first in range(start, start + 40, 8):

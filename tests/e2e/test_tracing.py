@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from tests.e2e.processes import eventually, run_specd
@@ -62,7 +62,7 @@ async def test_a_session_is_a_span_of_rounds_in_the_trace_of_its_caller(collecto
                 request, metadata=(("traceparent", f"00-{TRACE_ID}-{CALLER_ID}-01"),)
             )
             responses = [response async for response in call]
-        async with Client(stack.address) as client:
+        async with RawClient(stack.address) as client:
             alone = [response async for response in client.generate("x = 1\n", max_tokens=3, num_draft_tokens=0)]
         await eventually(lambda: sum(span.name == "session" for span in received.spans["specd-coordinator"]) == 2)
 

@@ -18,7 +18,7 @@ import pytest
 from coordinator.workers.link import RENEW_SECONDS
 from specd.errors import error_info
 from specd.identity.roles import Role
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from tests.e2e.guarded import Guarded, credentials, expire, files_of, guarded, make_certificates, workers_of
 from tests.e2e.processes import complaint, run_specd, start_specd
@@ -199,7 +199,7 @@ async def test_a_token_opens_and_closes_the_door_of_a_running_coordinator(
     by_token: str, installation: Guarded, tokens: Path
 ) -> None:
     text = await asyncio.to_thread(new_token, tokens, "visitor")
-    async with Client(by_token, credentials(installation.certs, token=text)) as client:
+    async with RawClient(by_token, credentials(installation.certs, token=text)) as client:
         running = aiter(client.generate(PROMPT, max_tokens=200))
         first = [await anext(running)]
         await asyncio.to_thread(specd, "token", "revoke", "visitor", "--tokens", str(tokens))
@@ -232,7 +232,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         address = running.address("coordinator")
         pid = running.children["coordinator"].pid
         fields: Any = {"max_tokens": 200, "num_draft_tokens": 0}
-        async with Client(address, credentials(old, Role.CLIENT)) as client:
+        async with RawClient(address, credentials(old, Role.CLIENT)) as client:
             expected = [r async for r in client.generate(PROMPT, **fields)]
             for name, child in running.children.items():
                 metrics = child.facts["metrics_address"]
@@ -253,7 +253,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
             got += [each async for each in call]
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
 
-        async with Client(address, credentials(old, Role.CLIENT)) as client:
+        async with RawClient(address, credentials(old, Role.CLIENT)) as client:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await client.model_info()
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -261,7 +261,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         for worker in ("target-worker", "draft-worker"):
             await running.children[worker].stop()
             await running.children[worker].start()
-        async with Client(address, credentials(new, Role.CLIENT)) as client:
+        async with RawClient(address, credentials(new, Role.CLIENT)) as client:
             got = [each async for each in client.generate(PROMPT, **fields)]
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
             assert (await client.model_info()).draft_fault == ""

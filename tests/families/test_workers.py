@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.model.loader import load
@@ -34,7 +34,7 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(name: str, tmp_path: Path) -> 
 
     async with (
         Stack(target=target, draft=draft, environment=ENVIRONMENT | QUICK) as stack,
-        Client(stack.address) as client,
+        RawClient(stack.address) as client,
     ):
 
         async def tokens(prompt: list[int], k: int, temperature: float = 0.0) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from tests.gateway.arranged_model import save_arranged_model
 from tests.gateway.http_client import HttpClient
@@ -24,9 +24,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 @pytest.fixture(scope="session")
-async def grpc_client(stack: Stack) -> AsyncIterator[Client]:
+async def grpc_client(stack: Stack) -> AsyncIterator[RawClient]:
     """A client of the coordinator of `stack`."""
-    async with Client(stack.address) as connected:
+    async with RawClient(stack.address) as connected:
         yield connected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
@@ -24,7 +24,7 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-async def test_the_same_seed_gives_the_same_tokens_over_grpc_and_http(grpc_client: Client, http: HttpClient) -> None:
+async def test_the_same_seed_gives_the_same_tokens_over_grpc_and_http(grpc_client: RawClient, http: HttpClient) -> None:
     sampling = SamplingParameters(temperature=0.9, top_p=0.95, seed=7)
     stop = StopConditions(ignore_eos=True)
     call = grpc_client.generate(chat_of(MESSAGES), sampling=sampling, max_tokens=24, stop=stop)
@@ -102,7 +102,7 @@ async def test_log_probabilities_are_there_whole_and_streamed(http: HttpClient) 
     assert [entry["token"] for part in streamed for entry in part] == [entry["token"] for entry in entries]
 
 
-async def test_a_session_goes_on(http: HttpClient, grpc_client: Client) -> None:
+async def test_a_session_goes_on(http: HttpClient, grpc_client: RawClient) -> None:
     greedy = {"temperature": 0, "max_tokens": 12}
     first = (await http.post(PATH, {"messages": [QUESTION], **greedy})).json()
     second = (await http.post(PATH, {"messages": [QUESTION], "session_id": first["session_id"], **greedy})).json()

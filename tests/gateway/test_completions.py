@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
 from tests.gateway.http_client import HttpClient
@@ -17,7 +17,7 @@ PROMPT = "def area(r):"
 SAMPLED: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.8, "seed": 11, "max_tokens": 20, "ignore_eos": True}
 
 
-async def test_the_tokens_are_those_of_grpc(grpc_client: Client, http: HttpClient, openai: AsyncOpenAI) -> None:
+async def test_the_tokens_are_those_of_grpc(grpc_client: RawClient, http: HttpClient, openai: AsyncOpenAI) -> None:
     call = grpc_client.generate(PROMPT, sampling=SamplingParameters(temperature=0.8, seed=11), max_tokens=20)
     responses = await responses_to(call)
     text = "".join(response.text for response in responses)
@@ -47,7 +47,7 @@ async def test_prompts_and_choices_have_an_index_each(http: HttpClient) -> None:
     assert list(streamed.values()) == texts
 
 
-async def test_token_ids_are_a_prompt(grpc_client: Client, http: HttpClient) -> None:
+async def test_token_ids_are_a_prompt(grpc_client: RawClient, http: HttpClient) -> None:
     ids = [300, 301, 302, 303]
     responses = await responses_to(grpc_client.generate(ids, max_tokens=8))
     text = "".join(response.text for response in responses)

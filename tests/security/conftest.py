@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.processes import start_specd
 from tests.security.http_door import HttpDoor
@@ -35,14 +35,14 @@ async def stack(log_file: Path) -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-async def client(stack: Stack) -> AsyncIterator[Client]:
+async def client(stack: Stack) -> AsyncIterator[RawClient]:
     """A well-behaved client of `stack`."""
-    async with Client(stack.address) as connected:
+    async with RawClient(stack.address) as connected:
         yield connected
 
 
 @pytest.fixture
-async def standing(stack: Stack, client: Client, log_file: Path) -> AsyncIterator[Standing]:
+async def standing(stack: Stack, client: RawClient, log_file: Path) -> AsyncIterator[Standing]:
     """The processes before an attack; afterwards they are the same, at rest, and have logged no error of their own."""
     before = await standing_of(stack, client, log_file)
     yield before

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.cli.supervisor import Child
 from specd.rpc.channel import open_channel
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.rpc.messages import INCARNATION
 from specd.v1 import draft_pb2_grpc, model_pb2, model_pb2_grpc, target_pb2_grpc
 from tests.e2e.processes import RunningSpecd, start_specd
@@ -126,7 +126,7 @@ class _Target(target_pb2_grpc.TargetServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def coordinator_of(target: str, draft: str, *options: str) -> AsyncIterator[tuple[RunningSpecd, Client, str]]:
+async def coordinator_of(target: str, draft: str, *options: str) -> AsyncIterator[tuple[RunningSpecd, RawClient, str]]:
     """Run a coordinator of these workers; yields it with a client and the address of its metrics."""
     timeouts = ["--draft-timeout-seconds", "0.5", "--target-timeout-seconds", "2", "--target-recovery-seconds", "4"]
     command = ["coordinator", "--target", target, "--draft", draft, "--listen", "127.0.0.1:0"]
@@ -134,7 +134,7 @@ async def coordinator_of(target: str, draft: str, *options: str) -> AsyncIterato
     async with start_specd(*command, SPECD_LOG_FORMAT="json") as running:
         ready = await running.next_event("ready")
         reading = asyncio.ensure_future(_keep_reading(running))
-        async with Client(ready["address"]) as client:
+        async with RawClient(ready["address"]) as client:
             yield running, client, ready["metrics_address"]
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

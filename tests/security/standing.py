@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from tests.e2e.completions import complete
 from tests.e2e.processes import resident_mib, wait_until_idle
 
@@ -42,7 +42,7 @@ class Standing:
     """The processes of a stack at rest."""
 
     stack: Stack
-    client: Client
+    client: RawClient
     log: Path
     pids: list[int]
     memory_mib: list[float]
@@ -82,7 +82,7 @@ def is_expected(line: str) -> bool:
     return bool(entry) and "exception" not in entry and entry.get("reason") != "INTERNAL"
 
 
-async def standing_of(stack: Stack, client: Client, log: Path) -> Standing:
+async def standing_of(stack: Stack, client: RawClient, log: Path) -> Standing:
     """Return how the processes are now, after one completion."""
     await wait_until_idle(stack)
     completion = await complete(client)
@@ -103,5 +103,5 @@ async def assert_served(standing: Standing, *, num_times: int = 2, seconds: floa
     async with asyncio.timeout(seconds):
         for _ in range(num_times):
             assert (await complete(standing.client)).token_ids == standing.token_ids
-        async with Client(standing.stack.address) as newcomer:
+        async with RawClient(standing.stack.address) as newcomer:
             assert (await complete(newcomer)).token_ids == standing.token_ids

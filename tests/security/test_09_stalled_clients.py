@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import GenerateRequest, StopConditions
 from tests.e2e.calls import responses_to
@@ -46,7 +46,7 @@ async def test_sessions_whose_clients_never_read_give_up_their_places_and_end(na
         reading = asyncio.ensure_future(keep_reading(connection))
         # Long before the first of them ends, all have run ahead as far as they may, and wait in nobody's way.
         await eventually(lambda: count(narrow_stack, "paused_sessions") >= 3)
-        async with Client(narrow_stack.address) as client, asyncio.timeout(PATIENCE_SECONDS):
+        async with RawClient(narrow_stack.address) as client, asyncio.timeout(PATIENCE_SECONDS):
             responses = await responses_to(client.generate("import", max_tokens=3))
         assert responses[-1].statistics.generated_tokens == 3
 
@@ -70,7 +70,7 @@ async def test_sessions_whose_clients_never_read_give_up_their_places_and_end(na
 
 
 async def test_a_slow_reader_gets_everything(narrow_stack: Stack) -> None:
-    async with Client(narrow_stack.address) as client:
+    async with RawClient(narrow_stack.address) as client:
         whole = await responses_to(client.generate("def f(", max_tokens=300, num_draft_tokens=0))
         tokens: list[int] = []
         async for response in client.generate("def f(", max_tokens=300, num_draft_tokens=0):

@@ -10,7 +10,7 @@ import pytest
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest
 from specd.v1.session_pb2 import GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
@@ -36,14 +36,14 @@ async def test_many_that_are_too_long_are_refused_and_leave_nothing(
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-async def test_what_a_method_does_not_need_it_does_not_take(client: Client, standing: Standing) -> None:
+async def test_what_a_method_does_not_need_it_does_not_take(client: RawClient, standing: Standing) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await SessionServiceStub(client.channel).GetSession(GetSessionRequest(session_id="x" * 70_000))
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error_info(error.value).reason == "MESSAGE_TOO_LARGE"
 
 
-async def test_many_empty_messages_are_no_conversation(client: Client, standing: Standing) -> None:
+async def test_many_empty_messages_are_no_conversation(client: RawClient, standing: Standing) -> None:
     error = await error_of(client.generate(Chat(messages=[ChatMessage()] * 2_000_000)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error_info(error).reason == "OUT_OF_RANGE"

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from tests.e2e.completions import complete
 from tests.e2e.processes import complaint, eventually, run_specd
@@ -110,7 +110,7 @@ async def test_a_target_with_a_byte_swapped_between_the_samples_is_not_used_agai
     with standard_error_to(log):
         await stack.__aenter__()
     try:
-        async with Client(stack.address) as client:
+        async with RawClient(stack.address) as client:
             before = (await client.model_info()).target
             assert len(before.whole_fingerprint) == 64
             expected = await complete(client, max_tokens=8)

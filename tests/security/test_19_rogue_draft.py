@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from specd.cli.supervisor import Child, Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.draft_pb2 import ProposeResponse
 from specd.v1.model_pb2 import StepCost
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters, TokenDistribution
@@ -29,7 +29,7 @@ class Victim:
     """A coordinator whose draft lies."""
 
     rogue: Rogue
-    client: Client
+    client: RawClient
     running: RunningSpecd
     process: Child
     target_only: Completion

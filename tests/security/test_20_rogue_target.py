@@ -12,7 +12,7 @@ import pytest
 
 from specd.cli.supervisor import Stack
 from specd.errors import error_info
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.target_pb2 import VerifyResponse
 from tests.e2e.completions import Completion, complete
 from tests.e2e.processes import draft_of
@@ -20,7 +20,7 @@ from tests.security.rogue import Lie, Rogue, coordinator_of, truth
 
 PROMPT = "class Stack:\n    def"
 MAX_TOKENS = 32
-Victim = tuple[Rogue, Client, Completion]
+Victim = tuple[Rogue, RawClient, Completion]
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,20 @@ import asyncio
 import grpc
 import pytest
 
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.session_pb2 import GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.completions import Completion, complete
 from tests.security.standing import Standing
 
 
-async def tokens_of_session(client: Client, session_id: str) -> list[int]:
+async def tokens_of_session(client: RawClient, session_id: str) -> list[int]:
     """Return all tokens that a session holds."""
     response = await SessionServiceStub(client.channel).GetSession(GetSessionRequest(session_id=session_id))
     return list(response.token_ids)
 
 
-async def try_to_complete(client: Client, session_id: str) -> Completion | grpc.StatusCode:
+async def try_to_complete(client: RawClient, session_id: str) -> Completion | grpc.StatusCode:
     """Continue a session, or return the status of the refusal."""
     try:
         return await complete(client, "\n", session_id=session_id, max_tokens=24)
@@ -47,7 +47,7 @@ async def test_a_turn_that_broke_off_and_is_sent_again_counts_once(standing: Sta
     client = standing.client
     session_id = (await complete(client, max_tokens=8)).last.session_id
     before = await tokens_of_session(client, session_id)
-    async with Client(standing.stack.address) as other:
+    async with RawClient(standing.stack.address) as other:
         stream = other.generate("\n", session_id=session_id, max_tokens=200).__aiter__()
         for _ in range(num_messages):
             await anext(stream)

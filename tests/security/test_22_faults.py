@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.completions import complete
 from tests.e2e.processes import draft_of
@@ -40,14 +40,14 @@ async def test_connections_do_not_take_the_last_files(standing: Standing, tmp_pa
         await stack.__aenter__()
     try:
         pids = [child.pid for child in stack.children]
-        async with Client(stack.address) as client:
+        async with RawClient(stack.address) as client:
             await complete(client)
             streams = [await connect(stack.address) for _ in range(150)]
             assert (await complete(client)).token_ids == standing.token_ids
             for _, writer in streams:
                 writer.transport.abort()
         await asyncio.sleep(1)
-        async with Client(stack.address) as newcomer:
+        async with RawClient(stack.address) as newcomer:
             assert (await complete(newcomer)).token_ids == standing.token_ids
         assert [child.pid for child in stack.children] == pids
     finally:
@@ -62,7 +62,7 @@ async def test_a_full_disk_costs_no_more_than_what_is_kept_there(standing: Stand
     with standard_error_to(tmp_path / "log"), limited(resource.RLIMIT_FSIZE, 100):
         await stack.__aenter__()
     try:
-        async with Client(stack.address) as client:
+        async with RawClient(stack.address) as client:
             assert (await complete(client)).token_ids == standing.token_ids
     finally:
         await stack.__aexit__()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from specd.cli.supervisor import Stack
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import Chat, ChatMessage, StopConditions
 from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
@@ -27,7 +27,7 @@ async def text_of_error(call: object) -> str:
     return f"{raised.value.details()} {raised.value.trailing_metadata()}"
 
 
-async def test_canaries_are_found_nowhere(stack: Stack, client: Client, standing: Standing) -> None:
+async def test_canaries_are_found_nowhere(stack: Stack, client: RawClient, standing: Standing) -> None:
     said = [
         {"prompt": CANARY},
         {"prompt": "import", "stop": StopConditions(strings=[CANARY])},

@@ -21,7 +21,7 @@ from specd.bench.sample import summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.cli.app import app
 from specd.errors import StartupError
-from specd.rpc.client import Client
+from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2
 from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
@@ -136,7 +136,7 @@ def test_looking_whether_files_can_be_written_leaves_nothing(measured: list[Opti
     assert list(tmp_path.iterdir()) == []
 
 
-class RecordingClient(Client):
+class RecordingClient(RawClient):
     """A client that keeps the requests, and gets a token in each of three rounds."""
 
     def __init__(self) -> None:
