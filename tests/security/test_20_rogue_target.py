@@ -15,12 +15,12 @@ from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.v1.target_pb2 import VerifyResponse
 from tests.e2e.completions import Completion, complete
-from tests.e2e.processes import draft_of
+from tests.e2e.processes import RunningSpecd, draft_of, eventually
 from tests.security.rogue import Lie, Rogue, coordinator_of, truth
 
 PROMPT = "class Stack:\n    def"
 MAX_TOKENS = 32
-Victim = tuple[Rogue, RawClient, Completion]
+Victim = tuple[Rogue, RawClient, Completion, RunningSpecd]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,10 @@ async def victim(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     address = f"unix:{tmp_path_factory.mktemp('rogue') / 'target'}"
     async with (
         Rogue("target", stack.target, address) as rogue,
-        coordinator_of(address, draft_of(stack).facts["address"]) as (_, client, _),
+        coordinator_of(address, draft_of(stack).facts["address"]) as (coordinator, client, _),
     ):
-        yield rogue, client, await complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4)
+        expected = await complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4)
+        yield rogue, client, expected, coordinator
 
 
 def in_round(number: int, change: Callable[[VerifyResponse], object]) -> Lie:
@@ -69,7 +70,7 @@ BROKEN: dict[str, Lie] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 async def test_the_session_ends_with_a_clear_error_and_the_others_go_on(victim: Victim, case: str) -> None:
-    rogue, client, expected = victim
+    rogue, client, expected, _ = victim
     honest = asyncio.ensure_future(complete(client, PROMPT, max_tokens=256, num_draft_tokens=4))
     await asyncio.sleep(0.05)  # its stream is open
     rogue.lie, rogue.lies_once = BROKEN[case], True
@@ -99,7 +100,7 @@ HARMLESS: dict[str, Lie] = {
 
 @pytest.mark.parametrize("case", HARMLESS)
 async def test_times_decide_no_token(victim: Victim, case: str) -> None:
-    rogue, client, expected = victim
+    rogue, client, expected, _ = victim
     rogue.lie, rogue.lies_once = HARMLESS[case], True
     completion = await complete(client, PROMPT, max_tokens=MAX_TOKENS)
     assert completion.text == expected.text
@@ -107,7 +108,7 @@ async def test_times_decide_no_token(victim: Victim, case: str) -> None:
 
 async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
     """All its streams are lost ones: the session ends when it has been replayed as often as may be."""
-    rogue, client, expected = victim
+    rogue, client, expected, _ = victim
     rogue.incarnation = "of before"
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in client.generate(PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=0):
@@ -118,7 +119,7 @@ async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
 
 
 async def test_a_stream_of_another_life_is_replayed_on_the_right_one(victim: Victim) -> None:
-    rogue, client, expected = victim
+    rogue, client, expected, _ = victim
     rogue.incarnation = "of before"
     completing = asyncio.ensure_future(complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4))
     await asyncio.sleep(0.1)
@@ -129,7 +130,7 @@ async def test_a_stream_of_another_life_is_replayed_on_the_right_one(victim: Vic
 
 
 async def test_a_target_that_stalls_ends_the_session_in_time(victim: Victim) -> None:
-    rogue, client, expected = victim
+    rogue, client, expected, _ = victim
     rogue.lie = fail_late
     received: list[int] = []
     with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -143,7 +144,7 @@ async def test_a_target_that_stalls_ends_the_session_in_time(victim: Victim) -> 
 
 async def test_a_target_that_comes_back_with_other_weights_is_refused(victim: Victim) -> None:
     """They look the same at first sight: the quick fingerprint, the tokenizer and the end tokens are."""
-    rogue, client, expected = victim
+    rogue, client, expected, coordinator = victim
 
     def with_fingerprint(whole: str) -> Callable[[Any], None]:
         def describe(response: Any) -> None:
@@ -166,7 +167,9 @@ async def test_a_target_that_comes_back_with_other_weights_is_refused(victim: Vi
     await rogue.set_serving(False)
     await asyncio.sleep(0.3)
     await rogue.set_serving(True)
-    await until_the_error_says("other weights than before")
+    await until_the_error_says("TARGET_REFUSED")
+    # Why, with the address, is for the operator.
+    await eventually(lambda: any("with other weights than before" in line for line in coordinator.lines))
 
     rogue.describe = with_fingerprint("")  # the same weights in another life
     await rogue.set_serving(False)
