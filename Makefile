@@ -24,7 +24,7 @@ test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of 
 	@$(PYTEST) tests/unit $(PARALLEL) --fast $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) --fast $(PYTEST_ARGS)
 
-test: $(READY) ## Run all tests but those of containers
+test: $(READY) ## Run all tests but those of security, families and containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/e2e $(PARALLEL) $(PYTEST_ARGS)
