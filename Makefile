@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-clients test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -24,11 +24,14 @@ test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of 
 	@$(PYTEST) tests/unit $(PARALLEL) --fast $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) --fast $(PYTEST_ARGS)
 
-test: $(READY) ## Run all tests but those of security, families and containers
+test: $(READY) ## Run all tests but those of clients, security, families and containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/e2e $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/gateway $(PARALLEL) $(PYTEST_ARGS)
+
+test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
+	@$(PYTEST) tests/clients $(PYTEST_ARGS)
 
 EXPLORE_SECONDS ?= 300
 ifndef SEED
@@ -124,9 +127,9 @@ lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	@echo hatchling | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
 	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --extra tracing --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
-	@$(COMPILE) -c requirements.lock pyproject.toml -o $(LOCKS)/worker.lock
+	@$(COMPILE) -c requirements.lock --extra serve pyproject.toml -o $(LOCKS)/worker.lock
 	@# Both mlx-cpu and mlx-cuda-13 bring libmlx.so.
-	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu pyproject.toml - -o $(LOCKS)/worker-cuda.lock
+	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu --extra serve pyproject.toml - -o $(LOCKS)/worker-cuda.lock
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(NEWEST) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -16,6 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import asyncio
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -75,6 +76,12 @@ def launch(process: str, cls: type[SettingsT], run: Callable[[SettingsT], Corout
         asyncio.run(run(settings))
 
     run_app(app, name=f"specd {process}")
+
+
+def check_servers_are_installed() -> None:
+    """Raise StartupError if specd was installed without what its servers need."""
+    if importlib.util.find_spec("grpc_reflection") is None:  # every server has it, and a client alone has no use for it
+        raise StartupError("only specd's client is installed, and this is for its servers: pip install 'specd[serve]'")
 
 
 def start_logging(process: str) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # What fails in a helper module shows its values, as it would in the test itself.
 pytest.register_assert_rewrite(
-    "tests.unit", "tests.worker", "tests.e2e", "tests.gateway", "tests.security", "tests.families", "tests.containers"
+    *("tests.unit", "tests.worker", "tests.e2e", "tests.gateway", "tests.clients", "tests.security", "tests.families"),
+    "tests.containers",
 )
 
 # The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others, about which

@@ -20,7 +20,7 @@ from specd.cli.convert import convert
 from specd.cli.generate import generate
 from specd.cli.health import health
 from specd.cli.up import demo, up
-from specd.launch import PROCESSES, new_app, settings_options
+from specd.launch import PROCESSES, check_servers_are_installed, new_app, settings_options
 from specd.settings import UpSettings
 
 app = new_app("specd")
@@ -62,6 +62,7 @@ def _start(process: str) -> Callable[[typer.Context], None]:
     """Return the command of a process: it runs the package, which parses the arguments."""
 
     def command(context: typer.Context) -> None:
+        check_servers_are_installed()
         sys.argv[1:] = context.args
         runpy.run_module(process.replace("-", "_"), run_name="__main__", alter_sys=True)
 

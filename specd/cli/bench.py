@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from specd.errors import InvalidRequestError, StartupError
-from specd.launch import start_logging
+from specd.launch import check_servers_are_installed, start_logging
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 
@@ -113,6 +113,7 @@ def bench(
     from specd.worker.cpu.openblas import load_blas
 
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    check_servers_are_installed()
     start_logging("bench")
     blas = load_blas(blas_threads)  # sets variables that the workers inherit
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from specd.launch import start_logging
+from specd.launch import check_servers_are_installed, start_logging
 
 
 class Dtype(StrEnum):
@@ -56,6 +56,7 @@ def convert(
     Pickle weights (pytorch_model.bin) need PyTorch, which loads nothing but tensors from them: pip install
     'specd[convert]'.
     """
+    check_servers_are_installed()
     start_logging("convert")
     from specd.worker.model.conversion import convert as convert_model
 

@@ -15,12 +15,13 @@ from rich.console import Console
 from specd.cli.comparison import DEMO_PROMPT, DEMO_SOURCE, show_comparison
 from specd.cli.supervisor import Stack
 from specd.errors import StartupError
-from specd.launch import start_logging
+from specd.launch import check_servers_are_installed, start_logging
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET, LOOKUP, UpSettings
 
 
 def up(settings: UpSettings) -> None:
     """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C."""
+    check_servers_are_installed()
     start_logging("up")
     asyncio.run(_up(settings))
 
@@ -87,6 +88,7 @@ def demo(
     ),
 ) -> None:
     """Start all processes on an embedded pair, stream a completion, print statistics, stop."""
+    check_servers_are_installed()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     start_logging("demo")
     if pair is Pair.T5:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from specd.rpc.credentials import PLAIN, ClientCredentials
-from specd.rpc.server import MAX_MESSAGE_BYTES
+from specd.rpc.limits import MAX_MESSAGE_BYTES
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

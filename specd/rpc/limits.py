@@ -13,6 +13,8 @@ from specd.errors import ResourceExhaustedError
 MAX_METADATA_BYTES = 16 * 1024
 _ENTRY_BYTES = 32
 
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
 # Requests of these methods can be long, up to what the server takes; those of the others are a few names and numbers.
 _LONG = frozenset({"Generate", "Propose", "Verify"})
 MAX_SHORT_BYTES = 64 * 1024

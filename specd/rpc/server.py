@@ -20,12 +20,10 @@ from specd.errors import SpecdError, StartupError
 from specd.lifeline import Lifeline
 from specd.rpc.access import Guard
 from specd.rpc.credentials import server_credentials
-from specd.rpc.limits import MAX_STREAMS, connection_options
+from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_STREAMS, connection_options
 from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
-
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
 

@@ -35,7 +35,7 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
     tested = locked(ROOT / "requirements.lock")
     locks = {name: locked(LOCKS / f"{name}.lock") for name in ("coordinator", "worker", "worker-cuda")}
 
-    for requirement in map(Requirement, project["dependencies"]):
+    for requirement in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["serve"]]):
         (version,) = locks["worker"][requirement.name]
         assert requirement.specifier.contains(version)
     assert locks["worker"].items() <= tested.items()
