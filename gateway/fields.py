@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.generation import Generation, Prompt
 from gateway.http.errors import ApiError, invalid
 from specd.draft_source import DraftSource
-from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, Acceptance
+from specd.sampling import MAX_BIAS, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, TEMPERATURES, Acceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 _UINT32 = 2**32 - 1
@@ -20,6 +20,18 @@ _MAX_STOP_STRINGS = 64  # of the coordinator; OpenAI takes 4
 TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
 Count = Annotated[int, Field(ge=0, le=_UINT32)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+# Numbers of JSON that no float32 has are refused here: there they would be 0, or infinite.
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+
+
+def _is_warm_or_zero(temperature: float) -> float:
+    lowest, highest = TEMPERATURES
+    if temperature != 0 and not lowest <= temperature <= highest:
+        raise ValueError(f"it must be 0 (greedy) or in [{lowest:g}, {highest:g}]")
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(_is_warm_or_zero)]
 
 
 class StrictModel(BaseModel):
@@ -38,12 +50,14 @@ class SamplingFields(StrictModel):
     """How tokens are chosen and proposed, and what ends a reply. null is the same as leaving a field out."""
 
     model: str = Field("", max_length=1024, description="The model's id; without it, the one that is served.")
-    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default 1, as OpenAI.")
+    temperature: Temperature | None = Field(
+        None, description="0 is greedy, else from 0.01 to 100. Default 1, as OpenAI."
+    )
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same tokens.")
     n: int | None = Field(None, ge=1, description="Choices; each has its own noise.")
     stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = Field(
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = Field(
         None, description="By token id, from -100 to 100."
     )
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -111,8 +125,11 @@ def validated(cls: type[FieldsT], body: Mapping[str, Any]) -> FieldsT:
     try:
         return cls.model_validate(body)
     except ValidationError as error:
-        # Of a union, the member that got furthest says most.
-        first = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
+        # Of a union, the member that got furthest says most: past its type, or to a part of it.
+        first = max(
+            error.errors(include_url=False),
+            key=lambda problem: (len(problem["loc"]), not problem["type"].endswith("_type")),
+        )
         param = _name(first["loc"])
         if first["type"] == "missing":
             raise invalid(f"{param} is missing", param, "missing_required_parameter") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from specd.errors import InvalidRequestError
 MAX_TOP_LOG_PROBABILITIES = 20
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 1024
+MAX_BIAS = 100
 # Below this a float32 has no room for the quotients, and above it nothing is left of the model.
-_TEMPERATURES = (0.01, 100.0)
+TEMPERATURES = (0.01, 100.0)
 _REPETITION_PENALTIES = (0.01, 10.0)  # likewise
 _MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
 
@@ -65,7 +65,7 @@ class Sampling:
 
     def check(self, *, vocabulary_size: int, model_name: str) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
-        lowest, highest = _TEMPERATURES
+        lowest, highest = TEMPERATURES
         # Rounded, because what a client writes as 0.01 comes as the nearest float32. A NaN fails each of these tests.
         if self.temperature != 0 and not lowest <= round(self.temperature, 6) <= highest:
             raise _out_of_range("temperature", self.temperature, f"0 (greedy) or in [{lowest:g}, {highest:g}]")
@@ -92,8 +92,8 @@ class Sampling:
                 "OUT_OF_RANGE", f"logit_bias has {len(self.logit_bias)} entries: the most is {MAX_LOGIT_BIASES}"
             )
         for token_id, bias in self.logit_bias.items():
-            if not (math.isfinite(bias) and -100 <= bias <= 100):
-                raise _out_of_range(f"logit_bias of token {token_id}", bias, "in [-100, 100]")
+            if not abs(bias) <= MAX_BIAS:
+                raise _out_of_range(f"logit_bias of token {token_id}", bias, f"in [-{MAX_BIAS}, {MAX_BIAS}]")
         check_token_ids("logit_bias", tuple(self.logit_bias), vocabulary_size=vocabulary_size, model_name=model_name)
         check_token_ids(
             "suppressed_token_ids", self.suppressed_token_ids, vocabulary_size=vocabulary_size, model_name=model_name

@@ -56,7 +56,8 @@ class StopConditions:
         )
         if self.min_tokens > max_tokens:
             raise InvalidRequestError(
-                "CONTRADICTION", f"min_tokens is {self.min_tokens}, but max_tokens is {max_tokens}"
+                "CONTRADICTION",
+                f"min_tokens is {self.min_tokens}: it must be at most max_tokens, which is {max_tokens}",
             )
 
 
@@ -173,7 +174,8 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"the prompt has {len(prompt_ids)} tokens, which leaves no room to generate: "
-            f"the context of {model.short_name} is {model.context_length} tokens",
+            f"the context of {model.short_name} is {model.context_length} tokens: send at most "
+            f"{model.context_length - 1}",
         )
 
 

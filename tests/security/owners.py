@@ -19,29 +19,34 @@ from specd.v1.session_pb2_grpc import SessionServiceStub
 
 @dataclass(frozen=True)
 class Owner:
-    """One client of a coordinator."""
+    """One client of a coordinator, and its token."""
 
     generation: GenerationServiceStub
     sessions: SessionServiceStub
+    token: str
 
 
 @asynccontextmanager
 async def stack_with_owners(
-    directory: Path, limits: Mapping[str, Mapping[str, int]], **settings: str
+    directory: Path, limits: Mapping[str, Mapping[str, int]], *, http: str = "", **settings: str
 ) -> AsyncIterator[tuple[Stack, dict[str, Owner]]]:
-    """Start a stack with these settings of its coordinator, and clients by name, each with limits of its own."""
+    """Start a stack with these settings of its coordinator, and clients by name, each with limits of its own.
+
+    `http` is where its gateway listens; "" for none.
+    """
     made = {name: new_token(name, **cast(Any, limits[name])) for name in limits}
     write_tokens(directory / "tokens", [token for _, token in made.values()])
     environment = {f"SPECD_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
     environment |= {"SPECD_COORDINATOR_TOKENS": str(directory / "tokens"), "OPENBLAS_NUM_THREADS": "1"}
+    environment["SPECD_LOG_FORMAT"] = "json"
     async with AsyncExitStack() as open_:
         stack = await open_.enter_async_context(
-            Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment)
+            Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http=http, environment=environment)
         )
         owners = {}
         for name, (text, _) in made.items():
             channel = await open_.enter_async_context(
                 open_channel(stack.address, ClientCredentials(None, None, None, text))
             )
-            owners[name] = Owner(GenerationServiceStub(channel), SessionServiceStub(channel))
+            owners[name] = Owner(GenerationServiceStub(channel), SessionServiceStub(channel), text)
         yield stack, owners
