@@ -1,0 +1,1 @@
+"""Faults at random moments, and what becomes of the texts."""
