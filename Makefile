@@ -121,7 +121,7 @@ dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboar
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks
 # What only workers need. A coordinator downloads nothing either, which is what hf-xet is for.
-WORKERS_ONLY := greenlet mlx mlx-lm scipy-openblas32 lief hf-xet
+WORKERS_ONLY := greenlet psutil mlx mlx-lm scipy-openblas32 lief hf-xet
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock

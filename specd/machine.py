@@ -14,13 +14,40 @@ from specd.errors import StartupError
 
 def part_of_memory(divisor: int) -> Any:
     """Return a fraction of the machine's memory, as --help shows it."""
-    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // divisor // 2**20}MiB"
+    return f"{total_memory() // divisor // 2**20}MiB"
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may come to use: the machine's, or the limit of its cgroup."""
+    of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([of_machine, *(limit for limit, _ in _memory_limits(root))])
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process could still get without anything being killed or swapped."""
+    import psutil  # which only workers need
+
+    return min([psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits(root))])
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Return limit and use in bytes, without droppable files, of each memory group (v2 or v1) with a limit."""
+    for group in _cgroups(root, "memory"):
+        with contextlib.suppress(OSError, ValueError):  # no limit is "max"
+            is_v2 = (group / "memory.max").is_file()
+            limit = (group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).read_text()
+            used = (group / ("memory.current" if is_v2 else "memory.usage_in_bytes")).read_text()
+            # The last one is with the groups in this one, as the use is.
+            *_, files = re.findall(
+                r"^(?:total_)?inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
+            )
+            yield int(limit), int(used) - int(files)
 
 
 def available_cpus(root: Path = Path("/")) -> int:
     """Return how many CPUs this process may use: by affinity, and by the quota of its cgroup (v2 or v1)."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _cgroups(root):
+    for group in _cgroups(root, "cpu"):
         with contextlib.suppress(OSError, ValueError):
             if (group / "cpu.max").is_file():
                 quota, period = (group / "cpu.max").read_text().split()
@@ -32,16 +59,16 @@ def available_cpus(root: Path = Path("/")) -> int:
     return count
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Return the directories of this process's CPU groups and of all that they are in: the tightest quota counts."""
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Return the directories of this process's groups for a controller, and of those that they are in."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not controllers or "cpu" in controllers.split(","):
-            mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        if not controllers or controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / (controller if controllers else "")
             group = Path(path.lstrip("/"))
             yield from (mount / each for each in (group, *group.parents))
 

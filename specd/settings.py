@@ -184,6 +184,12 @@ class WorkerSettings(ListenerSettings):
         description="Memory for the prefix cache, which new sessions with the same beginning reuse, such as 512MiB; "
         "by default a sixteenth of the machine's, 0 for none.",
     )
+    memory_reserve_bytes: ByteSize = Field(
+        part_of_memory(32),
+        description="Memory to leave to the system, by default a thirty-second of the machine's. Where less is "
+        "available, the worker gives up its prefix cache, then begins no sessions, and below half of it ends the "
+        "largest, to be sent again. 0 for never.",
+    )
     kv_bits: KvBits = Field(
         16, description="Bits for a number in the caches of full attention; 16 keeps it as the model computes it."
     )

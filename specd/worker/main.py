@@ -30,6 +30,7 @@ from specd.worker.engine.engine import Engine, Steps
 from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
+from specd.worker.memory_watch import MemoryWatch
 from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.calibration import Workload, calibrate, keep, measure
 from specd.worker.model.fingerprint import whole_fingerprint
@@ -105,9 +106,14 @@ async def run_worker(
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, fingerprint))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
-            watching = asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1)))
+            memory = MemoryWatch(engine, caches, prefixes, reserve_bytes=settings.memory_reserve_bytes)
+            watching = [
+                asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1))),
+                asyncio.ensure_future(memory.run()),
+            ]
             await stopping
-            watching.cancel()
+            for watch in watching:
+                watch.cancel()
             keep(model, workload, costs)
         finally:
             await server.stop(settings.shutdown_grace_seconds)

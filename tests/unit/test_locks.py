@@ -42,6 +42,7 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
 
     for_workers = {
         "greenlet",
+        "psutil",
         "mlx",
         "mlx-cpu",
         "mlx-metal",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specd.errors import StartupError
-from specd.machine import available_cpus
+from specd.machine import available_cpus, available_memory, total_memory
 from specd.settings import (
     CoordinatorSettings,
     LogSettings,
@@ -153,6 +153,53 @@ def test_cpus_are_those_that_the_process_may_use(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert available_cpus(tmp_path) == cpus
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        ({}, None, None),
+        (
+            {
+                "proc/self/cgroup": "0::/x/y\n",
+                "sys/fs/cgroup/x/memory.max": f"{64 * MIB}\n",
+                "sys/fs/cgroup/x/memory.current": f"{50 * MIB}\n",
+                "sys/fs/cgroup/x/memory.stat": f"anon 1\ninactive_file {10 * MIB}\n",
+                "sys/fs/cgroup/x/y/memory.max": "max\n",
+                "sys/fs/cgroup/x/y/memory.current": "1\n",
+                "sys/fs/cgroup/x/y/memory.stat": "anon 1\ninactive_file 0\n",
+            },
+            64 * MIB,
+            24 * MIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/\n4:memory:/x\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{64 * MIB}\n",
+                "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{70 * MIB}\n",
+                "sys/fs/cgroup/memory/x/memory.stat": f"inactive_file 5\ntotal_inactive_file {MIB}\n",
+            },
+            64 * MIB,
+            -5 * MIB,
+        ),
+        ({"proc/self/cgroup": "garbage\n", "sys/fs/cgroup/memory.max": "garbage\n"}, None, None),
+    ],
+)
+def test_memory_is_what_the_process_may_use(
+    files: dict[str, str], total: int | None, available: int | None, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert total_memory(tmp_path) == total or (total is None and total_memory(tmp_path) == of_machine)
+    if available is not None:
+        assert available_memory(tmp_path) == available
+    else:
+        assert 0 < available_memory(tmp_path) < of_machine
 
 
 @pytest.mark.parametrize("value", ["many", "0", "-2", "1.5", "²"])

@@ -22,7 +22,9 @@ class CacheCapacity:
         """Have this much memory for all caches together; `footprint` is what the caches of one session take."""
         self.capacity_bytes = capacity_bytes
         self.footprint = footprint
+        self.accepts_new = True  # sessions that hold nothing yet
         self._reserved: dict[SessionCache, int] = {}
+        self._given_up: set[SessionCache] = set()
 
     def __iter__(self) -> Iterator[SessionCache]:
         """Iterate over the caches as they are now."""
@@ -38,6 +40,12 @@ class CacheCapacity:
 
     def reserve(self, cache: SessionCache, num_tokens: int) -> None:
         """Let a cache hold its source and this many tokens. Raises ResourceExhaustedError (CACHE_FULL) without room."""
+        if cache in self._given_up or not (self.accepts_new or self._reserved[cache]):
+            raise ResourceExhaustedError(
+                "CACHE_FULL",
+                "this machine is short of memory: end other programs, or lower --cache-bytes or --memory-reserve-bytes",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
         num_bytes = self.footprint.bytes_for(num_tokens, len(cache.source))
         others = sum(tuple(self._reserved.values())) - self._reserved[cache]
         if others + num_bytes > self.capacity_bytes:
@@ -50,6 +58,14 @@ class CacheCapacity:
             )
         self._reserved[cache] = num_bytes
 
+    def give_up_largest(self) -> bool:
+        """Refuse the next request of the session that holds most, which ends it; return whether there is one."""
+        held = {cache: size for cache, size in self._reserved.items() if size and cache not in self._given_up}
+        if held:
+            self._given_up.add(max(held, key=lambda cache: held[cache]))
+        return bool(held)
+
     def discard(self, cache: SessionCache) -> None:
         """Forget the cache of a session that has ended."""
         self._reserved.pop(cache, None)
+        self._given_up.discard(cache)

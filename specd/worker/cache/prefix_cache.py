@@ -123,8 +123,14 @@ class PrefixCache:
         self._entries.insert(self._place(key), _Entry(key, layers, nbytes, next(self._clock)))
         self.nbytes += nbytes
 
-    def _evict(self, namespace: bytes, nbytes: int) -> None:
-        """Drop the least recently used entry of the largest namespace, for one of so many bytes."""
+    def shrink(self, num_bytes: int) -> None:
+        """Give up entries that take so many bytes together, or all."""
+        most = self.nbytes - num_bytes
+        while self._entries and self.nbytes > most:
+            self._evict()
+
+    def _evict(self, namespace: bytes = b"", nbytes: int = 0) -> None:
+        """Drop the least recently used entry of the largest namespace, for a new one of so many bytes."""
         sizes = Counter({namespace: nbytes})
         for entry in self._entries:
             sizes[entry.namespace] += entry.nbytes

@@ -1,0 +1,69 @@
+"""What a worker gives up while the machine is short of memory, before the system kills a process for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import mlx.core as mx
+import structlog
+
+from specd.machine import available_memory
+from specd.worker.cache.capacity import CacheCapacity
+from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.engine.engine import Engine
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 1.0
+
+
+class MemoryWatch:
+    """Leaves the system a reserve: first at the cost of the prefix cache, then of new sessions, then of the largest.
+
+    Sessions that are refused or given up lose no token: the coordinator sends them again when there is room, or fails
+    them with CACHE_FULL after its recovery time. Without the draft's they go on with the target alone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        caches: CacheCapacity,
+        prefixes: PrefixCache,
+        *,
+        reserve_bytes: int,
+        available: Callable[[], int] = available_memory,
+    ) -> None:
+        """Leave `reserve_bytes` of what `available` returns."""
+        self._engine, self._caches, self._prefixes = engine, caches, prefixes
+        self._reserve_bytes = reserve_bytes
+        self._available = available
+
+    async def run(self) -> None:
+        """Look every second, for ever."""
+        while self._reserve_bytes:
+            self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Take one step if memory is short, and none back before it is no longer."""
+        missing = self._reserve_bytes - self._available()
+        was_short = not self._caches.accepts_new
+        if missing <= 0:
+            self._caches.accepts_new = True
+            if was_short:
+                log.info("there is memory again: new sessions begin")
+            return
+        if self._prefixes.num_entries:
+            log.warning("memory is short, giving up prefixes", missing_bytes=missing)
+        elif not was_short:
+            self._caches.accepts_new = False
+            log.warning("memory is short, no session begins", missing_bytes=missing)
+        elif missing > self._reserve_bytes / 2 and self._caches.give_up_largest():
+            log.warning("memory is very short, giving up the largest session", missing_bytes=missing)
+        self._engine.run_soon(lambda: self._free(missing))
+
+    def _free(self, num_bytes: int) -> None:
+        """Free what no session holds. For the engine's thread, which may have stored prefixes since."""
+        self._prefixes.shrink(num_bytes)
+        mx.clear_cache()
