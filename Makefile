@@ -132,7 +132,7 @@ lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same
 	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu --extra serve pyproject.toml - -o $(LOCKS)/worker-cuda.lock
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(NEWEST) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) tests/clients/node/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'

@@ -174,7 +174,8 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"the prompt has {len(prompt_ids)} tokens, which leaves no room to generate: "
-            f"the context of {model.short_name} is {model.context_length} tokens: send at most "
+            # LiteLLM and others know by these words that it is too long.
+            f"this model's maximum context length is {model.context_length} tokens: send at most "
             f"{model.context_length - 1}",
         )
 

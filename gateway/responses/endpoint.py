@@ -13,7 +13,7 @@ from gateway.fields import refuse_field, validated
 from gateway.generation import Increment, Requester, Statistics
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
-from gateway.http.event_stream import named
+from gateway.http.event_stream import DONE, named
 from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
 from gateway.responses.request import ResponseFields, shown_fields
@@ -83,6 +83,7 @@ class _Response:
             )
             return
         yield self._numbered({"type": f"response.{self._status}", "response": self._shown()})
+        yield DONE
 
     def _beginning(self) -> list[Event]:
         return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
@@ -114,6 +115,7 @@ class _Response:
         response = {
             **self._head,
             "status": self._status,
+            "completed_at": int(time.time()) if self._status == "completed" else None,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": [dict(item) for item in self._items.output],

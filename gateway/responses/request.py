@@ -65,6 +65,7 @@ class ResponseFields(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
+    background: bool | None = Field(None, description="Refused if true: the gateway keeps no responses.")
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -92,6 +93,8 @@ class ResponseFields(SamplingFields):
             raise refuse_field(
                 "previous_response_id", "responses are not kept here: send the whole input, or session_id"
             )
+        if self.background:
+            raise refuse_field("background", "responses are not kept here: stay connected until it is whole")
         if self.text is not None and self.text.format is not None and self.text.format.type != "text":
             raise refuse_field("text.format", f"{self.text.format.type[:100]!r} is not enforced here")
         if self.tool_choice not in ("auto", "none", None):
@@ -149,14 +152,27 @@ def _given(value: str | None, place: str) -> str:
 
 
 def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
-    """Return the fields of a request that its response repeats."""
+    """Return the fields that a response repeats of its request, and what OpenAI's has besides: clients check them."""
     return {
+        "background": False,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+        "reasoning": None,
+        "text": {"format": {"type": "text"}},
+        "top_logprobs": 0,
+        "max_tool_calls": None,
+        "frequency_penalty": fields.frequency_penalty or 0.0,
+        "presence_penalty": fields.presence_penalty or 0.0,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "top_p": 1.0 if fields.top_p is None else fields.top_p,
         "tool_choice": fields.tool_choice or "auto",
-        "tools": [tool.model_dump() for tool in fields.tools or [] if tool.type == "function"],
+        "tools": [{**tool.model_dump(), "strict": False} for tool in fields.tools or [] if tool.type == "function"],
         "parallel_tool_calls": True,
         "metadata": {},
     }

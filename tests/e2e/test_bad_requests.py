@@ -61,7 +61,7 @@ BAD_GENERATE_REQUESTS = {
         "CONTEXT_EXCEEDED",
         "the prompt has 100000 tokens",
     ),
-    "a megabyte of text": (GenerateRequest(text="é" * 500_000), "CONTEXT_EXCEEDED", "the context of"),
+    "a megabyte of text": (GenerateRequest(text="é" * 500_000), "CONTEXT_EXCEEDED", "maximum context length"),
     "prompt and max_tokens over the context": (
         GenerateRequest(token_ids=TokenIds(ids=[5] * 48), max_tokens=CONTEXT_LENGTH - 47),
         "CONTEXT_EXCEEDED",

@@ -24,6 +24,8 @@ _END = "<|end|>"
 _PLACE_BEGIN, _PLACE_END = "\ue000", "\ue001"
 
 WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}\n</tool_call>'
+WRITTEN = 'print("written by an agent")\n'
+_WRITE = {"name": "write", "arguments": {"filePath": "written.py", "content": WRITTEN}}  # as opencode's tool has it
 TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 SCRIPTS = {
@@ -33,15 +35,19 @@ SCRIPTS = {
     "both": f"{WEATHER_CALL}\n{TIME_CALL}",
     "ponder": f"<think>\nI need the weather.\n</think>\n\n{WEATHER_CALL}",
     "broken": '<tool_call>\n{"name": "get_weather", "arguments": {"city"\n</tool_call>',
+    "write": f"<tool_call>\n{json.dumps(_WRITE)}\n</tool_call>",
     "sunny": "It is sunny in Zürich: 21 °C.",
 }
 
-# The last message says which script: by its first word, or as the result of a tool. `<tool_call>` and `tool_call.name`
-# tell, as in the template of Qwen, in which form tools are called.
-CHAT_TEMPLATE = """\
-{%- if tools %}{{ 'Tools: ' + (tools | tojson) + '\\n' }}{% endif %}
+# The last message says which script: by its first word, or as the result of a tool; other words say hello. Of what is
+# long, such as the instructions of agents, the end is enough. `<tool_call>` and `tool_call.name` tell, as in Qwen's
+# template, in which form tools are called.
+CHAT_TEMPLATE = (
+    f"{{%- set scripts = {list(SCRIPTS)} %}}"
+    + """\
+{%- if tools %}{{ 'Tools: ' + (tools | tojson)[-500:] + '\\n' }}{% endif %}
 {%- for message in messages %}
-    {{- message.role + ': ' + message.content.split('</think>')[-1] }}
+    {{- message.role + ': ' + message.content.split('</think>')[-1][-500:] }}
     {%- for tool_call in message.tool_calls or [] %}
         {%- if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}
         {{- '<tool_call>' + tool_call.name + (tool_call.arguments | tojson) + '</tool_call>' }}
@@ -50,8 +56,9 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- set script = 'sunny' if messages[-1].role == 'tool' else messages[-1].content.split(' ')[0] %}
 {%- if enable_thinking %}{{ '<think>\\n' }}{% set script = 'think' %}{% endif %}
-{{- '<|say:' + script + '|>' }}
+{{- '<|say:' + (script if script in scripts else 'hello') + '|>' }}
 """
+)
 
 
 def save_arranged_model(directory: Path) -> str:

@@ -75,7 +75,7 @@ async def test_what_is_cut_off_is_incomplete(arranged_http: HttpClient) -> None:
     assert whole["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert SCRIPTS["hello"].startswith(whole["output"][0]["content"][0]["text"])
-    events = [json.loads(event) for event in await arranged_http.events(PATH, body)]
+    events = await arranged_http.chunks(PATH, body)
     assert events[-1]["type"] == "response.incomplete"
 
 
@@ -91,6 +91,7 @@ async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: H
     ("change", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"n": 2}, "n"),

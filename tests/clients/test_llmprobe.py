@@ -1,0 +1,33 @@
+"""llmprobe, which checks shapes and promises of OpenAI's API: all that is claimed of it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from specd.cli.supervisor import Stack
+from tests.clients.programs import NODE, run, url_of
+
+# Both force a call by `tool_choice`, which docs/http.md says is refused: nothing enforces one.
+NOT_CLAIMED = {"chat-tool-stream-reassembly", "responses-tool-stream-reassembly"}
+# What docs/http.md claims, as llmprobe names it.
+CLAIMED = {
+    *("models", "chat", "responses", "completions", "streaming", "usage", "stream-usage", "finish-reasons", "errors"),
+    *("limits", "logprobs", "reasoning", "seed", "sampling", "max-tokens-alias", "n-choices"),
+}
+
+
+async def test_all_that_is_claimed_conforms(node: str, arranged_stack: Stack, tmp_path: Path) -> None:
+    probe = NODE / "node_modules" / "llmprobe" / "bin" / "dist" / "llmprobe.mjs"
+    # With a HOME of its own: it keeps what it finds there. What is not claimed fails, and so it ends with 1.
+    command = [node, str(probe), url_of(arranged_stack), "--json", "--no-bench", "--no-save"]
+    report = json.loads(await run(*command, directory=tmp_path, exit_code=1, variables={"HOME": str(tmp_path)}))
+    failures = {
+        result["id"]: [failure["message"] for failure in result["failures"]]
+        for result in report["conformance"]["results"]
+        if result["outcome"] == "fail"
+    }
+    assert failures.keys() == NOT_CLAIMED, failures
+    supported = {entry["id"] for entry in report["coverage"]["entries"] if entry["supported"]}
+    assert supported >= CLAIMED
+    assert report["conformance"]["passed"] >= 95  # the run was whole
