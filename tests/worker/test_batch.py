@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx import nn
 from mlx_lm.models import ministral3
+from mlx_lm.models.cache import make_prompt_cache
 
 from draft_worker.proposal import propose
 from specd.sampling import Sampling
@@ -175,8 +176,18 @@ def test_logits_are_those_of_each_session_alone(tokens_of: list[list[int]], cont
         finish(cache.feed(mx.array(context)))
     outputs = forward([Feed(cache, mx.array(tokens)) for cache, tokens in zip(caches, tokens_of, strict=True)])
     for tokens, context, logits in zip(tokens_of, contexts, outputs, strict=False):
-        expected = MODEL.network(mx.array([[*context, *tokens]]))[0, len(context) :]
-        np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-3)  # of about 10
+        expected, one_by_one = logits_of_mlx_lm(context, tokens)
+        # Of about 10. Some inputs are ill-conditioned: there mlx-lm's own logits depend on how it is called.
+        atol = 1e-3 + 2 * float(np.abs(expected - one_by_one).max())
+        np.testing.assert_allclose(np.array(logits), expected, atol=atol)
+
+
+def logits_of_mlx_lm(context: list[int], tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of the tokens after the context from one pass, and from a pass for each."""
+    whole = [*context, *tokens]
+    cache = make_prompt_cache(MODEL.network)
+    one_by_one = [np.array(MODEL.network(mx.array([[token]]), cache=cache))[0, 0] for token in whole]
+    return np.array(MODEL.network(mx.array([whole])))[0, len(context) :], np.stack(one_by_one[len(context) :])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
