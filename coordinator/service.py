@@ -28,6 +28,7 @@ from specd.caller import Caller
 from specd.draft_source import TokenSource
 from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
 from specd.finish_reason import FinishReason
+from specd.model_info import ModelInfo
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
@@ -36,7 +37,7 @@ from specd.rpc.server import Server
 from specd.sampling import Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
-from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2, session_pb2, session_pb2_grpc
+from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2, session_pb2, session_pb2_grpc
 
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
@@ -119,8 +120,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             coordinator = self._coordinator.get()
             draft = coordinator.draft
             return generation_pb2.GetModelInfoResponse(
-                target=to_model(coordinator.target.model or coordinator.model),
-                draft=to_model(draft.model) if draft.model is not None else None,
+                target=_public(coordinator.target.model or coordinator.model),
+                draft=_public(draft.model) if draft.model is not None else None,
                 draft_fault=draft.fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
@@ -128,6 +129,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 chat_template=coordinator.tokenizer.chat_template,
                 special_tokens=coordinator.tokenizer.special_tokens,
             )
+
+
+def _public(model: ModelInfo) -> model_pb2.Model:
+    return to_model(dataclasses.replace(model, name=model.public_name))
 
 
 def request_from(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:

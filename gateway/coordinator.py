@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
-from pathlib import PurePath
 from typing import Any
 
 import grpc
@@ -233,7 +232,7 @@ def _model(response: generation_pb2.GetModelInfoResponse) -> ModelCard:
     deciding = (target.fingerprint, target.vocabulary_fingerprint, target.precision, target.device, __version__)
     digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
     return ModelCard(
-        model_id=_model_id(target.name),
+        model_id=target.name,
         context_length=target.context_length,
         vocabulary_size=target.vocabulary_size,
         system_fingerprint=f"specd_{digest[:16]}",
@@ -242,13 +241,7 @@ def _model(response: generation_pb2.GetModelInfoResponse) -> ModelCard:
         details={
             "architecture": target.architecture,
             "precision": target.precision,
-            "draft": _model_id(response.draft.name) if response.HasField("draft") else None,
+            "draft": response.draft.name if response.HasField("draft") else None,
             "lookup": response.lookup,
         },
     )
-
-
-def _model_id(name: str) -> str:
-    """Return a model's name for clients: a repository's own, and of a directory the last part, not where it lies."""
-    path = PurePath(name)
-    return path.name if path.is_absolute() or name.startswith((".", "~")) else name

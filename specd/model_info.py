@@ -27,8 +27,15 @@ class ModelInfo:
     whole_fingerprint: str = ""
 
     @property
+    def public_name(self) -> str:
+        """The name by which clients know the model: a repository's own, and of a directory its last part."""
+        path = PurePath(self.name)
+        is_path = path.is_absolute() or self.name.startswith((".", "~")) or len(path.parts) > 2
+        return path.name if is_path else self.name
+
+    @property
     def short_name(self) -> str:
-        """The name for clients: without the directories, which are no business of theirs."""
+        """The name in errors: without the directories, which are no business of clients."""
         return PurePath(self.name).name
 
     @property

@@ -37,7 +37,9 @@ class Resumption:
         Raises InvalidRequestError, naming field and value, and CannotResumeError for another model or prompt.
         """
         vocabulary_size = model.vocabulary_size
-        check_token_ids("resumption.token_ids", self.token_ids, vocabulary_size=vocabulary_size, model_name=model.name)
+        check_token_ids(
+            "resumption.token_ids", self.token_ids, vocabulary_size=vocabulary_size, model_name=model.short_name
+        )
         if len(self.token_ids) >= max_tokens:
             raise InvalidRequestError(
                 "CONTRADICTION", f"resumption has {len(self.token_ids)} tokens, but max_tokens is {max_tokens}"
@@ -49,7 +51,7 @@ class Resumption:
                 )
         if self.prompt_fingerprint and self.prompt_fingerprint != prompt_fingerprint(model, prompt):
             raise CannotResumeError(
-                f"the generation began with another model than {model.name}, or with another prompt than this one"
+                f"the generation began with another model than {model.short_name}, or with another prompt than this one"
             )
 
 

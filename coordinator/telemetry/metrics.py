@@ -116,7 +116,7 @@ class CoordinatorMetrics:
         """Show whether the "draft" or "target" worker is there, and with which model."""
         self._gauges[f"{worker}_available"].set(model is not None)
         if model is not None:
-            self._model_names[worker] = model.name
+            self._model_names[worker] = model.public_name
             self._gauges["model_info"].clear()
             self._gauges["model_info"].labels(**self._model_names).set(1)
 

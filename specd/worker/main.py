@@ -85,7 +85,7 @@ async def run_worker(
         try:
             model, fingerprint, costs = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
-            add_build_info(registry, process, **facts)
+            add_build_info(registry, process, **{**facts, "model": model.info.public_name})
             caches = CacheCapacity(settings.cache_bytes, model.cache_footprint)
             prefixes = PrefixCache(settings.prefix_cache_bytes)
             metrics = WorkerMetrics(registry, caches, prefixes)

@@ -222,4 +222,4 @@ async def test_drafts_under_their_name_in_vllm_are_the_rounds_with_a_proposal(mo
     assert float(series["value"][1]) == proposals
     labels = {"__name__", "instance", "job", "model_name", "engine"}
     assert set(series["metric"]) == labels
-    assert series["metric"]["model_name"] == EMBEDDED_TARGET
+    assert series["metric"]["model_name"] == Path(EMBEDDED_TARGET).name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 
 from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import Chat, ChatMessage, StopConditions
 from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
@@ -47,12 +50,16 @@ async def test_canaries_are_found_nowhere(stack: Stack, client: RawClient, stand
         await text_of_error(sessions.GetSession(GetSessionRequest(session_id="nosuch"))),
         await text_of_error(sessions.DeleteSession(DeleteSessionRequest(session_id="nosuch"))),
     ]
+    info = str(await client.model_info())
     metrics = [read_metrics_text(child) for child in stack.children]
     log = standing.new_log_lines()
     assert log
     for text in (*errors, *metrics, *log):
         assert CANARY not in text
     addresses = [child.facts["address"] for child in stack.children]
+    for secret in ("/models/", *(str(Path(model).parent) for model in (EMBEDDED_TARGET, EMBEDDED_DRAFT))):
+        assert secret not in info
+        assert not any(secret in text for text in metrics)
     for text in errors:
         for secret in (*addresses, "/models/", "site-packages", "Traceback", "0x7f"):
             assert secret not in text
