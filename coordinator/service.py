@@ -19,7 +19,7 @@ from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
-from coordinator.sessions.request import GenerationRequest, StopConditions
+from coordinator.sessions.request import MAX_STOP_STRINGS, GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -34,7 +34,7 @@ from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
-from specd.sampling import Sampling
+from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2, session_pb2, session_pb2_grpc
@@ -55,6 +55,7 @@ _SOURCES = {
 log = structlog.get_logger()
 
 _MOST_OF_A_CHAT = 4096
+_LONG_BYTES = 1 << 16
 
 _GO_ON = "the coordinator is stopping: to go on, resume with the tokens so far when it is back, or at another"
 _STOPPING = partial(UnavailableError, "STOPPING", _GO_ON, retry_after_seconds=1.0)
@@ -107,7 +108,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
-            emissions = coordinator.generate(request_from(request, str(traceparent), current_caller()))
+            emissions = coordinator.generate(await _converted(request, str(traceparent), current_caller()))
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
                     await unread.write(context, response_from(batch), coordinator.settings.client_stall_seconds)
@@ -133,6 +134,27 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 def _public(model: ModelInfo) -> model_pb2.Model:
     return to_model(dataclasses.replace(model, name=model.public_name))
+
+
+async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
+    """Return what a message asks for, a long one beside the event loop: 4 MiB of a conversation's fields take 2 s."""
+    _check_counts(request)
+    if request.ByteSize() < _LONG_BYTES:
+        return request_from(request, traceparent, caller)
+    return await asyncio.to_thread(request_from, request, traceparent, caller)
+
+
+def _check_counts(request: generation_pb2.GenerateRequest) -> None:
+    """Raise InvalidRequestError for more than can be right, before it is converted: Python takes far more memory."""
+    for name, count, most in (
+        ("chat.messages", len(request.chat.messages), _MOST_OF_A_CHAT),
+        ("chat.tools", len(request.chat.tools), _MOST_OF_A_CHAT),
+        ("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIASES),
+        ("stop.token_ids", len(request.stop.token_ids), MAX_STOP_TOKENS),
+        ("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS),
+    ):
+        if count > most:
+            raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
 
 
 def request_from(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
@@ -189,10 +211,6 @@ def _prediction(request: generation_pb2.GenerateRequest) -> AnswerStart:
 
 
 def _chat(chat: generation_pb2.Chat) -> Chat:
-    # Checked before they become Python's, which take two hundred times the memory of an empty message.
-    for name, count in (("messages", len(chat.messages)), ("tools", len(chat.tools))):
-        if count > _MOST_OF_A_CHAT:
-            raise InvalidRequestError("OUT_OF_RANGE", f"chat.{name} has {count} entries: the most is {_MOST_OF_A_CHAT}")
     try:
         return Chat(
             messages=tuple(

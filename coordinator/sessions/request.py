@@ -18,7 +18,7 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 # Tokens that are generated when a request does not say.
 DEFAULT_MAX_TOKENS = 256
 
-_MAX_STOP_STRINGS = 64
+MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_CHARACTERS = 256
 
 
@@ -39,7 +39,7 @@ class StopConditions:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
         for name, count, most in (
             ("stop.token_ids", len(self.token_ids), MAX_STOP_TOKENS),
-            ("stop.strings", len(self.strings), _MAX_STOP_STRINGS),
+            ("stop.strings", len(self.strings), MAX_STOP_STRINGS),
         ):
             if count > most:
                 raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
