@@ -60,8 +60,12 @@ def _run(*command: str, timeout_seconds: float, **variables: str) -> str:
 class Project:
     """A project under a name and on a port that nobody else has."""
 
-    def __init__(self, file: str) -> None:
-        """Make a project of a compose file, named from the root of the repository; `up` starts it."""
+    def __init__(self, file: str, **variables: str) -> None:
+        """Make a project of a compose file, named from the root of the repository; `up` starts it.
+
+        `variables` are those of deploy/.env that are to be others.
+        """
+        self._variables = variables
         self.file = file
         self.name = f"specd-test-{secrets.token_hex(4)}"
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -71,7 +75,7 @@ class Project:
     def compose(self, *arguments: str, timeout_seconds: float = _PATIENCE_SECONDS) -> str:
         """Run Docker Compose with the project's file."""
         command = (*_COMPOSE, "-p", self.name, "-f", self.file, *arguments)
-        return _run(*command, timeout_seconds=timeout_seconds, SPECD_PORT=str(self.port))
+        return _run(*command, timeout_seconds=timeout_seconds, SPECD_PORT=str(self.port), **self._variables)
 
     def up(self, *services: str) -> None:
         """Build and start services, and those that they depend on, and wait until all are healthy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from specd.rpc.client import RawClient
+from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 from specd.v1 import generation_pb2
 from tests.containers.compose import BUILD_SECONDS, ROOT, Project, docker, wait_until, why_not
@@ -42,12 +45,12 @@ def test_every_locked_package_has_a_wheel_for_the_machine(lock: Path, machine: s
 # -- Everything in containers, except Grafana
 
 
-def documented(file: str) -> Project:
+def documented(file: str, **variables: str) -> Project:
     """Return a project for a file that docs/serving.md starts in this way; skip the test where none can be started."""
     assert f"\ndocker compose -f {file} up\n" in SERVING
     if reason := why_not():
         pytest.skip(reason)
-    return Project(file)
+    return Project(file, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +64,13 @@ def project() -> Iterator[Project]:
         project.down()
 
 
-async def statistics_of(address: str, *, begun: asyncio.Event | None = None, **fields: Any) -> Any:
+async def statistics_of(
+    address: str, credentials: ClientCredentials = PLAIN, *, begun: asyncio.Event | None = None, **fields: Any
+) -> Any:
     """Return the statistics of a completion; `begun` is set once there are tokens of it."""
     stop = generation_pb2.StopConditions(ignore_eos=True)
     response = generation_pb2.GenerateResponse()
-    async with asyncio.timeout(60), RawClient(address) as client:
+    async with asyncio.timeout(60), RawClient(address, credentials) as client:
         async for response in client.generate(PROMPT, stop=stop, **fields):  # noqa: B007
             if begun is not None:
                 begun.set()
@@ -216,6 +221,42 @@ async def test_look_up_alone_serves_without_a_draft_worker() -> None:
         assert statistics.lookup_accepted_tokens == statistics.accepted_tokens > 0
         expected = {service: value for service, value in ALL_UP.items() if service != "draft-worker:9465"}
         await asyncio.to_thread(wait_until, lambda: scraped(project) == expected)
+    finally:
+        await asyncio.to_thread(project.down)
+    assert project.left() == []
+
+
+async def test_with_tls_clients_show_a_token_and_processes_their_certificates(tmp_path: Path) -> None:
+    project = documented("deploy/compose.tls.yaml", SPECD_CERTS=str(tmp_path / "tls"))
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to the users of containers")
+    (block,) = [each for each in re.findall(r"```sh\n(.*?)```", SERVING, re.DOTALL) if "compose.tls.yaml" in each]
+    commands = block.replace(f"docker compose -f {project.file} up\n", "").replace("deploy/tls", "tls")
+    image = services_of("compose.tls.yaml")["prometheus"]["image"]
+    user = docker("run", "--rm", "--entrypoint", "id", image, "-u").strip()  # 65534, but for images that stand in
+    commands = commands.replace("65534", user).replace("sudo ", "").replace("specd ", f"{sys.executable} -m specd ")
+    made = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-euc", commands],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (token,) = re.findall(r"specd_[\w-]{20,}", made.stdout)
+    trusting = ClientCredentials(tmp_path / "certs" / "ca.crt")
+    try:
+        await asyncio.to_thread(project.up, "coordinator", "prometheus")
+        statistics = await statistics_of(
+            project.address, ClientCredentials(trusting.ca, token=token), max_tokens=32, num_draft_tokens=4
+        )
+        assert statistics.accepted_tokens > 0
+        for given, code in ((trusting, grpc.StatusCode.UNAUTHENTICATED), (PLAIN, grpc.StatusCode.UNAVAILABLE)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await statistics_of(project.address, given, max_tokens=1)
+            assert refused.value.code() is code
+        await asyncio.to_thread(wait_until, lambda: scraped(project) == ALL_UP)
     finally:
         await asyncio.to_thread(project.down)
     assert project.left() == []

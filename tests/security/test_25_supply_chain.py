@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_compose_files import services_of
+from tests.unit.test_compose_files import FILES, services_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -108,7 +108,7 @@ def test_images_run_as_nobody_in_particular() -> None:
     assert all(stage.startswith(("runtime ", "worker-runtime ")) for stage in finals)
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml"])
+@pytest.mark.parametrize("file", FILES)
 def test_a_service_has_a_read_only_root_and_no_capability(file: str) -> None:
     for name, service in services_of(file).items():
         assert service["read_only"] is True, name

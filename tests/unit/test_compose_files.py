@@ -39,7 +39,10 @@ def port(address: str) -> str:
     return address.rpartition(":")[2]
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml"])
+FILES = ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml", "compose.tls.yaml"]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_every_service_is_hardened(file: str) -> None:
     longest = max(s.model_fields["shutdown_grace_seconds"].default for s in (CoordinatorSettings, TargetWorkerSettings))
     for name, service in services_of(file).items():
@@ -53,7 +56,7 @@ def test_every_service_is_hardened(file: str) -> None:
         assert not service["image"].startswith("specd-") or service["image"].endswith(f":{__version__}"), name
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml"])
+@pytest.mark.parametrize("file", FILES[:3])
 def test_only_clients_and_dashboards_get_in_and_from_this_machine_only(file: str) -> None:
     published = {name: service["ports"] for name, service in services_of(file).items() if "ports" in service}
     assert published == {
@@ -68,17 +71,34 @@ def test_the_settings_that_are_there_to_be_edited_are_those_of_the_page() -> Non
     assert (values.pop("SPECD_TARGET"), values.pop("SPECD_DRAFT")) == ("", "")  # the included pair
     assert values.pop("SPECD_PORT") == port(UpSettings.model_fields["listen"].default)
     assert f"<http://127.0.0.1:{values.pop('SPECD_GRAFANA_PORT')}>" in SERVING
+    certs = values.pop("SPECD_CERTS").replace("./", "deploy/")
+    assert f" {certs}/$process\n" in SERVING
+    assert f"/{certs}/\n" in (ROOT / ".gitignore").read_text()
     assert values == {"COMPOSE_PROJECT_NAME": "specd"}
     used = {name for file in DEPLOY.glob("*.yaml") for name in re.findall(r"\$\{(\w+)", file.read_text())}
-    assert used == {"SPECD_TARGET", "SPECD_DRAFT", "SPECD_PORT", "SPECD_GRAFANA_PORT"}
+    assert used == {"SPECD_TARGET", "SPECD_DRAFT", "SPECD_PORT", "SPECD_GRAFANA_PORT", "SPECD_CERTS"}
 
 
 def test_workers_are_in_a_network_without_a_way_out() -> None:
     for worker in WORKERS:
-        assert services_of("compose.yaml")[worker]["networks"] == ["workers"]
+        for file in ("compose.yaml", "compose.tls.yaml"):
+            assert services_of(file)[worker]["networks"] == ["workers"]
     assert services_of("compose.lookup.yaml")["target-worker"]["networks"] == ["workers"]
-    for file in ("compose.yaml", "compose.lookup.yaml"):
+    for file in ("compose.yaml", "compose.lookup.yaml", "compose.tls.yaml"):
         assert read(file)["networks"]["workers"] == {"internal": True}
+
+
+def test_with_tls_other_machines_reach_the_coordinator_alone_and_nothing_is_insecure() -> None:
+    services = services_of("compose.tls.yaml")
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {
+        "coordinator": ["${SPECD_PORT}:50051"],
+        "grafana": ["127.0.0.1:${SPECD_GRAFANA_PORT}:3000"],
+    }
+    for name in (*WORKERS, "coordinator"):
+        (certs,) = [volume for volume in services[name]["volumes"] if volume.endswith(":/tls:ro")]
+        assert certs == f"${{SPECD_CERTS}}/{name}:/tls:ro"  # and no other's key
+        assert not [variable for variable in services[name]["environment"] if "INSECURE" in variable], name
 
 
 def test_addresses_have_the_ports_that_processes_listen_on() -> None:
