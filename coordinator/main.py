@@ -25,6 +25,7 @@ from specd.identity.tokens import TokenFile
 from specd.model_info import ModelInfo
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
+from specd.rpc.limits import ConnectionAge
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
 from specd.settings import CoordinatorSettings
@@ -51,7 +52,12 @@ async def run(settings: CoordinatorSettings) -> None:
     max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
     server = Server(
-        settings.listen, services, guard, max_streams=max_streams, max_message_bytes=settings.max_request_bytes
+        settings.listen,
+        services,
+        guard,
+        max_streams=max_streams,
+        max_message_bytes=settings.max_request_bytes,
+        connection_age=ConnectionAge(settings.connection_age_seconds, settings.connection_grace_seconds),
     )
     registry = new_registry()
     add_build_info(registry, "coordinator")

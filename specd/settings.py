@@ -299,6 +299,14 @@ class CoordinatorSettings(ListenerSettings):
     client_stall_seconds: Seconds = Field(
         30.0, description="Time that a client may leave a message unread before its session ends with CLIENT_STALLED."
     )
+    connection_age_seconds: float = Field(
+        3600.0, ge=0, description="Time that a client's connection takes new calls; it then opens another. 0 is no end."
+    )
+    connection_grace_seconds: float = Field(
+        3600.0,
+        ge=0,
+        description="Time that a connection's calls may go on after that; they can be resumed. 0 is no end.",
+    )
     session_idle_seconds: float = Field(
         600.0, ge=0, description="Time that a session is kept after its last use; 0 keeps none."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -32,6 +33,24 @@ def most_connections() -> int:
     return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft // 2)
 
 
+@dataclass(frozen=True)
+class ConnectionAge:
+    """How long a connection takes new calls, and how long those that it has may then go on; 0 is without end.
+
+    Its client opens another one, where names and load balancers send it now. Calls beyond the grace end with
+    UNAVAILABLE.
+    """
+
+    seconds: float
+    grace_seconds: float
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """Options of a server."""
+        given = {"age": self.seconds, "age_grace": self.grace_seconds}
+        return [(f"grpc.max_connection_{name}_ms", round(1000 * value)) for name, value in given.items() if value]
+
+
 def connection_options(max_streams: int) -> list[tuple[str, int]]:
     """Return options that bound what connections cost; each has up to `max_streams` calls at a time."""
     return [
@@ -44,6 +63,11 @@ def connection_options(max_streams: int) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.settings_timeout", 5_000),
         ("grpc.max_connection_idle_ms", 300_000),
+        # A client may ping often, and without calls, to notice a lost host: see specd/rpc/channel.py. One that pings
+        # more often than this, for the third time, is disconnected.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.keepalive_permit_without_calls", 1),
     ]
 
 

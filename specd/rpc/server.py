@@ -20,7 +20,7 @@ from specd.errors import SpecdError, StartupError
 from specd.lifeline import Lifeline
 from specd.rpc.access import Guard
 from specd.rpc.credentials import server_credentials
-from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_STREAMS, connection_options
+from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_STREAMS, ConnectionAge, connection_options
 from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
@@ -33,9 +33,6 @@ _HAND_BACK_SECONDS = 3.0  # for callers to take the error that their calls end w
 
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # otherwise two servers on one port both start and share the calls
-    # Clients ping often: see specd/rpc/channel.py.
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
     # Free the sessions of a client whose host is lost.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -88,16 +85,18 @@ class Server:
         *,
         max_streams: int = MAX_STREAMS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        connection_age: ConnectionAge | None = None,
     ) -> None:
         """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
 
         Without a guard, whoever reaches the port may call everything. A connection has up to `max_streams` calls at a
-        time, and a request up to `max_message_bytes`.
+        time, and a request up to `max_message_bytes`. Without a `connection_age`, it lasts as long as it is used.
         """
         self.listen = listen
         self.address = listen
         self._guard = guard or Guard()
         options = [("grpc.max_receive_message_length", max_message_bytes), *_OPTIONS, *connection_options(max_streams)]
+        options += connection_age.options if connection_age else []
         self.grpc = refusing_server(options, self._guard.identify)
         self._services = ("", *service_names)
         self._health = _HealthServicer()
