@@ -16,7 +16,7 @@ from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.completions import complete
-from tests.e2e.processes import draft_of
+from tests.e2e.processes import PATIENCE_SECONDS, draft_of, read_metrics_text
 from tests.security.http2 import connect
 from tests.security.standing import Standing, standard_error_to
 
@@ -44,6 +44,9 @@ async def test_connections_do_not_take_the_last_files(standing: Standing, tmp_pa
             await complete(client)
             streams = [await connect(stack.address) for _ in range(150)]
             assert (await complete(client)).token_ids == standing.token_ids
+            # Files are left for what the process itself needs, such as a scrape.
+            text = await asyncio.wait_for(asyncio.to_thread(read_metrics_text, stack.coordinator), PATIENCE_SECONDS)
+            assert "specd_active_sessions" in text
             for _, writer in streams:
                 writer.transport.abort()
         await asyncio.sleep(1)
