@@ -36,7 +36,7 @@ async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGene
 
     collecting = asyncio.ensure_future(collect())
     try:
-        while not collecting.done():
+        while come or not collecting.done():
             await asyncio.sleep(seconds)
             if come:
                 batch = come.copy()
@@ -44,8 +44,6 @@ async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGene
                 taken.set()
                 yield batch
         await collecting
-        if come:
-            yield come
     finally:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)

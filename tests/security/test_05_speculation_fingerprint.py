@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +136,8 @@ async def test_at_intervals_prompts_look_alike(stack: Stack, certs: Path) -> Non
 
 async def test_messages_come_at_their_times_and_not_with_the_rounds(stack: Stack, certs: Path) -> None:
     async with watched(stack, certs, SHORT_SECONDS) as (address, given):
-        (trace,) = await traces(address, given, HARD[:1], sampling=SAMPLING[False])
-        assert all(later - at > SHORT_SECONDS / 2 for at, later in pairwise(trace))
+        (slow,) = await traces(address, given, HARD[:1], sampling=SAMPLING[False])
         (fast,) = await traces(address, given, EASY[:1], sampling=SAMPLING[True])
-    assert trace[0] >= SHORT_SECONDS * 0.99
-    assert fast[0] >= SHORT_SECONDS * 0.99
+    for trace in (slow, fast):
+        for number, at in enumerate(trace, start=1):
+            assert at >= number * SHORT_SECONDS * 0.99
