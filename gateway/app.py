@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,8 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 
 from gateway.chat.endpoint import complete_chat
 from gateway.completions.endpoint import complete
@@ -26,11 +24,10 @@ from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import openapi_document
+from gateway.page import page_routes
 from gateway.responses.endpoint import respond
 from gateway.served_model import not_found
 from gateway.service import Service
-
-STATIC = Path(__file__).parent / "static"
 
 _Answering = Callable[[Service, Mapping[str, Any], Requester], Awaitable[Answer]]
 
@@ -56,9 +53,8 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         get("/health", "health", check_health),
         Route("/metrics", partial(show_metrics, registry), methods=["GET"]),
         Route("/openapi.json", show_openapi, methods=["GET"]),
+        *page_routes(),
     ]
-    if (STATIC / "index.html").is_file():
-        routes.append(Mount("/", StaticFiles(directory=STATIC, html=True)))
     guards = Middleware(Guards, hosts=settings.host_names, origins=settings.origins)
     cors = Middleware(
         CORSMiddleware,

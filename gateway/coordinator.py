@@ -18,6 +18,7 @@ from gateway.generation import (
     Increment,
     ModelCard,
     Prompt,
+    ProposalCounts,
     Ranked,
     Requester,
     Statistics,
@@ -195,6 +196,7 @@ def _increment(response: generation_pb2.GenerateResponse) -> Increment:
     return Increment(
         response.session_id,
         tuple(map(_token, response.tokens)),
+        ProposalCounts(response.round.proposed, response.round.accepted),
         _FINISH_REASONS.get(response.finish_reason, ""),
         _statistics(response.statistics) if response.finish_reason else None,
         response.prompt_end,
@@ -243,5 +245,6 @@ def _model(response: generation_pb2.GetModelInfoResponse) -> ModelCard:
             "precision": target.precision,
             "draft": response.draft.name if response.HasField("draft") else None,
             "lookup": response.lookup,
+            "chat": bool(response.chat_template),
         },
     )

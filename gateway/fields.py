@@ -81,7 +81,9 @@ class SamplingFields(StrictModel):
     draft_source: Literal["auto", "model", "lookup", "none"] | None = None
     acceptance: Literal["coupled", "rejection"] | None = None
     lenience: float | None = Field(None, ge=0, le=1)
-    token_sources: bool | None = Field(None, description="Return the tokens, and who said each first.")
+    token_sources: bool | None = Field(
+        None, description="Return the tokens, and who said each first; in a stream also what each round proposed."
+    )
     session_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Continue this session.")
 
     def ignored(self) -> list[str]:

@@ -82,6 +82,11 @@ class TextToken:
     log_probability: float | None = None
     top: tuple[Ranked, ...] = ()
 
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The token as `token_sources` shows it."""
+        return {"id": self.token_id, "text": self.text, "source": self.source}
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -101,8 +106,16 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class ProposalCounts:
+    """Tokens that were proposed in a round, and those of them that were accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
 class Increment:
-    """What one round of a generation brought.
+    """What one round of a generation brought, or several that came together.
 
     The last one has a finish reason, `stop` or `length`, and the statistics; the first one of a conversation the end
     of its prompt, as the template wrote it.
@@ -110,6 +123,7 @@ class Increment:
 
     session_id: str
     tokens: tuple[TextToken, ...]
+    counts: ProposalCounts = ProposalCounts()
     finish_reason: str = ""
     statistics: Statistics | None = None
     prompt_end: str = ""

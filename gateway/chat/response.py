@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gateway.chat.log_probabilities import content_of
@@ -85,6 +86,8 @@ class Choice:
         details = [self._details(())] * len(deltas)
         if deltas and increment.tokens:
             details[-1] = self._details(increment.tokens)
+            if self._has_sources:
+                details[-1]["round"] = asdict(increment.counts)
         chunks = [
             {"index": self._index, "delta": delta, **more, "finish_reason": None}
             for delta, more in zip(deltas, details, strict=True)
@@ -102,7 +105,7 @@ class Choice:
     def _details(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
         details: dict[str, Any] = {"logprobs": content_of(tokens) if self._has_logprobs and tokens else None}
         if self._has_sources and tokens:
-            details["tokens"] = [{"id": token.token_id, "text": token.text, "source": token.source} for token in tokens]
+            details["tokens"] = [token.as_json for token in tokens]
         return details
 
     def _broken(self) -> dict[str, Any]:

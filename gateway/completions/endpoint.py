@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 from gateway.choices import Indexed, merged
@@ -72,6 +73,8 @@ class _Completion:
             async for index, increment in coming:
                 self._note(index, increment)
                 choice = self._choice(index, increment.tokens, increment.finish_reason or None)
+                if self._fields.token_sources:
+                    choice["round"] = asdict(increment.counts)
                 chunk = {**self._head, "choices": [choice], **usage}
                 if increment.statistics is not None:
                     chunk["timings"] = timings_of([increment.statistics])
@@ -94,7 +97,7 @@ class _Completion:
         if self._fields.logprobs is not None:
             choice["logprobs"] = _log_probabilities(tokens, self._lengths[index])
         if self._fields.token_sources:
-            choice["tokens"] = [{"id": t.token_id, "text": t.text, "source": t.source} for t in tokens]
+            choice["tokens"] = [token.as_json for token in tokens]
         self._lengths[index] += len(text)
         return choice
 

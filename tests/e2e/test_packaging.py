@@ -46,3 +46,9 @@ def test_an_installed_wheel_finds_its_models_and_prompts(installed: Path) -> Non
 def test_the_wheel_has_the_model_card_and_the_licence(installed: Path) -> None:
     assert (installed / "specd" / "models" / "README.md").is_file()
     assert list(installed.glob("specd-*.dist-info/licenses/LICENSE"))
+
+
+def test_the_wheel_has_the_page_of_the_gateway(installed: Path) -> None:
+    shipped = {path.name for path in (installed / "gateway" / "static").iterdir()}
+    assert "index.html" in shipped
+    assert shipped == {path.name for path in (ROOT / "gateway" / "static").iterdir()}

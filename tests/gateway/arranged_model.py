@@ -36,6 +36,8 @@ SCRIPTS = {
     "ponder": f"<think>\nI need the weather.\n</think>\n\n{WEATHER_CALL}",
     "broken": '<tool_call>\n{"name": "get_weather", "arguments": {"city"\n</tool_call>',
     "write": f"<tool_call>\n{json.dumps(_WRITE)}\n</tool_call>",
+    "markup": "<b>bold</b><img src=x onerror=\"document.title='broken'\">",
+    "count": " ".join(map(str, range(1000))),
     "sunny": "It is sunny in Zürich: 21 °C.",
 }
 

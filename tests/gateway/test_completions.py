@@ -88,3 +88,18 @@ async def test_what_cannot_be_kept_is_refused(http: HttpClient, change: dict[str
     response = await http.post(PATH, {**SAMPLED, **change})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_stream_says_who_said_a_token_and_what_rounds_proposed(http: HttpClient, chat: bool) -> None:
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+    body = {**prompt, "temperature": 0, "max_tokens": 48, "ignore_eos": True, "token_sources": True}
+    chunks = await http.chunks("/v1/chat/completions" if chat else PATH, body)
+    choices = [chunk["choices"][0] for chunk in chunks if "tokens" in chunk["choices"][0]]
+    sources = [token["source"] for choice in choices for token in choice["tokens"]]
+    timings = chunks[-1]["timings"]
+    assert len(sources) == 48
+    assert sum(choice["round"]["proposed"] for choice in choices) == timings["draft_n"] > 0
+    assert sum(choice["round"]["accepted"] for choice in choices) == timings["draft_n_accepted"]
+    assert timings["draft_n_accepted"] == 48 - sources.count("target")
+    assert len(choices) == timings["rounds"]

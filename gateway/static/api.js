@@ -1,0 +1,69 @@
+// The gateway's API, as the page uses it.
+
+// What went wrong, in words for people; `status` is 0 if there was no answer.
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// Returns the model that is served: `id`, and details in `specd`. Throws ApiError.
+export async function servedModel(token) {
+  const response = await send("/v1/models", { headers: headersFor(token) });
+  return (await response.json()).data[0];
+}
+
+// Yields the chunks of a streamed answer. Throws ApiError, also for a stream that ends too soon; `signal` aborts it.
+export async function* chunksOf(path, body, token, signal) {
+  const headers = { ...headersFor(token), "content-type": "application/json" };
+  const response = await send(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  for await (const line of linesOf(response.body, signal)) {
+    if (!line.startsWith("data: ")) continue; // a ping, or the empty line after an event
+    if (line === "data: [DONE]") return;
+    const chunk = JSON.parse(line.slice(6));
+    if (chunk.error) throw new ApiError(chunk.error.message);
+    yield chunk;
+  }
+  throw new ApiError("the answer ended too soon: the gateway may have been stopped");
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    throw failure(error, options.signal);
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  const seconds = response.headers.get("retry-after");
+  const again = seconds ? ` (try again in ${seconds} s)` : "";
+  throw new ApiError((body?.error?.message ?? `the gateway answers ${response.status}`) + again, response.status);
+}
+
+async function* linesOf(stream, signal) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      yield* lines;
+    }
+  } catch (error) {
+    throw failure(error, signal);
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function failure(error, signal) {
+  return signal?.aborted ? error : new ApiError("the gateway does not answer: is it still running?");
+}
+
+function headersFor(token) {
+  return token ? { authorization: `Bearer ${token}` } : {};
+}

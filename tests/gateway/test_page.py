@@ -1,0 +1,241 @@
+"""The page at `/` in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Error as BrowserError
+
+from specd.cli.supervisor import Stack
+from specd.identity.tokens import new_token, write_tokens
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
+from tests.gateway.arranged_model import SCRIPTS
+from tests.gateway.browser import CHROMIUM, chromium
+from tests.gateway.http_client import HttpClient
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
+
+PROMPT = "class Vector:\n    def __init__(self, x, y):\n"
+SOURCES = ("draft", "lookup", "target")
+expect.set_options(timeout=1000 * PATIENCE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A token, and the file that a coordinator knows it from."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens.jsonl"
+    secret, record = new_token("somebody")
+    write_tokens(path, [record])
+    return secret, path
+
+
+@pytest.fixture(scope="module")
+async def guarded_stack(token: tuple[str, Path]) -> AsyncIterator[Stack]:
+    """The embedded pair, which completes code, for those who have a token."""
+    environment = {"SPECD_COORDINATOR_TOKENS": str(token[1])}
+    async with Stack(
+        target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=environment
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A new page, which neither loads anything from elsewhere nor does what its policy forbids."""
+    async with await browser.new_context(color_scheme="light") as context:
+        opened = await context.new_page()
+        opened.set_default_timeout(1000 * PATIENCE_SECONDS)
+        wrong: list[str] = []
+        requested: set[str] = set()
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+        opened.on("request", lambda request: requested.add(request.url))
+        yield opened
+        origin = re.match(r"http://[^/]+/", opened.url)
+        assert origin is not None
+        assert not [url for url in requested if not url.startswith(origin[0])]
+        assert not wrong
+
+
+def origin_of(stack: Stack) -> str:
+    assert stack.gateway is not None
+    return f"http://{stack.gateway.facts['address']}/"
+
+
+def counters_of(stack: Stack) -> list[float]:
+    names = ("rounds", "proposed_tokens", "accepted_tokens")
+    return [read_metric(stack.coordinator, f"specd_{name}_total") for name in names]
+
+
+async def open_with_token(page: Page, stack: Stack, secret: str) -> None:
+    await page.goto(origin_of(stack))
+    await expect(page.get_by_text("wants a token")).to_be_visible()
+    await page.get_by_label("Token", exact=True).fill(secret)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+
+
+async def test_tokens_come_in_the_colours_of_their_sources(
+    page: Page, guarded_stack: Stack, token: tuple[str, Path]
+) -> None:
+    await open_with_token(page, guarded_stack, token[0])
+    await expect(page.locator("#model")).to_contain_text("pycode-47m-4bit (float32) with draft pycode-3.6m-8bit")
+    await page.get_by_label("Text to continue").fill(PROMPT)
+    await page.get_by_label("Most tokens").fill("48")
+    before = counters_of(guarded_stack)
+    await page.keyboard.press("Control+Enter")
+    await expect(page.get_by_text("48 tokens")).to_be_visible()
+    rounds, proposed, accepted = (now - then for now, then in zip(counters_of(guarded_stack), before, strict=True))
+
+    async with HttpClient(guarded_stack) as http:
+        body = {"prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+        answer = await http.post("/v1/completions", body, authorization=f"Bearer {token[0]}")
+    (choice,) = answer.json()["choices"]
+    assert await page.locator("#answer").text_content() == PROMPT + choice["text"]
+    counts = {source: int(await page.locator(f"#{source}-tokens").inner_text()) for source in SOURCES}
+    assert sum(counts.values()) == 48
+    assert counts["draft"] > 0
+    assert counts["target"] > 0
+    colours = set()
+    for source in SOURCES:
+        spans = page.locator(f"#answer .{source}")
+        assert (await spans.count() > 0) == (counts[source] > 0)
+        legend = page.locator(f"#legend .{source}")
+        colours.add(await legend.evaluate("element => getComputedStyle(element).color"))
+    assert len(colours) == 3
+
+    await expect(page.locator("#state")).to_have_text(
+        re.compile(r"^48 tokens, [\d.]+ a second, [\d.]+ times as fast as the target alone$")
+    )
+    assert await page.locator("#k-bars .rejected").count() == rounds - 1  # the first computes the prompt
+    assert await page.locator("#acceptance-line").evaluate("line => line.points.length") > 1
+    said = f"{100 * accepted / proposed:.1f} % of {proposed:.0f} proposed tokens accepted"
+    assert await page.get_by_role("img", name=said).count() == 1
+    assert accepted == counts["draft"] + counts["lookup"]
+
+    await page.get_by_role("button", name="Same with target alone").click()
+    await expect(page.get_by_text("the same text by the target alone, 48 tokens")).to_be_visible()
+    await expect(page.get_by_text("target alone, measured")).to_be_visible()
+    assert await page.locator("#answer .draft").count() > 0  # still there to be looked at
+
+
+async def test_an_answer_comes_in_bit_by_bit_and_can_be_stopped(
+    page: Page, guarded_stack: Stack, token: tuple[str, Path]
+) -> None:
+    cancelled = read_metric(guarded_stack.coordinator, "specd_sessions_total", outcome="cancelled")
+    await open_with_token(page, guarded_stack, token[0])
+    await page.get_by_label("Most tokens").fill("1900")
+    await page.get_by_role("button", name="Generate").click()
+    await expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.]+$"))
+    await expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_text(re.compile(r"^stopped after \d+ tokens$"))).to_be_visible()
+    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+    await wait_until_idle(guarded_stack)
+    assert read_metric(guarded_stack.coordinator, "specd_sessions_total", outcome="cancelled") == cancelled + 1
+
+
+async def test_errors_are_said_in_words(page: Page, guarded_stack: Stack, token: tuple[str, Path]) -> None:
+    await page.goto(origin_of(guarded_stack))
+    await page.get_by_label("Token", exact=True).fill("specd_wrong")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#model")).to_contain_text("this token is not known here")
+    await expect(page.get_by_role("button", name="Generate")).to_be_disabled()
+
+    await open_with_token(page, guarded_stack, token[0])
+    await page.get_by_label("Text to continue").fill("x = 1\n" * 2000)
+    await page.get_by_role("button", name="Generate").click()
+    await expect(page.get_by_role("alert")).to_contain_text("context")
+
+    # The coordinator dies in the middle, and comes back.
+    await page.get_by_label("Text to continue").fill(PROMPT)
+    await page.get_by_label("Most tokens").fill("1900")
+    await page.get_by_role("button", name="Generate").click()
+    await expect(page.locator("#answer .target").first).to_be_attached()
+    await expect(page.get_by_role("alert")).to_be_hidden()
+    os.kill(guarded_stack.coordinator.pid, signal.SIGKILL)
+    await expect(page.get_by_role("alert")).to_contain_text("the coordinator cannot be reached")
+    assert (await page.locator("#answer").inner_text()).startswith(PROMPT)
+    await page.get_by_label("Most tokens").fill("8")
+    generate = page.get_by_role("button", name="Generate")
+    await expect(generate).to_be_enabled()
+    await generate.click()
+    await expect(page.locator("#state")).to_contain_text("8 tokens, ")
+
+
+async def test_a_chat_model_is_asked_in_its_template_and_its_text_is_no_markup(
+    page: Page, arranged_stack: Stack
+) -> None:
+    await page.goto(origin_of(arranged_stack))
+    await page.get_by_label("Message").fill("markup")
+    await page.get_by_role("button", name="Generate").click()
+    await expect(page.locator("#state")).to_contain_text("a second")
+    assert await page.locator("#answer").text_content() == SCRIPTS["markup"]
+    assert await page.locator("#answer b, #answer img").count() == 0
+    assert await page.title() == "specd"
+
+
+async def test_the_browser_would_let_no_text_become_markup(browser: Browser, arranged_stack: Stack) -> None:
+    async with await browser.new_context() as context:
+        page = await context.new_page()
+        response = await page.goto(origin_of(arranged_stack))
+        assert response is not None
+        policy = response.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+        with pytest.raises(BrowserError, match="TrustedHTML"):
+            await page.evaluate("document.body.innerHTML = '<b>bold</b>'")
+        with pytest.raises(BrowserError, match="Failed to fetch"):
+            await page.evaluate("fetch('http://127.0.0.1:1/')")
+
+
+async def test_it_is_used_with_the_keyboard_alone_and_everything_has_a_name(page: Page, arranged_stack: Stack) -> None:
+    await page.goto(origin_of(arranged_stack))
+    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+    reached = []
+    for _ in range(11):
+        await page.keyboard.press("Tab")
+        reached.append(await page.evaluate("document.activeElement.id"))
+    assert reached == [
+        *("token", "theme", "prompt", "max-tokens", "temperature", "seed", "draft-source", "k"),
+        *("generate", "answer", ""),
+    ]
+    debugger = await page.context.new_cdp_session(page)
+    tree = (await debugger.send("Accessibility.getFullAXTree"))["nodes"]
+    names = [(node["role"]["value"], node["name"]["value"]) for node in tree if "name" in node]
+    for role, count in {"textbox": 2, "spinbutton": 4, "combobox": 1, "button": 4, "image": 2}.items():
+        named = [name for its_role, name in names if its_role == role]
+        assert len(named) == len(set(named) - {""}) == count, (role, named)
+
+    await page.get_by_label("Message").fill("hello")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator("#answer")).to_have_text(SCRIPTS["hello"])
+    await expect(page.get_by_role("status").filter(has_text="a second")).to_be_visible()
+
+
+async def test_it_is_light_or_dark_as_the_system_is_or_as_it_is_told(page: Page, arranged_stack: Stack) -> None:
+    async def background() -> str:
+        return str(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    await page.goto(origin_of(arranged_stack))
+    light = await background()
+    await page.emulate_media(color_scheme="dark")
+    dark = await background()
+    assert light != dark
+    await page.get_by_role("button", name="Light or dark").click()
+    assert await background() == light
+    await page.get_by_role("button", name="Light or dark").click()
+    assert await background() == dark
