@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-clients test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images lock bench clean
+.PHONY: help demo test-fast test test-clients test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -117,6 +117,12 @@ check-dashboards: dashboards ## Fail if the committed dashboards are not what th
 
 dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboards into docs/images; needs prometheus
 	@$(BIN)/python -m deploy.grafana.render
+
+page-image: $(READY) ## Draw the gateway's page over an answer into docs/images; needs chromium
+	@$(BIN)/python -m tests.gateway.page_image
+
+top-image: $(READY) ## Draw a frame of specd top over a load into docs/images
+	@$(BIN)/python -m tests.e2e.top_image
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks

@@ -65,11 +65,12 @@ async def record(dashboards: Sequence[Dashboard], scrape_seconds: int) -> list[d
         ):
             began_at = time.time()
             for number, phase in enumerate(PHASES):
-                await _run(phase, stack, client, random.Random(number))
+                await run_phase(phase, stack, client, random.Random(number))
             return [await ask(prometheus, dashboard, began_at, time.time()) for dashboard in dashboards]
 
 
-async def _run(phase: Phase, stack: Stack, client: RawClient, source: random.Random) -> None:
+async def run_phase(phase: Phase, stack: Stack, client: RawClient, source: random.Random) -> None:
+    """Run a phase of a load."""
     assert stack.draft is not None
     if phase.draft_is_away:
         os.kill(stack.draft.pid, signal.SIGSTOP)

@@ -19,6 +19,7 @@ from specd.cli.chat import chat
 from specd.cli.convert import convert
 from specd.cli.generate import generate
 from specd.cli.health import health
+from specd.cli.top import top
 from specd.cli.up import demo, up
 from specd.launch import PROCESSES, check_servers_are_installed, new_app, settings_options
 from specd.settings import UpSettings
@@ -74,6 +75,6 @@ _PASS_ARGUMENTS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for process, summary in PROCESSES.items():
     app.command(process, help=summary, add_help_option=False, context_settings=_PASS_ARGUMENTS_ON)(_start(process))
 app.command()(settings_options(UpSettings)(up))
-for command in (generate, chat, health, demo, bench, convert, certs):
+for command in (generate, chat, top, health, demo, bench, convert, certs):
     app.command()(command)
 app.add_typer(token.app)

@@ -15,7 +15,7 @@ from tests.e2e.processes import environment
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     *("mlx", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "numpy", "lief", "scipy_openblas32"),
-    *("starlette", "uvicorn", "grpc_reflection", "prometheus_client", "jinja2"),
+    *("starlette", "uvicorn", "grpc_reflection", "jinja2"),
 )
 FIND_HEAVY = f"import importlib.util as i; print([name for name in {HEAVY} if i.find_spec(name)])"
 CHAT = """
@@ -79,6 +79,8 @@ async def test_it_generates_through_a_server(light: Path, stack: Stack) -> None:
     assert done.stdout == whole.stdout != ""
 
     assert run(light, light / "specd", "health", stack.address).returncode == 0
+    watched = run(light, light / "specd", "top", stack.coordinator.facts["metrics_address"], "--once")
+    assert watched.stdout.startswith("specd top "), watched.stderr
     example = run(light, light / "python", ROOT / "examples" / "generate.py", stack.address)
     assert example.stdout.endswith(" proposed tokens were accepted\n"), example.stderr
     chat = run(light, light / "python", "-c", CHAT, stack.address)

@@ -1,0 +1,111 @@
+"""What the coordinator's metrics say: at one time, and between two."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specd.errors import StartupError
+
+_PATIENCE_SECONDS = 5.0
+
+_Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The samples of a scrape by name and labels, and when it was made, in seconds of the monotonic clock.
+
+    Without samples, it is what the counters of a process begin with.
+    """
+
+    at: float = 0.0
+    samples: Mapping[_Series, float] = field(default_factory=dict)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return a sample; 0 for one that is not there."""
+        return self.samples.get((name, frozenset(labels.items())), 0.0)
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """Return the labels of the one sample that has this name; none if there is none."""
+        return next((dict(labels) for its_name, labels in self.samples if its_name == name), {})
+
+
+@dataclass(frozen=True)
+class Span:
+    """What happened from one scrape to another."""
+
+    begin: Scrape
+    end: Scrape
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end.at - self.begin.at
+
+    def increase(self, name: str, **labels: str) -> float:
+        """Return by how much a counter rose."""
+        return self.end.value(name, **labels) - self.begin.value(name, **labels)
+
+    def ratio(self, name: str, over: str, **labels: str) -> float | None:
+        """Return one counter's rise over another's; None if that did not rise."""
+        whole = self.increase(over, **labels)
+        return self.increase(name, **labels) / whole if whole else None
+
+    def mean(self, name: str, **labels: str) -> float | None:
+        """Return the mean of what a histogram observed; None if it was nothing."""
+        return self.ratio(f"{name}_sum", f"{name}_count", **labels)
+
+
+class MetricsReader:
+    """Reads the metrics at an address, HOST:PORT; with `ca` over TLS."""
+
+    def __init__(self, address: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+        """Raises StartupError for files that cannot be used."""
+        self._address = address
+        self._context: ssl.SSLContext | None = None
+        try:
+            if ca is not None:
+                self._context = ssl.create_default_context(cafile=ca)
+                if cert is not None:
+                    self._context.load_cert_chain(cert, key)
+        except (OSError, ValueError) as error:
+            raise StartupError(f"the certificates cannot be used: {error}") from error
+
+    def read(self) -> Scrape:
+        """Scrape. Raises ConnectionError, in words, if nothing fit comes back."""
+        try:
+            text = self._text()
+            families = list(text_string_to_metric_families(text))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise ConnectionError(f"no metrics come from {self._address}: {why}") from error
+        samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+        if ("specd_active_sessions", frozenset()) not in samples:
+            raise ConnectionError(f"the metrics at {self._address} are none of a coordinator's")
+        return Scrape(time.monotonic(), samples)
+
+    def _text(self) -> str:
+        connection: http.client.HTTPConnection
+        if self._context is None:
+            connection = http.client.HTTPConnection(self._address, timeout=_PATIENCE_SECONDS)
+        else:
+            connection = http.client.HTTPSConnection(self._address, timeout=_PATIENCE_SECONDS, context=self._context)
+        try:
+            connection.request("GET", "/metrics")
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise ValueError(f"it answers {response.status} {response.reason}")
+            return response.read().decode()
+        finally:
+            connection.close()

@@ -1,0 +1,208 @@
+"""The command `specd top`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from itertools import pairwise
+from pathlib import PurePath
+from typing import Annotated
+
+import typer
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from specd.cli.connection import TlsCa, TlsCert, TlsKey
+from specd.cli.scrape import MetricsReader, Scrape, Span
+from specd.launch import complain
+from specd.settings import CoordinatorSettings
+
+_DEFAULT_ADDRESS = CoordinatorSettings.model_fields["metrics_listen"].default
+_NOW_SECONDS = 10.0  # what "now" means: long enough for several rounds of a slow model
+_KEPT_SECONDS = 60.0
+_BAR_WIDTH = 14
+_STAGES = ("draft", "verify", "queue", "wire", "coordinator")
+_NONE = "-"
+
+
+def top(
+    address: Annotated[
+        str, typer.Argument(metavar="[HOST:PORT]", help="Where the coordinator serves metrics.", show_default=True)
+    ] = _DEFAULT_ADDRESS,
+    interval: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two frames.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, of one interval, and exit.")] = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes. Ctrl-C ends it."""
+    reader = MetricsReader(address, tls_ca, tls_cert, tls_key)
+    console = Console(highlight=False)
+    view = View(address)
+    try:
+        view.add(reader.read())
+        if once:
+            time.sleep(interval)
+            view.add(reader.read())
+            console.print(view.frame())
+            return
+    except ConnectionError as error:
+        complain(f"{error}; is it a coordinator, and does it run?")
+        raise typer.Exit(1) from error
+    if not console.is_terminal:
+        complain("frames are for a terminal: use --once here")
+        raise typer.Exit(2)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(view.frame(), console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            time.sleep(interval)
+            try:
+                view.add(reader.read())
+            except ConnectionError as error:
+                view.fault = str(error)
+            live.update(view.frame(), refresh=True)
+
+
+class View:
+    """The last minute of a coordinator, and a frame that shows it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._scrapes: deque[Scrape] = deque()
+        self.fault = ""  # why the last scrape failed
+
+    def add(self, scrape: Scrape) -> None:
+        """Take in a scrape. One of a coordinator that has been restarted begins anew."""
+        self.fault = ""
+        started = "process_start_time_seconds"
+        if self._scrapes and scrape.value(started) != self._scrapes[-1].value(started):
+            self._scrapes.clear()
+        self._scrapes.append(scrape)
+        while scrape.at - self._scrapes[0].at > _KEPT_SECONDS:
+            self._scrapes.popleft()
+
+    def frame(self) -> RenderableType:
+        """Return what there is to see; at least one scrape must have been added."""
+        last = self._scrapes[-1]
+        now = Span(next(s for s in self._scrapes if last.at - s.at <= _NOW_SECONDS), last)
+        rates = [Span(*pair).increase("specd_generated_tokens_total") / Span(*pair).seconds for pair in self._pairs()]
+        return Group(
+            self._title(last), Text(), _table(now, Span(Scrape(), last), rates), Text(self.fault, style="bold red")
+        )
+
+    def _pairs(self) -> list[tuple[Scrape, Scrape]]:
+        return list(pairwise(self._scrapes))[-_BAR_WIDTH:]
+
+    def _title(self, last: Scrape) -> Text:
+        models = last.labels("specd_model_info")
+        target, draft = (PurePath(models.get(role, "")).name for role in ("target", "draft"))
+        title = Text.assemble(("specd top", "bold"), f"  {target or 'no model yet'}")
+        title.append(f" with draft {draft}" if draft else " without a draft")
+        if not last.value("specd_target_available"):
+            title.append("  target is away", style="bold red")
+        if draft and not last.value("specd_draft_available"):
+            title.append("  draft is away", style="bold yellow")
+        return title.append(f"  {self._address}", style="dim")
+
+
+def _table(now: Span, ever: Span, rates: list[float]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
+    table.add_column("")
+    table.add_column("")
+    table.add_column(f"last {now.seconds:.0f} s" if now.seconds else "now", justify="right", min_width=16)
+    table.add_column("", width=_BAR_WIDTH)
+    table.add_column("since start", justify="right")
+    last = now.end
+
+    def row(group: str, name: str, value: str, bar: RenderableType = "", since: str = "") -> None:
+        table.add_row(Text(group, style="bold"), name, value, bar, Text(since, style="dim"))
+
+    def shares(group: str, name: str, part: float | None, since: float | None, colour: str) -> None:
+        row(group, name, _percent(part), _bar(part, colour), _percent(since))
+
+    def of(group: str, name: str, value: float, most: float, words: str) -> None:
+        row(group, name, words, _bar(value / most if most else None, "white"))
+
+    active, most = last.value("specd_active_sessions"), last.value("specd_max_sessions")
+    queued, most_queued = last.value("specd_queued_requests"), last.value("specd_max_queued_requests")
+    reserved, capacity = last.value("specd_reserved_bytes"), last.value("specd_capacity_bytes")
+    prefilling = last.value("specd_sessions_by_state", state="prefilling")
+    of("sessions", "running", active, most, f"{active:.0f} of {most:.0f}")
+    row("", "of them prefilling", f"{prefilling:.0f}")
+    row("", "paused by their client", f"{last.value('specd_paused_sessions'):.0f}")
+    of("", "queued requests", queued, most_queued, f"{queued:.0f} of {most_queued:.0f}")
+    of("", "cache reserved", reserved, capacity, f"{reserved / 2**30:.2f} of {capacity / 2**30:.2f} GiB")
+
+    rate = now.increase("specd_generated_tokens_total") / now.seconds if now.seconds else None
+    row("speed", "tokens/s", _number(rate, ".1f"), _sparkline(rates))
+    speedup, always = (s.ratio("specd_target_only_seconds_total", "specd_round_seconds_total") for s in (now, ever))
+    row("", "times the target alone", _number(speedup, ".2f"), "", _number(always, ".2f"))
+    first, firsts = (s.mean("specd_time_to_first_token_seconds") for s in (now, ever))
+    row("", "first token", _milliseconds(first), "", _milliseconds(firsts))
+
+    accepted, proposed = "specd_accepted_tokens_by_source_total", "specd_proposed_tokens_by_source_total"
+    for group, source, name, colour in (
+        ("acceptance", "draft", "draft model", "green"),
+        ("", "lookup", "looked up", "cyan"),
+    ):
+        shares(group, name, *(s.ratio(accepted, proposed, source=source) for s in (now, ever)), colour)
+
+    k, ks = (s.mean("specd_round_draft_tokens") for s in (now, ever))
+    row("k", "proposed a round", _number(k, ".2f"), "", _number(ks, ".2f"))
+    length, lengths = (s.ratio("specd_generated_tokens_total", "specd_rounds_total") for s in (now, ever))
+    row("", "gained a round", _number(length, ".2f"), "", _number(lengths, ".2f"))
+    shares("", "rounds with a proposal", _drafting(now), _drafting(ever), "white")
+
+    stages = [now.mean("specd_round_stage_seconds", stage=stage) for stage in _STAGES]
+    whole = sum(filter(None, stages))
+    for stage, seconds in zip(_STAGES, stages, strict=True):
+        since = ever.mean("specd_round_stage_seconds", stage=stage)
+        part = None if seconds is None or not whole else seconds / whole
+        group = "a round" if stage == _STAGES[0] else ""
+        row(group, stage, _milliseconds(seconds), _bar(part, "magenta"), _milliseconds(since))
+
+    for group, worker in (("prefix cache", "target"), ("", "draft")):
+        parts = [_reused(span, worker) for span in (now, ever)]
+        shares(group, f"prompt found by {worker}", *parts, "blue")
+    kept, kept_tokens = last.value("specd_kept_sessions"), last.value("specd_kept_session_tokens")
+    row("", "sessions kept", f"{kept:.0f}", f"{kept_tokens:,.0f} tokens")
+    return table
+
+
+def _drafting(span: Span) -> float | None:
+    """Return the part of rounds that had a proposal."""
+    rounds = span.increase("specd_round_draft_tokens_count")
+    return 1 - span.increase("specd_round_draft_tokens_bucket", le="0.0") / rounds if rounds else None
+
+
+def _reused(span: Span, worker: str) -> float | None:
+    """Return the part of prompt tokens that a worker had in its prefix cache."""
+    prompts = span.increase("specd_prompt_tokens_total")
+    return span.increase("specd_reused_prompt_tokens_total", worker=worker) / prompts if prompts else None
+
+
+def _bar(part: float | None, colour: str) -> RenderableType:
+    return "" if part is None else Bar(1.0, 0.0, min(part, 1.0), width=_BAR_WIDTH, color=colour)
+
+
+def _sparkline(values: list[float]) -> str:
+    most = max(values, default=0.0)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * value / most)] for value in values) if most else ""
+
+
+def _percent(part: float | None) -> str:
+    return _NONE if part is None else f"{part:.1%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return _NONE if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NONE if value is None else format(value, form)

@@ -1,0 +1,87 @@
+"""A `specd` command on a pseudo-terminal: what somebody types, and what they see."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.e2e.processes import PATIENCE_SECONDS, environment
+
+CTRL_C, CTRL_D = "\x03", "\x04"
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\].*?\x07)")
+
+# A process of its own makes the terminal, because this one has threads, and must not fork.
+_ON_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+class Terminal:
+    """A command that runs on a terminal of 100 columns, as a context manager."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-c", _ON_TERMINAL, sys.executable, "-m", "specd", *arguments]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(COLUMNS="100", LINES="40", TERM="xterm-256color"),
+            cwd=Path(__file__).parent,
+        )
+        self.shown = ""  # all of it, escape sequences included
+        self._seen = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    @property
+    def text(self) -> str:
+        """What was shown, without colours."""
+        return _ESCAPES.sub("", self.shown)
+
+    def type(self, keys: str) -> None:
+        """Type keys; Enter is a line's end."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(keys.encode())
+        self._process.stdin.flush()
+
+    def wait_for(self, pattern: str) -> str:
+        """Wait until a pattern is seen behind the last one that was waited for, and return what it matched."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (match := re.compile(pattern).search(self.text, self._seen)) is None:
+            assert self._read(deadline), f"{pattern!r} does not come: {self.text[-2000:]}"
+        self._seen = match.end()
+        return match[0]
+
+    def exit_code(self) -> int:
+        """Wait for the end."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._read(deadline):
+            pass
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def _read(self, deadline: float) -> bool:
+        """Take in what is shown next; False at the end, or after the deadline."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                return False
+        part = os.read(self._process.stdout.fileno(), 65536)
+        self.shown += part.decode(errors="replace")
+        return bool(part)

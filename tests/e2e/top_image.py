@@ -1,0 +1,44 @@
+"""Draws a frame of `specd top` over a real load into docs/images: python -m tests.e2e.top_image."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import re
+
+from rich.console import Console
+
+from deploy.grafana.recorded_run import Phase, run_phase
+from deploy.grafana.render import IMAGES
+from specd.cli.scrape import MetricsReader
+from specd.cli.supervisor import Stack
+from specd.cli.top import View
+from specd.rpc.client import RawClient
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+
+_SECONDS = 25
+_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would be loaded from elsewhere
+
+
+async def draw() -> None:
+    """Watch two clients, as `specd top` does, and draw the last frame."""
+    environment = {"SPECD_LOG_LEVEL": "error"}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment) as stack,
+        RawClient(stack.address) as client,
+    ):
+        load = asyncio.ensure_future(run_phase(Phase(_SECONDS + 2, 2), stack, client, random.Random(0)))
+        view = View("127.0.0.1:9464")
+        reader = MetricsReader(stack.coordinator.facts["metrics_address"], None, None, None)
+        for _ in range(_SECONDS):
+            await asyncio.sleep(1)
+            view.add(await asyncio.to_thread(reader.read))
+        await load
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(view.frame())
+    (IMAGES / "top.svg").write_text(_FONTS.sub("", console.export_svg(title="specd top")))
+
+
+if __name__ == "__main__":
+    asyncio.run(draw())
