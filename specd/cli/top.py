@@ -151,7 +151,8 @@ def _table(now: Span, ever: Span, rates: list[float]) -> Table:
         ("acceptance", "draft", "draft model", "green"),
         ("", "lookup", "looked up", "cyan"),
     ):
-        shares(group, name, *(s.ratio(accepted, proposed, source=source) for s in (now, ever)), colour)
+        rate, always = (s.ratio(accepted, proposed, source=source) for s in (now, ever))
+        shares(group, name, rate, always, colour)
 
     k, ks = (s.mean("specd_round_draft_tokens") for s in (now, ever))
     row("k", "proposed a round", _number(k, ".2f"), "", _number(ks, ".2f"))
@@ -168,8 +169,7 @@ def _table(now: Span, ever: Span, rates: list[float]) -> Table:
         row(group, stage, _milliseconds(seconds), _bar(part, "magenta"), _milliseconds(since))
 
     for group, worker in (("prefix cache", "target"), ("", "draft")):
-        parts = [_reused(span, worker) for span in (now, ever)]
-        shares(group, f"prompt found by {worker}", *parts, "blue")
+        shares(group, f"prompt found by {worker}", _reused(now, worker), _reused(ever, worker), "blue")
     kept, kept_tokens = last.value("specd_kept_sessions"), last.value("specd_kept_session_tokens")
     row("", "sessions kept", f"{kept:.0f}", f"{kept_tokens:,.0f} tokens")
     return table
