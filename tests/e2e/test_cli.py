@@ -48,7 +48,7 @@ PROMPT = "def fibonacci(n):"
 def test_help_lists_the_commands() -> None:
     done = run_specd("--help")
     assert done.returncode == 0
-    for command in ("draft-worker", "target-worker", "coordinator", "up", "generate", "health", "demo"):
+    for command in ("draft-worker", "target-worker", "coordinator", "up", "generate", "chat", "top", "health", "demo"):
         assert re.search(rf"^\W*{command} ", done.stdout, re.MULTILINE)
     for variable in ("SPECD_CONFIG", "SPECD_LOG_LEVEL", "SPECD_LOG_FORMAT"):
         assert f"[{variable}]" in done.stdout
