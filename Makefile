@@ -126,8 +126,9 @@ top-image: $(READY) ## Draw a frame of specd top over a load into docs/images
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks
-# What only workers need. A coordinator downloads nothing either, which is what hf-xet is for.
-WORKERS_ONLY := greenlet psutil mlx mlx-lm scipy-openblas32 lief hf-xet
+# What only workers need. A coordinator downloads nothing either, which is what hf-xet is for. Of mlx-lm a gateway, which
+# has the coordinator's image, needs the parsers of tool calls: they run without MLX.
+WORKERS_ONLY := greenlet psutil mlx sentencepiece scipy-openblas32 lief hf-xet
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock

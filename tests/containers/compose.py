@@ -58,7 +58,7 @@ def _run(*command: str, timeout_seconds: float, **variables: str) -> str:
 
 
 class Project:
-    """A project under a name and on a port that nobody else has."""
+    """A project under a name and on ports that nobody else has."""
 
     def __init__(self, file: str, **variables: str) -> None:
         """Make a project of a compose file, named from the root of the repository; `up` starts it.
@@ -68,14 +68,15 @@ class Project:
         self._variables = variables
         self.file = file
         self.name = f"specd-test-{secrets.token_hex(4)}"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+            self.port, self.http_port = free.getsockname()[1], other.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
 
     def compose(self, *arguments: str, timeout_seconds: float = _PATIENCE_SECONDS) -> str:
         """Run Docker Compose with the project's file."""
         command = (*_COMPOSE, "-p", self.name, "-f", self.file, *arguments)
-        return _run(*command, timeout_seconds=timeout_seconds, SPECD_PORT=str(self.port), **self._variables)
+        ports = {"SPECD_PORT": str(self.port), "SPECD_HTTP_PORT": str(self.http_port)}
+        return _run(*command, timeout_seconds=timeout_seconds, **ports, **self._variables)
 
     def up(self, *services: str) -> None:
         """Build and start services, and those that they depend on, and wait until all are healthy."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from openai import AsyncOpenAI
 
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import PLAIN, ClientCredentials
@@ -27,7 +28,7 @@ DEPLOY = ROOT / "deploy"
 SERVING = (ROOT / "docs" / "serving.md").read_text()
 PROMPT = "def fibonacci(n):"
 BIN = Path(sys.executable).parent
-OURS = ("coordinator", "draft-worker", "target-worker")
+OURS = ("coordinator", "draft-worker", "target-worker", "gateway")
 WORKERS = ("draft-worker", "target-worker")
 
 
@@ -58,7 +59,7 @@ def project() -> Iterator[Project]:
     """`docker compose -f deploy/compose.yaml up`."""
     project = documented("deploy/compose.yaml")
     try:
-        project.up("coordinator", "prometheus")
+        project.up("gateway", "prometheus")
         yield project
     finally:
         project.down()
@@ -120,7 +121,7 @@ modules = ("mlx", "mlx_lm", "lief", "transformers", "pip", "hatchling", "pytest"
 tools = ("gcc", "cc", "g++", "make", "git")
 print([name for name in modules if importlib.util.find_spec(name)], [name for name in tools if shutil.which(name)])
 """
-    assert project.python("coordinator", code) == "['transformers'] []"
+    assert project.python("coordinator", code) == "['mlx_lm', 'transformers'] []"  # mlx-lm for the gateway, without MLX
     assert project.python("target-worker", code) == "['mlx', 'mlx_lm', 'lief', 'transformers'] []"
 
 
@@ -137,12 +138,31 @@ def test_a_worker_in_a_container_has_a_fast_blas(project: Project) -> None:
     assert "OpenBLAS" in build["metric"]["device"]
 
 
-def test_only_the_client_port_is_published(project: Project) -> None:
+async def test_openais_api_is_there(project: Project) -> None:
+    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{project.http_port}/v1", api_key="none", timeout=60)
+    async with client:
+        completion = await client.completions.create(model="", prompt=PROMPT, max_tokens=8, temperature=0)
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 8
+
+
+def test_the_gateway_reads_tool_calls_without_mlx(project: Project) -> None:
+    code = """
+import json, sys
+from gateway.reply.tool_parsers import load_parser
+(call,) = load_parser("json_tools").parse('{"name": "f", "arguments": {"x": 1}}', [])
+print(call.name, json.loads(call.arguments), "mlx" in sys.modules)
+"""
+    assert project.python("gateway", code) == "f {'x': 1} False"
+
+
+def test_only_the_client_ports_are_published(project: Project) -> None:
     def published(service: str) -> dict[str, Any]:
         ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", project.container(service)))
         return {name: hosts for name, hosts in ports.items() if hosts}
 
     assert published("coordinator") == {"50051/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(project.port)}]}
+    assert published("gateway") == {"8080/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(project.http_port)}]}
     for service in (*WORKERS, "prometheus"):
         assert published(service) == {}
 
@@ -171,7 +191,7 @@ def scraped(project: Project) -> dict[str, str]:
 
 def test_prometheus_scrapes_every_process(project: Project) -> None:
     wait_until(lambda: scraped(project) == ALL_UP)
-    assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == set(OURS)
+    assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == {"coordinator", *WORKERS}
 
 
 async def test_a_killed_draft_worker_comes_back_and_drafts(project: Project) -> None:
@@ -216,7 +236,7 @@ async def test_a_stop_lets_sessions_finish_and_a_removal_leaves_nothing(project:
 async def test_look_up_alone_serves_without_a_draft_worker() -> None:
     project = documented("deploy/compose.lookup.yaml")
     try:
-        await asyncio.to_thread(project.up, "coordinator", "prometheus")
+        await asyncio.to_thread(project.up, "gateway", "prometheus")
         statistics = await statistics_of(project.address, max_tokens=64)
         assert statistics.lookup_accepted_tokens == statistics.accepted_tokens > 0
         expected = {service: value for service, value in ALL_UP.items() if service != "draft-worker:9465"}

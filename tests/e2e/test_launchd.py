@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import complaint, run_specd
+from tests.e2e.processes import complaint, run_specd, start_specd
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -21,27 +21,27 @@ WORKERS = ("draft-worker", "target-worker")
 
 def test_compose_files_fit_the_schema() -> None:
     files = sorted(map(str, DEPLOY.glob("*.yaml")))
-    assert len(files) == 5
+    assert len(files) == 6
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("worker", WORKERS)
-def test_launchd_starts_a_worker_as_the_page_installs_it(worker: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("process", [*WORKERS, "gateway"])
+def test_launchd_starts_a_process_as_the_page_installs_it(process: str, tmp_path: Path) -> None:
     (line,) = re.findall(r"^ *(sed .*\.plist) > \S+$", SERVING, re.MULTILINE)
-    script = f"worker={worker}; {line}"
+    script = f"process={process}; {line}"
     environment = {"HOME": str(tmp_path), "PATH": f"{BIN}:/usr/bin:/bin"}
     done = subprocess.run(
         ["bash", "-euc", script], cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True
     )
     agent = plistlib.loads(done.stdout)
-    assert agent.pop("ProgramArguments")[:2] == [str(BIN / "specd"), worker]
+    assert agent.pop("ProgramArguments")[:2] == [str(BIN / "specd"), process]
     assert agent == {
-        "Label": f"specd.{worker}",
+        "Label": f"specd.{process}",
         "KeepAlive": True,
         "ProcessType": "Interactive",
-        "StandardErrorPath": f"{tmp_path}/Library/Logs/specd.{worker}.log",
+        "StandardErrorPath": f"{tmp_path}/Library/Logs/specd.{process}.log",
     }
 
 
@@ -55,3 +55,10 @@ def test_the_command_line_takes_what_launchd_gives_it(worker: str, tmp_path: Pat
     done = run_specd(*arguments, *elsewhere, HF_HOME=str(tmp_path), OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 2
     assert f"{arguments[-1]}, and the Hugging Face repository cannot be had" in complaint(done.stderr)
+
+
+async def test_the_gateway_starts_with_what_launchd_gives_it() -> None:
+    agent = plistlib.loads((DEPLOY / "launchd" / "specd.gateway.plist").read_bytes())
+    _, command, *arguments = agent["ProgramArguments"]
+    async with start_specd(command, *arguments, "--listen", "127.0.0.1:0") as gateway:
+        assert (await gateway.next_event("ready"))["coordinator"] == "127.0.0.1:50051"  # that of the containers

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from specd import __version__
+from specd.gateway_settings import GatewaySettings
 from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, UpSettings
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,8 @@ FILES = ["compose.yaml", "compose.native.yaml", "compose.lookup.yaml", "compose.
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_service_is_hardened(file: str) -> None:
-    longest = max(s.model_fields["shutdown_grace_seconds"].default for s in (CoordinatorSettings, TargetWorkerSettings))
+    processes = (CoordinatorSettings, TargetWorkerSettings, GatewaySettings)
+    longest = max(process.model_fields["shutdown_grace_seconds"].default for process in processes)
     for name, service in services_of(file).items():
         assert service["init"] is True, name
         assert service["read_only"] is True, name
@@ -59,7 +61,9 @@ def test_every_service_is_hardened(file: str) -> None:
 @pytest.mark.parametrize("file", FILES[:3])
 def test_only_clients_and_dashboards_get_in_and_from_this_machine_only(file: str) -> None:
     published = {name: service["ports"] for name, service in services_of(file).items() if "ports" in service}
+    gateway = {} if file == "compose.native.yaml" else {"gateway": ["127.0.0.1:${SPECD_HTTP_PORT}:8080"]}
     assert published == {
+        **gateway,
         "coordinator": ["127.0.0.1:${SPECD_PORT}:50051"],
         "grafana": ["127.0.0.1:${SPECD_GRAFANA_PORT}:3000"],
     }
@@ -70,13 +74,15 @@ def test_the_settings_that_are_there_to_be_edited_are_those_of_the_page() -> Non
     values = dict(line.split("=") for line in lines)
     assert (values.pop("SPECD_TARGET"), values.pop("SPECD_DRAFT")) == ("", "")  # the included pair
     assert values.pop("SPECD_PORT") == port(UpSettings.model_fields["listen"].default)
+    assert values.pop("SPECD_HTTP_PORT") == port(GatewaySettings.model_fields["listen"].default)
     assert f"<http://127.0.0.1:{values.pop('SPECD_GRAFANA_PORT')}>" in SERVING
     certs = values.pop("SPECD_CERTS").replace("./", "deploy/")
     assert f" {certs}/$process\n" in SERVING
     assert f"/{certs}/\n" in (ROOT / ".gitignore").read_text()
     assert values == {"COMPOSE_PROJECT_NAME": "specd"}
     used = {name for file in DEPLOY.glob("*.yaml") for name in re.findall(r"\$\{(\w+)", file.read_text())}
-    assert used == {"SPECD_TARGET", "SPECD_DRAFT", "SPECD_PORT", "SPECD_GRAFANA_PORT", "SPECD_CERTS"}
+    ports = {"SPECD_PORT", "SPECD_HTTP_PORT", "SPECD_GRAFANA_PORT"}
+    assert used == {"SPECD_TARGET", "SPECD_DRAFT", "SPECD_CERTS", *ports}
 
 
 def test_workers_are_in_a_network_without_a_way_out() -> None:
@@ -112,6 +118,9 @@ def test_addresses_have_the_ports_that_processes_listen_on() -> None:
         "SPECD_COORDINATOR_TARGET": f"target-worker:{target['listen']}",
         "SPECD_COORDINATOR_INSECURE": "true",
     }
+    gateway = services_of("compose.yaml")["gateway"]["environment"]
+    assert port(gateway["SPECD_GATEWAY_COORDINATOR"]) == coordinator["listen"]
+    assert port(gateway["SPECD_GATEWAY_LISTEN"]) == port(GatewaySettings.model_fields["listen"].default)
     listening = dict(re.findall(r"SPECD_(\w+_LISTEN)=0\.0\.0\.0:(\d+)", (DEPLOY / "Dockerfile").read_text()))
     assert listening == {
         f"{process}_{name.upper()}": number

@@ -46,7 +46,6 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
         "mlx",
         "mlx-cpu",
         "mlx-metal",
-        "mlx-lm",
         "sentencepiece",
         "scipy-openblas32",
         "lief",
