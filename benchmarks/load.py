@@ -1,12 +1,13 @@
 """Latency under load: requests that arrive at random times, whether the others are done or not.
 
-    python benchmarks/load.py [--loads 0.5 0.8 1.2] [--seconds 60] [--max-sessions 8] [--max-queued 16] [-k 3]
+    python -m benchmarks.load [--loads 0.5 0.8 1.2 10] [--seconds 60] [--max-sessions 8] [--max-queued 16] [-k 3]
 
 First the capacity: the requests a second that as many clients as sessions may run get through, each asking again as
 soon as it has its answer. And what one request takes while there is no other. Then arrivals at a part of the capacity,
 at exponentially distributed intervals (a Poisson process), whose answers are the ones that count: time to first token,
 from the request on, and time per output token, (end - first) / (tokens - 1), for those that were admitted; and how
-many were turned away, and how long that took.
+many were turned away, and how long that took. Then the time from the last arrival until a request gets its first token
+as soon as without load, within a factor of 1.5; and what the processes' memory grew by.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.chaos.counters import resident_mib
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
@@ -107,14 +109,27 @@ async def measure_capacity(client: RawClient, requests: Requests, num_clients: i
     return within / seconds
 
 
-async def measure_load(client: RawClient, requests: Requests, rate: float, seconds: float, k: int) -> list[Answer]:
-    """Let requests arrive at a rate, and return all answers."""
+async def measure_load(
+    client: RawClient, requests: Requests, rate: float, seconds: float, k: int, usual_seconds: float
+) -> tuple[list[Answer], float]:
+    """Let requests arrive at a rate; return all answers, and the seconds to recover, `usual_seconds` being usual."""
     asking = []
     now = started_at = time.perf_counter()
     while (now := now + requests.seconds_to_next(rate)) < started_at + seconds:
         await asyncio.sleep(now - time.perf_counter())
         asking.append(asyncio.create_task(ask(client, requests.next(), k)))
-    return await asyncio.gather(*asking)
+    recovery_seconds = await measure_recovery(client, requests, usual_seconds, k)
+    return await asyncio.gather(*asking), recovery_seconds
+
+
+async def measure_recovery(client: RawClient, requests: Requests, usual_seconds: float, k: int) -> float:
+    """Return the seconds until a request is begun that gets its first token in 1.5 times the usual seconds."""
+    ended_at = time.perf_counter()
+    while True:
+        asked_at = time.perf_counter()
+        answer = await ask(client, requests.next(), k)
+        if answer.num_tokens and answer.seconds_to_first_token <= 1.5 * usual_seconds:
+            return asked_at - ended_at
 
 
 def summarise(answers: Sequence[Answer]) -> dict[str, float]:
@@ -148,17 +163,25 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         unloaded = [await ask(client, requests.next(), options.k) for _ in range(options.unloaded_requests)]
         capacity = await measure_capacity(client, requests, options.max_sessions, options.seconds, options.k)
         results = {"unloaded": summarise(unloaded)}
+        usual_seconds = results["unloaded"]["first_token_ms_p50"] / 1000
         print(f"capacity: {capacity:.2f} requests a second\n" + HEADER)
         print(line("unloaded", results["unloaded"]), flush=True)
         for load in options.loads:
             name = f"{load:.0%} of capacity"
-            results[name] = summarise(await measure_load(client, requests, load * capacity, options.seconds, options.k))
+            before = [resident_mib(child) for child in stack.children]
+            answers, recovery_seconds = await measure_load(
+                client, requests, load * capacity, options.seconds, options.k, usual_seconds
+            )
+            results[name] = summarise(answers)
+            results[name]["recovery_seconds"] = recovery_seconds
+            results[name]["growth_mib"] = sum(map(resident_mib, stack.children)) - sum(before)
             print(line(name, results[name]), flush=True)
         return results
 
 
 HEADER = (
     "load              requests  rejected  first token ms p50, p99  per output token ms p50, p99  reject ms p50, p99"
+    "  recovery s  growth MiB"
 )
 
 
@@ -169,13 +192,15 @@ def line(name: str, record: dict[str, float]) -> str:
         for what, digits in (("first_token_ms", 0), ("per_output_token_ms", 1), ("reject_ms", 1))
     ]
     counts = f"{record['requests']:8.0f}  {record['rejected']:8.0f}"
-    return f"{name:16}  {counts}  {pairs[0]:>23}  {pairs[1]:>28}  {pairs[2]:>18}"
+    return f"{name:16}  {counts}  {pairs[0]:>23}  {pairs[1]:>28}  {pairs[2]:>18}" + (
+        f"  {record['recovery_seconds']:10.1f}  {record['growth_mib']:10.1f}" if "recovery_seconds" in record else ""
+    )
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1.2])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1.2, 10.0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--unloaded-requests", type=int, default=20)
     parser.add_argument("--max-sessions", type=int, default=8)

@@ -1,8 +1,8 @@
 """Faults at random moments, and what becomes of the texts.
 
     python -m benchmarks.chaos [--draft-faults 1000] [--target-faults 200] [--coordinator-faults 50]
-                               [--client-deaths 200] [--soak-seconds 0] [--sessions 4] [--seed 0]
-                               [--json FILE] [--plot FILE]
+                               [--client-deaths 200] [--calm-seconds 20] [--soak-seconds 0] [--requests 24]
+                               [--sessions 4] [--seed 0] [--json FILE] [--plot FILE]
 
 First every request undisturbed: greedy and sampled, short and long, of one turn and of two. Then the same requests,
 over and over, by several clients at once, while a worker is killed, told to stop, stopped for up to two seconds, or may
@@ -53,7 +53,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     ):
         run = Run(stack, requests, rng, options.sessions)
         await run.learn(client)
-        report["no faults"] = (await run.undisturbed(client)).record()
+        report["no faults"] = (await run.undisturbed(client, options.calm_seconds)).record()
         for name, count in (("draft", options.draft_faults), ("target", options.target_faults)):
             if count:
                 tally = await run.while_harmed(client, Faults(stack, name, wires[name], rng), count)
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--target-faults", type=int, default=200)
     parser.add_argument("--coordinator-faults", type=int, default=50)
     parser.add_argument("--client-deaths", type=int, default=200)
+    parser.add_argument("--calm-seconds", type=float, default=20.0, help="without faults, to compare with")
     parser.add_argument("--soak-seconds", type=float, default=0.0)
     parser.add_argument("--requests", type=int, default=24, help="different ones")
     parser.add_argument("--sessions", type=int, default=4, help="at once")

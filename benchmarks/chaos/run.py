@@ -20,7 +20,6 @@ from specd.errors import SpecdError, error_info
 from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2 as pb
 
-_CALM_SECONDS = 20.0  # without faults, to compare with
 _LONGEST_PAUSE_SECONDS = 0.5  # between two faults
 
 Ask = Callable[[Request, Callable[[], None]], Awaitable[Answer]]
@@ -39,9 +38,9 @@ class Run:
         for request in self.requests:
             self._expected[request] = (await ask(client, request)).token_ids
 
-    async def undisturbed(self, client: RawClient) -> Tally:
-        """Return what comes of requests while nothing is harmed."""
-        return await self._while_asking(partial(ask, client), lambda _: asyncio.sleep(_CALM_SECONDS))
+    async def undisturbed(self, client: RawClient, seconds: float) -> Tally:
+        """Return what comes of requests while nothing is harmed, to compare with."""
+        return await self._while_asking(partial(ask, client), lambda _: asyncio.sleep(seconds))
 
     async def while_harmed(self, client: RawClient, faults: Faults, num_faults: int) -> Tally:
         """Return what comes of requests while a worker has so many faults."""
