@@ -17,8 +17,12 @@ from tests.e2e.processes import PATIENCE_SECONDS, environment
 CTRL_C, CTRL_D = "\x03", "\x04"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\].*?\x07)")
 
-# A process of its own makes the terminal, because this one has threads, and must not fork.
-_ON_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+# A process of its own makes the terminal, because this one has threads, and must not fork. Tests that run in the
+# background of a shell ignore SIGINT, and so would the command.
+_ON_TERMINAL = (
+    "import os, pty, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+)
 
 
 class Terminal:

@@ -84,7 +84,7 @@ async def test_memory_that_runs_out_costs_prefixes_then_time_and_no_token(
             return await complete(client, PROMPT, max_tokens=300, draft_source=DRAFT_SOURCE_NONE, stop=stop)
 
         undisturbed = await long()
-        assert prefixes_of_target() > 0
+        await eventually(lambda: prefixes_of_target() > 0)
         wires["target"].delay_seconds = 0.025  # so that it takes 15 seconds at least
         running = asyncio.create_task(long())
         await eventually(lambda: sessions_of_target() == 1)
