@@ -120,7 +120,7 @@ async def test_rounds_tell_prompts_apart(stack: Stack, certs: Path) -> None:
     async with watched(stack, certs, 0) as (address, given):
         easy = await traces(address, given, EASY, sampling=SAMPLING[True])
         hard = await traces(address, given, HARD, sampling=SAMPLING[False])
-    assert max(map(len, easy)) < min(map(len, hard))
+    assert sum(map(len, easy)) < sum(map(len, hard))
 
 
 async def test_at_intervals_prompts_look_alike(stack: Stack, certs: Path) -> None:

@@ -23,7 +23,7 @@ PROMPT = "class Vector:\n    def __add__(self, other):\n"
 
 @pytest.fixture(scope="module")
 async def owners(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Owner]]:
-    names: dict[str, dict[str, int]] = {"alice": {}, "bob": {}, "mallory": {}}
+    names: dict[str, dict[str, int]] = {name: {} for name in ("alice", "bob", "carol", "dave", "mallory")}
     async with stack_with_owners(tmp_path_factory.mktemp("tokens"), names) as (_, running):
         yield running
 
@@ -43,14 +43,18 @@ async def test_a_client_that_spoils_acceptance_spoils_its_own(owners: dict[str, 
         token_ids, statistics = await generate(owner, draft_source=DRAFT_SOURCE_MODEL, sampling=sampling)
         return token_ids, statistics.proposed_tokens
 
-    undisturbed, usual = await drafted(owners["alice"], top_k=1)
-    for seed in range(20):
-        await drafted(owners["mallory"], top_k=200, seed=seed)
-    spoilt, fewer = await drafted(owners["mallory"], top_k=1)
-    token_ids, num_proposed = await drafted(owners["bob"], top_k=1)  # of whom nothing is known yet
-    assert fewer < usual / 2  # or mallory has had no effect
-    assert num_proposed > usual / 2
-    assert undisturbed == spoilt == token_ids
+    undisturbed, _ = await drafted(owners["alice"], top_k=1)
+    of_mallory = of_others = 0
+    # How much is drafted depends on the machine's pace too, and a good text mends what was spoilt: so three times.
+    for name in ("bob", "carol", "dave"):
+        for seed in range(10):
+            await drafted(owners["mallory"], top_k=200, seed=seed)
+        token_ids, num_proposed = await drafted(owners[name], top_k=1)  # of whom nothing is known yet
+        of_others += num_proposed
+        spoilt, num_proposed = await drafted(owners["mallory"], top_k=1)
+        of_mallory += num_proposed
+        assert undisturbed == spoilt == token_ids
+    assert of_others > 1.3 * of_mallory
 
 
 async def test_what_was_said_to_one_client_is_looked_up_for_no_other(owners: dict[str, Owner]) -> None:

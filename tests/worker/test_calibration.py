@@ -384,4 +384,4 @@ def test_a_calibration_that_is_dropped_leaves_nothing_and_keeps_nothing(kept: Pa
 
 
 def count_caches() -> int:
-    return sum(isinstance(thing, KVCache) and thing.keys is not None for thing in gc.get_objects())
+    return sum(type(thing) is KVCache and thing.keys is not None for thing in gc.get_objects())
