@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -105,4 +106,5 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--singles", type=int, default=60)
     arguments = parser.parse_args()
+    os.environ.setdefault("SPECD_LOG_LEVEL", "error")
     asyncio.run(measure(arguments.streams, arguments.turns, arguments.singles))
