@@ -19,7 +19,7 @@ from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
-from coordinator.sessions.request import MAX_STOP_STRINGS, GenerationRequest, StopConditions
+from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -34,7 +34,7 @@ from specd.rpc.deferred import Deferred
 from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
-from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, Sampling
+from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2, session_pb2, session_pb2_grpc
@@ -146,15 +146,11 @@ async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, 
 
 def _check_counts(request: generation_pb2.GenerateRequest) -> None:
     """Raise InvalidRequestError for more than can be right, before it is converted: Python takes far more memory."""
-    for name, count, most in (
-        ("chat.messages", len(request.chat.messages), _MOST_OF_A_CHAT),
-        ("chat.tools", len(request.chat.tools), _MOST_OF_A_CHAT),
-        ("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIASES),
-        ("stop.token_ids", len(request.stop.token_ids), MAX_STOP_TOKENS),
-        ("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS),
-    ):
-        if count > most:
-            raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
+    check_count("chat.messages", len(request.chat.messages), _MOST_OF_A_CHAT)
+    check_count("chat.tools", len(request.chat.tools), _MOST_OF_A_CHAT)
+    check_count("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIASES)
+    check_count("stop.token_ids", len(request.stop.token_ids), MAX_STOP_TOKENS)
+    check_count("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS)
 
 
 def request_from(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:

@@ -11,11 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from gateway.generation import Generation, Prompt
 from gateway.http.errors import ApiError, invalid
 from specd.draft_source import DraftSource
-from specd.sampling import MAX_BIAS, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, TEMPERATURES, Acceptance
+from specd.sampling import MAX_BIAS, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, TEMPERATURES, Acceptance
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 _UINT32 = 2**32 - 1
-_MAX_STOP_STRINGS = 64  # of the coordinator; OpenAI takes 4
 
 TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
 Count = Annotated[int, Field(ge=0, le=_UINT32)]
@@ -56,7 +55,7 @@ class SamplingFields(StrictModel):
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same tokens.")
     n: int | None = Field(None, ge=1, description="Choices; each has its own noise.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = Field(
         None, description="By token id, from -100 to 100."
     )

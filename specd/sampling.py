@@ -12,6 +12,7 @@ from specd.errors import InvalidRequestError
 MAX_TOP_LOG_PROBABILITIES = 20
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 1024
+MAX_STOP_STRINGS = 64
 MAX_BIAS = 100
 # Below this a float32 has no room for the quotients, and above it nothing is left of the model.
 TEMPERATURES = (0.01, 100.0)
@@ -87,10 +88,7 @@ class Sampling:
         ):
             if not low <= value <= high:
                 raise _out_of_range(name, value, f"in [{low}, {high}]")
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidRequestError(
-                "OUT_OF_RANGE", f"logit_bias has {len(self.logit_bias)} entries: the most is {MAX_LOGIT_BIASES}"
-            )
+        check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES)
         for token_id, bias in self.logit_bias.items():
             if not abs(bias) <= MAX_BIAS:
                 raise _out_of_range(f"logit_bias of token {token_id}", bias, f"in [-{MAX_BIAS}, {MAX_BIAS}]")
@@ -103,6 +101,12 @@ class Sampling:
                 "CONTRADICTION",
                 f"lenience is {self.lenience:g}, but acceptance is COUPLED, which has none: set REJECTION",
             )
+
+
+def check_count(field_name: str, count: int, most: int) -> None:
+    """Raise InvalidRequestError, naming field and count, for more entries than a request may have."""
+    if count > most:
+        raise InvalidRequestError("OUT_OF_RANGE", f"{field_name} has {count} entries: the most is {most}")
 
 
 def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_size: int, model_name: str) -> None:

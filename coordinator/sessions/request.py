@@ -12,13 +12,12 @@ from specd.caller import CallerLimits
 from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
-from specd.sampling import MAX_STOP_TOKENS, Sampling, check_token_ids
+from specd.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count, check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 # Tokens that are generated when a request does not say.
 DEFAULT_MAX_TOKENS = 256
 
-MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_CHARACTERS = 256
 
 
@@ -37,12 +36,8 @@ class StopConditions:
 
     def check(self, model: ModelInfo, max_tokens: int) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
-        for name, count, most in (
-            ("stop.token_ids", len(self.token_ids), MAX_STOP_TOKENS),
-            ("stop.strings", len(self.strings), MAX_STOP_STRINGS),
-        ):
-            if count > most:
-                raise InvalidRequestError("OUT_OF_RANGE", f"{name} has {count} entries: the most is {most}")
+        check_count("stop.token_ids", len(self.token_ids), MAX_STOP_TOKENS)
+        check_count("stop.strings", len(self.strings), MAX_STOP_STRINGS)
         for string in self.strings:
             if not 1 <= len(string) <= _MAX_STOP_STRING_CHARACTERS:
                 shown = repr(string if len(string) <= 40 else f"{string[:40]}…")

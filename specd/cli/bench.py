@@ -110,10 +110,10 @@ def bench(
     for path in (json_path, plot_path):
         _check_can_be_written(path)
 
+    check_servers_are_installed()
     from specd.worker.cpu.openblas import load_blas
 
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
-    check_servers_are_installed()
     start_logging("bench")
     blas = load_blas(blas_threads)  # sets variables that the workers inherit
 
