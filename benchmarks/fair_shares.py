@@ -36,7 +36,7 @@ _CAPACITY_SECONDS = 15.0
 _SESSIONS, _QUEUED = 8, 64
 
 
-async def never_read(address: str, token: str, count: int) -> list[asyncio.Task[None]]:
+async def never_read(address: str, token: str, count: int) -> asyncio.Task[None]:
     """Open streams whose windows are shut, and do no more than answer pings."""
     connection = await Connection.open(address, window=0)
     request = GenerateRequest(text="def f(", max_tokens=1500, stop=StopConditions(ignore_eos=True))
@@ -51,7 +51,7 @@ async def never_read(address: str, token: str, count: int) -> list[asyncio.Task[
         finally:
             connection.close()
 
-    return [asyncio.create_task(keep_connected())]
+    return asyncio.create_task(keep_connected())
 
 
 async def one_after_the_other(client: RawClient, requests: Requests, count: int) -> list[Answer]:
@@ -94,8 +94,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(3.0)
             beside = await one_after_the_other(client, requests, options.requests)
             ended.set()
-            for each in reading:
-                each.cancel()
+            reading.cancel()
             flooded = await flood
     rejected = [1000 * answer.seconds for answer in flooded if not answer.num_tokens]
 

@@ -26,12 +26,12 @@ import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.chaos.counters import resident_mib
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
+from tests.e2e.processes import resident_mib
 
 PROMPT_TOKENS = (100, 300)
 OUTPUT_TOKENS = (32, 128)
@@ -168,13 +168,13 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         print(line("unloaded", results["unloaded"]), flush=True)
         for load in options.loads:
             name = f"{load:.0%} of capacity"
-            before = [resident_mib(child) for child in stack.children]
+            before = [resident_mib(child.pid) for child in stack.children]
             answers, recovery_seconds = await measure_load(
                 client, requests, load * capacity, options.seconds, options.k, usual_seconds
             )
             results[name] = summarise(answers)
             results[name]["recovery_seconds"] = recovery_seconds
-            results[name]["growth_mib"] = sum(map(resident_mib, stack.children)) - sum(before)
+            results[name]["growth_mib"] = sum(resident_mib(child.pid) for child in stack.children) - sum(before)
             print(line(name, results[name]), flush=True)
         return results
 

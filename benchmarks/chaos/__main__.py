@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.chaos.counters import counters
 from benchmarks.chaos.faults import Faults, reached_by_wires
 from benchmarks.chaos.requests import make_requests
 from benchmarks.chaos.run import Run
@@ -34,6 +33,7 @@ from specd.cli.supervisor import Stack
 from specd.client import AsyncClient
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.e2e.faults import scrape
 
 _DRAFT_TIMEOUT_SECONDS = 0.5
 
@@ -63,11 +63,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             report[f"{count} coordinator faults"] = tally.record()
         if count := options.client_deaths:
             held = [await run.abandon(client) for _ in range(count)]
-            values = await counters(stack.coordinator)
+            values = await scrape(stack.coordinator)
             report[f"{count} client deaths"] = {
                 "median_seconds": median(held),
                 "longest_seconds": max(held),
-                "active_sessions": values["active_sessions"],
+                "active_sessions": values["specd_active_sessions"],
                 "open_descriptors": values.get("process_open_fds"),
             }
         if options.soak_seconds:

@@ -10,9 +10,9 @@ import resource
 import signal
 from collections.abc import AsyncIterator
 
-from benchmarks.chaos.counters import counters
 from benchmarks.wire_faults import Wire
 from specd.cli.supervisor import Child, Stack
+from tests.e2e.faults import is_whole
 
 _LONGEST_SECONDS = 2.0  # of a fault that passes
 _DELAY_SECONDS = 0.05
@@ -43,7 +43,7 @@ class Faults:
         """`name` is `draft`, `target` or `coordinator`."""
         child = getattr(stack, name)
         assert isinstance(child, Child)
-        self._coordinator, self._child, self._wire, self._rng = stack.coordinator, child, wire, rng
+        self._stack, self._child, self._wire, self._rng = stack, child, wire, rng
         self._kinds = _OF_COORDINATOR if wire is None else _OF_WORKERS
         if hasattr(resource, "prlimit"):
             self._kinds = self._kinds | _ON_LINUX
@@ -74,7 +74,7 @@ class Faults:
         """Send a signal, and wait until the supervisor has started the process anew and all is well."""
         pid = self._child.pid
         os.kill(pid, number)
-        while self._child.pid == pid or not await self._is_whole():  # noqa: ASYNC110 - of other processes
+        while self._child.pid == pid or not await is_whole(self._stack):  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.05)
 
     async def _exhaust_descriptors(self, seconds: float) -> None:
@@ -95,9 +95,3 @@ class Faults:
             wire.delay_seconds = _DELAY_SECONDS
             await asyncio.sleep(seconds)
             wire.delay_seconds = 0.0
-
-    async def _is_whole(self) -> bool:
-        with contextlib.suppress(OSError, KeyError):
-            values = await counters(self._coordinator)
-            return values["draft_available"] == values["target_available"] == 1
-        return False

@@ -10,15 +10,15 @@ from functools import partial
 
 import grpc
 
-from benchmarks.chaos.counters import counters
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.requests import Answer, Request, ask, ask_patiently
-from benchmarks.chaos.tally import COUNTED, Tally
+from benchmarks.chaos.tally import Tally, counted
 from specd.cli.supervisor import Stack
 from specd.client import AsyncClient
 from specd.errors import SpecdError, error_info
 from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2 as pb
+from tests.e2e.faults import scrape
 
 _LONGEST_PAUSE_SECONDS = 0.5  # between two faults
 
@@ -44,12 +44,11 @@ class Run:
 
     async def while_harmed(self, client: RawClient, faults: Faults, num_faults: int) -> Tally:
         """Return what comes of requests while a worker has so many faults."""
-        before = await counters(self.stack.coordinator)
+        before = await counted(self.stack.coordinator)
         tally = await self._while_asking(partial(ask, client), partial(self._harm, faults, num_faults))
         if not tally.failed:
-            after = await counters(self.stack.coordinator)
-            difference = {name: after[name] - before[name] for name in COUNTED}
-            assert difference == {name: tally.sums[name] for name in COUNTED}, (difference, tally.sums)
+            after = await counted(self.stack.coordinator)
+            assert after - before == tally.sums, (after - before, tally.sums)
         return tally
 
     async def while_restarted(self, client: AsyncClient, faults: Faults, num_faults: int) -> Tally:
@@ -79,7 +78,7 @@ class Run:
         answers.cancel()  # type: ignore[attr-defined]
         gone_at = time.perf_counter()
         for child in self.stack.children[1:]:
-            while (await counters(child))["worker_active_sessions"]:  # noqa: ASYNC110 - of other processes
+            while (await scrape(child))["specd_worker_active_sessions"]:  # noqa: ASYNC110 - of other processes
                 await asyncio.sleep(0.002)
         return time.perf_counter() - gone_at
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos.counters import counters, resident_mib
 from benchmarks.chaos.requests import ask
 from benchmarks.chaos.run import Run
-from benchmarks.chaos.tally import COUNTED, Tally
+from benchmarks.chaos.tally import Tally, counted
 from specd.rpc.client import RawClient
+from tests.e2e.processes import resident_mib
 
 # The first part of the run: caches fill, and what is learnt comes in.
 _WARM_UP = 1 / 3
@@ -24,7 +24,7 @@ _WARM_UP = 1 / 3
 async def soak(run: Run, client: RawClient, seconds: float, num_sessions: int) -> dict[str, Any]:
     """Return texts and memory of a long run of `num_sessions` clients, each of which rests for a fifth of its time."""
     tally, began_at = Tally(), time.monotonic()
-    before = await counters(run.stack.coordinator)
+    before = await counted(run.stack.coordinator)
     rng = random.Random(0)
 
     async def keep_asking() -> None:
@@ -36,17 +36,17 @@ async def soak(run: Run, client: RawClient, seconds: float, num_sessions: int) -
     asking = [asyncio.ensure_future(keep_asking()) for _ in range(num_sessions)]
     curve = []
     while time.monotonic() < began_at + seconds:
-        memory = {child.name: resident_mib(child) for child in run.stack.children}
+        memory = {child.name: resident_mib(child.pid) for child in run.stack.children}
         curve.append({"at": time.monotonic() - began_at, **memory})
         await asyncio.sleep(min(10.0, seconds / 20))
     await asyncio.gather(*asking)
-    after = await counters(run.stack.coordinator)
+    after = await counted(run.stack.coordinator)
     settled = [point for point in curve if point["at"] >= _WARM_UP * seconds]
     hours = [point["at"] / 3600 for point in settled]
     names = [child.name for child in run.stack.children]
     return {
         **tally.record(),
-        "counters_are_the_sums": all(after[name] - before[name] == tally.sums[name] for name in COUNTED),
+        "counters_are_the_sums": after - before == tally.sums,
         "growth_mib_per_hour": {
             name: float(np.polyfit(hours, [point[name] for point in settled], 1)[0]) for name in names
         },

@@ -1,4 +1,4 @@
-"""What came of the requests of one phase."""
+"""What came of the requests of one phase, by the clients and by the counters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.requests import Answer
+from specd.cli.supervisor import Child
+from tests.e2e.faults import scrape
 
-COUNTED = ("generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "target_replays")
+_COUNTED = ("generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "target_replays")
+
+
+async def counted(coordinator: Child) -> Counter[str]:
+    """Return the counters of what sessions' statistics say too."""
+    values = await scrape(coordinator)
+    return Counter({name: int(values[f"specd_{name}_total"]) for name in _COUNTED})
 
 
 @dataclass
@@ -36,7 +44,7 @@ class Tally:
         self.resumed += answer.num_resumptions > 0
         self.gaps.append(answer.longest_gap)
         for each in answer.statistics:
-            self.sums.update({name: getattr(each, name) for name in COUNTED})
+            self.sums.update({name: getattr(each, name) for name in _COUNTED})
 
     def record(self) -> dict[str, Any]:
         """Return it for a report."""
