@@ -54,7 +54,7 @@ class MemoryWatch:
             if was_short:
                 log.info("there is memory again: new sessions begin")
             return
-        if self._prefixes.num_entries:
+        if self._prefixes.nbytes >= missing:
             log.warning("memory is short, giving up prefixes", missing_bytes=missing)
         elif not was_short:
             self._caches.accepts_new = False

@@ -104,6 +104,16 @@ async def test_then_no_session_begins_and_those_that_run_go_on(worker: Worker) -
     worker.begin(1)
 
 
+async def test_prefixes_that_others_leave_meanwhile_put_nothing_off(worker: Worker) -> None:
+    """They are given up at each look, and are not enough."""
+    for token in range(1, 4):
+        await worker.leave(token, 7, 7)
+        await worker.look(0)
+        assert worker.prefixes.num_entries == 0
+        with pytest.raises(ResourceExhaustedError):
+            worker.begin(1)
+
+
 async def test_at_last_the_largest_session_is_given_up_one_at_each_look(worker: Worker) -> None:
     small, large, larger = (worker.begin(size) for size in (5, 20, 21))
     await worker.look(0)
