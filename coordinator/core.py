@@ -128,7 +128,8 @@ class Proposal:
 class Verdict:
     """How many proposed tokens the target accepts, and its own next token.
 
-    `log_probabilities`, if asked for, are those of the accepted tokens and the next one. Lengths are as in Proposal.
+    `log_probabilities`, if asked for, are those of the accepted tokens and the next one, and `prompt_log_probabilities`
+    those of the session's tokens before the proposal but the first. Lengths are as in Proposal.
     The target was lost `num_replays` times on the way, and got the session's tokens again; `was_retried` also says that
     it was late or full.
     """
@@ -141,6 +142,7 @@ class Verdict:
     exchange: Exchange = Exchange()
     num_replays: int = 0
     was_retried: bool = False
+    prompt_log_probabilities: Sequence[TokenLogProbabilities] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.core import Round, Session, SessionSetup
-from coordinator.output import EmittedToken, Output
+from coordinator.output import EmittedToken, Output, prompt_tokens
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
 from coordinator.proposals.lookup import Lookup
@@ -65,13 +65,14 @@ _PROMPT_END_TOKENS = 16
 class Beginning:
     """What a generation continues: a digest for its resumption, and if they were asked for, tokens and source.
 
-    Of a conversation, `prompt_end` is the end of the prompt, as the template wrote it.
+    Of a conversation, `prompt_end` is the end of the prompt, as the template wrote it. `prompt_tokens` are its echo.
     """
 
     prompt_fingerprint: str
     prompt_end: str = ""
     prompt_token_ids: Sequence[int] = ()
     source_token_ids: Sequence[int] = ()
+    prompt_tokens: Sequence[EmittedToken] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,8 @@ class Coordinator:
                                 chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
                                 self.sessions.finish(kept, session.token_ids[:num_tokens], chat, prompt.source)
                                 is_finished = True
+                            if beginning is not None and request.echo:
+                                beginning = await self._echo(beginning, prompt, emission.round)
                             yield replace(emission, beginning=beginning)
                             beginning = None
             finally:
@@ -220,6 +223,11 @@ class Coordinator:
         if not request.returns_prompt:
             return beginning
         return replace(beginning, prompt_token_ids=prompt.token_ids, source_token_ids=prompt.source)
+
+    async def _echo(self, beginning: Beginning, prompt: EncodedPrompt, first: Round) -> Beginning:
+        values = first.verdict.prompt_log_probabilities
+        tokens = await asyncio.to_thread(prompt_tokens, self.tokenizer, prompt.token_ids, values)
+        return replace(beginning, prompt_tokens=tokens)
 
     def _num_draft_tokens(self, request: GenerationRequest) -> int | None:
         """Return the k of a request, None if it is chosen each round."""

@@ -28,6 +28,21 @@ class EmittedToken:
     texts: dict[int, str] = field(default_factory=dict)
 
 
+def prompt_tokens(
+    tokenizer: Tokenizer, token_ids: Sequence[int], log_probabilities: Sequence[TokenLogProbabilities] = ()
+) -> list[EmittedToken]:
+    """Return the tokens of a prompt with the text that each completes.
+
+    `log_probabilities`, if there are any, begin with those of the second token, and may go on behind the prompt.
+    """
+    text = tokenizer.stream_text(())
+    tokens = [EmittedToken(token_id, text.push(token_id), TokenSource.TARGET) for token_id in token_ids]
+    tokens[-1] = replace(tokens[-1], text=tokens[-1].text + text.finish())
+    for i, values in enumerate(log_probabilities[: len(tokens) - 1], 1):
+        tokens[i] = _with(tokens[i], values, tokenizer)
+    return tokens
+
+
 class Output:
     """Turns the rounds of a session into what its client gets, in order.
 
@@ -91,7 +106,10 @@ class Output:
         token = EmittedToken(round_.commit.token_ids[i], text, round_.source(i))
         if not round_.verdict.log_probabilities:
             return token
-        values = round_.verdict.log_probabilities[i]
-        ranked = {t.token_id for t in (*values.top_model, *values.top_sampling)}
-        texts = {token_id: self._tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ranked}
-        return replace(token, log_probabilities=values, texts=texts)
+        return _with(token, round_.verdict.log_probabilities[i], self._tokenizer)
+
+
+def _with(token: EmittedToken, values: TokenLogProbabilities, tokenizer: Tokenizer) -> EmittedToken:
+    ranked = {t.token_id for t in (*values.top_model, *values.top_sampling)}
+    texts = {token_id: tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ranked}
+    return replace(token, log_probabilities=values, texts=texts)

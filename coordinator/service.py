@@ -176,6 +176,7 @@ def request_from(request: generation_pb2.GenerateRequest, traceparent: str, call
             tuple(request.resumption.session_token_ids),
         ),
         returns_prompt=request.return_prompt_token_ids,
+        echo=request.echo,
         traceparent=traceparent,
         cut_max_tokens=request.cut_max_tokens,
         client=caller.name,
@@ -226,6 +227,7 @@ def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
     message = sampling_pb2.SessionSampling(parameters=request.sampling)
     if request.HasField("top_log_probabilities"):
         message.top_log_probabilities = request.top_log_probabilities
+        message.prompt_log_probabilities = request.echo
     sampling = sampling_from(message)
     if request.sampling.HasField("seed"):
         return sampling
@@ -248,6 +250,7 @@ def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateRespo
         response.prompt_end = beginning.prompt_end
         response.prompt_token_ids.extend(beginning.prompt_token_ids)
         response.source_token_ids.extend(beginning.source_token_ids)
+        response.prompt_tokens.extend(map(_prompt_token, beginning.prompt_tokens))
     if emission.finish_reason is not None:
         response.finish_reason = _FINISH_REASONS[emission.finish_reason]
         response.statistics.CopyFrom(_statistics(emission.statistics))
@@ -259,9 +262,14 @@ def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateRespo
 
 
 def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
-    drafted = token.source is not TokenSource.TARGET
-    source = _SOURCES[token.source]
-    message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text, drafted=drafted, source=source)
+    message = _prompt_token(token)
+    message.drafted = token.source is not TokenSource.TARGET
+    message.source = _SOURCES[token.source]
+    return message
+
+
+def _prompt_token(token: EmittedToken) -> generation_pb2.GeneratedToken:
+    message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text)
     if token.log_probabilities is not None:
         message.log_probabilities.CopyFrom(to_log_probabilities(token.log_probabilities, token.texts))
     return message

@@ -156,6 +156,7 @@ def _request(generation: Generation) -> generation_pb2.GenerateRequest:
             strings=generation.stop_strings,
         ),
         top_log_probabilities=generation.top_log_probabilities,
+        echo=generation.echo,
         session_id=generation.session_id,
         draft_source=draft_source_message(generation.draft_source),
     )
@@ -200,6 +201,7 @@ def _increment(response: generation_pb2.GenerateResponse) -> Increment:
         _FINISH_REASONS.get(response.finish_reason, ""),
         _statistics(response.statistics) if response.finish_reason else None,
         response.prompt_end,
+        tuple(map(_token, response.prompt_tokens)),
     )
 
 

@@ -55,6 +55,7 @@ class Generation:
     min_tokens: int = 0
     ignore_eos: bool = False
     top_log_probabilities: int | None = None
+    echo: bool = False
     num_draft_tokens: int | None = None
     draft_source: DraftSource = DraftSource.AUTO
     prediction: str = ""
@@ -71,7 +72,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class TextToken:
-    """A generated token, the text that it completes, and who said it first: `target`, `draft` or `lookup`.
+    """A token, the text that it completes, and who said it first: `target`, `draft` or `lookup`.
 
     If asked for, the natural logarithm of its probability under the model, and the most likely tokens in its place.
     """
@@ -118,7 +119,7 @@ class Increment:
     """What one round of a generation brought, or several that came together.
 
     The last one has a finish reason, `stop` or `length`, and the statistics; the first one of a conversation the end
-    of its prompt, as the template wrote it.
+    of its prompt, as the template wrote it, and that of an echo the prompt's tokens.
     """
 
     session_id: str
@@ -127,6 +128,7 @@ class Increment:
     finish_reason: str = ""
     statistics: Statistics | None = None
     prompt_end: str = ""
+    prompt_tokens: tuple[TextToken, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ TEMPERATURES = (0.01, 100.0)
 _REPETITION_PENALTIES = (0.01, 10.0)  # likewise
 _MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
 
+# Tokens of a prompt, and the most likely ones in their places: all are in one message, and nobody is to wait for that.
+MAX_PROMPT_LOG_PROBABILITIES = 2**15
+
 # Far below what any token has, and far above what a device takes for 0.
 _LOWEST_TOP_P = 1e-6
 _MAX_VOCABULARY_SIZE = 2**22
@@ -53,6 +56,7 @@ class Sampling:
     suppressed_token_ids: tuple[int, ...] = ()
     suppressed_before: int = 0
     top_log_probabilities: int | None = None
+    prompt_log_probabilities: bool = False
     vocabulary_size: int = 0
 
     @property
@@ -88,6 +92,10 @@ class Sampling:
         ):
             if not low <= value <= high:
                 raise _out_of_range(name, value, f"in [{low}, {high}]")
+        if self.prompt_log_probabilities and self.top_log_probabilities is None:
+            raise InvalidRequestError(
+                "CONTRADICTION", "prompt_log_probabilities is set, but top_log_probabilities is not: set both"
+            )
         check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES)
         for token_id, bias in self.logit_bias.items():
             if not abs(bias) <= MAX_BIAS:
@@ -146,9 +154,12 @@ class RankedToken:
 
 @dataclass(frozen=True)
 class TokenLogProbabilities:
-    """Natural logarithms of a token's probability: as the model gives it, and as it was sampled from."""
+    """Natural logarithms of a token's probability: as the model gives it, and as it was sampled from.
+
+    A token of a prompt was not sampled.
+    """
 
     model: float
-    sampling: float
-    top_model: list[RankedToken]
-    top_sampling: list[RankedToken]
+    sampling: float = 0.0
+    top_model: Sequence[RankedToken] = ()
+    top_sampling: Sequence[RankedToken] = ()

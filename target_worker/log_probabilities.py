@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, from the logits that decided about them."""
+"""Log-probabilities of tokens: emitted ones, from the logits that decided about them, and a prompt's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specd.sampling import RankedToken, TokenLogProbabilities
+from specd.worker.engine.engine import Steps
+from specd.worker.engine.forward import Evaluate
 from specd.worker.sampling.sampler import Sampler
 
 
@@ -19,8 +21,7 @@ def log_probabilities(
 
     Under the model: log softmax of its logits [n, vocabulary_size]. Under the sampling: the same of the scores.
     """
-    logits = logits.astype(mx.float32)
-    model = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    model = np.array(_log_softmax(logits))
     sampled = np.array(
         mx.log(sampler.probabilities(scores))
         if sampler.is_greedy
@@ -32,6 +33,29 @@ def log_probabilities(
         )
         for i, token_id in enumerate(token_ids)
     ]
+
+
+class PromptLogProbabilities:
+    """Collects the log-probabilities of a prompt's tokens but the first, under the model."""
+
+    def __init__(self, top: int) -> None:
+        """Collect `top` most likely tokens for each place, too."""
+        self.values: list[TokenLogProbabilities] = []
+        self._top = top
+
+    def add(self, logits: mx.array, following: Sequence[int]) -> Steps[None]:
+        """Add those of tokens [n] that the logits [n, vocabulary_size] are before."""
+        if not following:
+            return  # MLX has no logsumexp of nothing
+        rows = _log_softmax(logits)
+        yield Evaluate([rows])
+        for row, token_id in zip(np.array(rows), following, strict=True):
+            self.values.append(TokenLogProbabilities(float(row[token_id]), top_model=_rank(row, self._top)))
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def _rank(row: NDArray[np.float32], top: int) -> list[RankedToken]:

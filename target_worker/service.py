@@ -98,4 +98,5 @@ def _answer(
         time=worker_time(done),
         reused_len=session.cache.reused_len,
         log_probabilities=map(to_log_probabilities, done.result.log_probabilities),
+        prompt_log_probabilities=map(to_log_probabilities, done.result.prompt_log_probabilities),
     )

@@ -16,20 +16,22 @@ from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
 from target_worker.acceptance import accept_by_rejection, accept_coupled
-from target_worker.log_probabilities import log_probabilities
+from target_worker.log_probabilities import PromptLogProbabilities, log_probabilities
 
 
 @dataclass(frozen=True)
 class Verification:
     """The number of accepted tokens of a proposal, the target's own next token, and the length of its cache.
 
-    `log_probabilities`, if asked for, are those of the accepted tokens and of the next one.
+    `log_probabilities`, if asked for, are those of the accepted tokens and of the next one; and
+    `prompt_log_probabilities` those of the tokens before the proposal but the first, in a session's first request.
     """
 
     num_accepted: int
     next_token_id: int
     cached_len: int
     log_probabilities: list[TokenLogProbabilities] = field(default_factory=list)
+    prompt_log_probabilities: list[TokenLogProbabilities] = field(default_factory=list)
 
 
 def verify(
@@ -53,12 +55,19 @@ def verify(
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
-    pending = yield from cache.prefill(position, token_ids, chunk)
+    top = sampler.sampling.top_log_probabilities
+    prompt = None
+    if sampler.sampling.prompt_log_probabilities and position == 0:
+        prompt = PromptLogProbabilities(top or 0)
+    pending = yield from cache.prefill(position, token_ids, chunk, prompt.add if prompt is not None else None)
 
     fed = [*pending, *proposal]
     padding = fed[-1:] * (pad(len(fed)) - len(fed))
     history = sampler.history(cache.token_ids, pending, proposal)
-    logits = (yield from cache.feed(mx.array(fed + padding)))[len(pending) - 1 : len(fed)]
+    rows = yield from cache.feed(mx.array(fed + padding))
+    if prompt is not None:
+        yield from prompt.add(rows[: len(pending) - 1], pending[1:])
+    logits = rows[len(pending) - 1 : len(fed)]
     next_position = position + len(token_ids)
     scores = sampler.scores(logits, next_position, history)
     proposed = mx.array(list(proposal), mx.uint32)
@@ -78,7 +87,6 @@ def verify(
     next_token_id = own_ids[num_accepted]
     sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)
     emitted = [*proposal[:num_accepted], next_token_id]
-    top = sampler.sampling.top_log_probabilities
     return Verification(
         num_accepted,
         next_token_id,
@@ -86,6 +94,7 @@ def verify(
         log_probabilities(sampler, logits[: len(emitted)], scores[: len(emitted)], emitted, top)
         if top is not None
         else [],
+        prompt.values if prompt is not None else [],
     )
 
 

@@ -12,7 +12,14 @@ from specd.caller import CallerLimits
 from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
-from specd.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count, check_token_ids
+from specd.sampling import (
+    MAX_PROMPT_LOG_PROBABILITIES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    Sampling,
+    check_count,
+    check_token_ids,
+)
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 # Tokens that are generated when a request does not say.
@@ -75,6 +82,7 @@ class GenerationRequest:
     session_id: str = ""
     resumption: Resumption = field(default_factory=Resumption)
     returns_prompt: bool = False
+    echo: bool = False
     traceparent: str = ""
     client: str = ""
     client_limits: CallerLimits = field(default_factory=CallerLimits)
@@ -103,6 +111,7 @@ class GenerationRequest:
             check_tokens(model, prompt.source)
         check_prompt(model, prompt.token_ids)
         self._check_prediction(model, prompt.prediction)
+        self._check_echo(len(prompt.token_ids))
         wanted, allowed = self._most_tokens(model, prompt), self.client_limits.max_tokens
         max_tokens = resolve_max_tokens(model, len(prompt.token_ids), wanted, allowed)
         self.stop.check(model, max_tokens)
@@ -141,6 +150,15 @@ class GenerationRequest:
             why = f"draft_source is {source.name}" if has_lookup else "this coordinator has no look-up (--lookup)"
             raise InvalidRequestError(
                 "CONTRADICTION", f"the request has a prediction, which only look-up reads, but {why}: leave one out"
+            )
+
+    def _check_echo(self, prompt_len: int) -> None:
+        top = self.sampling.top_log_probabilities
+        if self.echo and top is not None and prompt_len * (1 + top) > MAX_PROMPT_LOG_PROBABILITIES:
+            raise InvalidRequestError(
+                "OUT_OF_RANGE",
+                f"echo of {prompt_len} tokens with top_log_probabilities {top} makes {prompt_len * (1 + top)} "
+                f"log-probabilities: the most is {MAX_PROMPT_LOG_PROBABILITIES}",
             )
 
     @staticmethod

@@ -46,9 +46,18 @@ def check_proposal(
 
 
 def check_verdict(
-    verdict: Verdict, proposal: Sequence[int], setup: SessionSetup, *, session_len: int, vocabulary_size: int
+    verdict: Verdict,
+    proposal: Sequence[int],
+    setup: SessionSetup,
+    *,
+    session_len: int,
+    vocabulary_size: int,
+    is_first: bool = False,
 ) -> None:
-    """Raise WorkerError (TARGET_BROKEN) unless the verdict can be one on this proposal after `session_len` tokens."""
+    """Raise WorkerError (TARGET_BROKEN) unless the verdict can be one on this proposal after `session_len` tokens.
+
+    `is_first` says that it was asked for with all of the session's tokens.
+    """
     num_accepted, num_proposed = verdict.num_accepted, len(proposal)
     if num_accepted > num_proposed or verdict.next_token_id >= vocabulary_size:
         raise _broken_target(f"accepted {num_accepted} of {num_proposed} tokens and chose {verdict.next_token_id}")
@@ -62,9 +71,14 @@ def check_verdict(
     if verdict.reused_len > len(setup.source) + session_len:
         raise _broken_target(f"reused {verdict.reused_len} tokens of a session of {session_len}")
     top = setup.sampling.top_log_probabilities
+    num_scored = session_len - 1 if setup.sampling.prompt_log_probabilities and is_first else 0
     if top is not None and not (
         len(verdict.log_probabilities) == num_accepted + 1
-        and all(_are_sound(each, top, vocabulary_size) for each in verdict.log_probabilities)
+        and len(verdict.prompt_log_probabilities) == num_scored
+        and all(
+            _are_sound(each, top, vocabulary_size)
+            for each in (*verdict.log_probabilities, *verdict.prompt_log_probabilities)
+        )
     ):
         raise _broken_target("did not send the log-probabilities of its tokens")
 

@@ -232,6 +232,7 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         super().__init__(call, setup, incarnation, worker="target")
         self._rejects = setup.sampling.acceptance is Acceptance.REJECTION
         self._wants_log_probabilities = setup.sampling.top_log_probabilities is not None
+        self._wants_those_of_prompt = setup.sampling.prompt_log_probabilities
 
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
@@ -244,12 +245,14 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         await self._send(request, timeout_seconds)
         response, exchange = await self._receive(timeout_seconds)
         log_probabilities = response.log_probabilities if self._wants_log_probabilities else ()
-        num_entries = max(
-            (len(each.top_model) + len(each.top_sampling) for each in log_probabilities[: MAX_NUM_DRAFT_TOKENS + 1]),
-            default=0,
-        )
-        if len(log_probabilities) > MAX_NUM_DRAFT_TOKENS + 1 or num_entries > 2 * MAX_TOP_LOG_PROBABILITIES:
-            raise WorkerError("TARGET_BROKEN", f"the target worker sent {len(log_probabilities)} log-probabilities")
+        of_prompt = response.prompt_log_probabilities if self._wants_those_of_prompt else ()
+        num_values = len(log_probabilities) + len(of_prompt)
+        # Before they are copied: there can be millions.
+        if num_values > len(token_ids) + MAX_NUM_DRAFT_TOKENS + 1 or any(
+            len(each.top_model) + len(each.top_sampling) > 2 * MAX_TOP_LOG_PROBABILITIES
+            for each in (*log_probabilities, *of_prompt)
+        ):
+            raise WorkerError("TARGET_BROKEN", f"the target worker sent {num_values} log-probabilities")
         return Verdict(
             response.num_accepted,
             response.next_token_id,
@@ -257,4 +260,5 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             response.reused_len,
             [log_probabilities_from(message) for message in log_probabilities],
             exchange,
+            prompt_log_probabilities=[log_probabilities_from(message) for message in of_prompt],
         )

@@ -121,6 +121,7 @@ class Verifier:
             self._setup,
             session_len=len(token_ids),
             vocabulary_size=self._vocabulary_size,
+            is_first=position == 0,
         )
         self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
         return verdict

@@ -58,7 +58,7 @@ class _Completion:
         lasts: list[Increment] = [Increment("", ())] * len(self._lengths)
         async with aclosing(increments) as coming:
             async for index, increment in coming:
-                tokens[index] += increment.tokens
+                tokens[index] += (*increment.prompt_tokens, *increment.tokens)
                 lasts[index] = increment
                 self._note(index, increment)
         choices = [self._choice(index, tokens[index], last.finish_reason) for index, last in enumerate(lasts)]
@@ -72,7 +72,8 @@ class _Completion:
         async with aclosing(increments) as coming:
             async for index, increment in coming:
                 self._note(index, increment)
-                choice = self._choice(index, increment.tokens, increment.finish_reason or None)
+                tokens = (*increment.prompt_tokens, *increment.tokens)
+                choice = self._choice(index, tokens, increment.finish_reason or None)
                 if self._fields.token_sources:
                     choice["round"] = asdict(increment.counts)
                 chunk = {**self._head, "choices": [choice], **usage}
@@ -91,8 +92,9 @@ class _Completion:
 
     def _choice(self, index: int, tokens: Sequence[TextToken], finish_reason: str | None) -> dict[str, Any]:
         text = "".join(token.text for token in tokens)
-        if self._fields.echo and self._lengths[index] == 0:
-            text = f"{self._prompts[index // self._count]}{text}"
+        prompt = self._prompts[index // self._count]
+        if self._lengths[index] == 0 and self._fields.echoes_as_sent(prompt):
+            text = f"{prompt}{text}"
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
         if self._fields.logprobs is not None:
             choice["logprobs"] = _log_probabilities(tokens, self._lengths[index])
@@ -112,14 +114,21 @@ class _Completion:
 
 
 def _log_probabilities(tokens: Sequence[TextToken], offset: int) -> dict[str, Any]:
-    """Return the legacy form: lists by token, the most likely ones by their text."""
+    """Return the legacy form: lists by token, the most likely ones by their text. A prompt's first token has none."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [at_least(token.log_probability or 0.0) for token in tokens],
-        "top_logprobs": [{ranked.text: at_least(ranked.log_probability) for ranked in token.top} for token in tokens],
+        "token_logprobs": [None if (p := token.log_probability) is None else at_least(p) for token in tokens],
+        "top_logprobs": [_most_likely(token) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _most_likely(token: TextToken) -> dict[str, float] | None:
+    """Return the most likely tokens in the place of one; None for the first of a prompt, which nothing is before."""
+    if token.log_probability is None:
+        return None
+    return {ranked.text: at_least(ranked.log_probability) for ranked in token.top}

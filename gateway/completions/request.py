@@ -24,7 +24,7 @@ class CompletionFields(SamplingFields):
         description="A text or token ids, or several of them."
     )
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    echo: bool | None = Field(None, description="Return the prompt before the completion; a text, without logprobs.")
+    echo: bool | None = Field(None, description="Return the prompt before the completion, in logprobs too.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     suffix: str | None = Field(None, description="Refused unless empty: nothing fills in the middle here.")
 
@@ -36,14 +36,14 @@ class CompletionFields(SamplingFields):
         first = self.prompt[0]
         return [self.prompt] if isinstance(first, int) else list(self.prompt)  # type: ignore[list-item,arg-type]
 
+    def echoes_as_sent(self, prompt: str | list[int]) -> bool:
+        """Return whether the completion begins with the text that was sent, and not with what its tokens say."""
+        return bool(self.echo) and self.logprobs is None and isinstance(prompt, str)
+
     def generations(self, seed: int) -> list[Generation]:
         """Return the generation for each prompt. Raises ApiError for what cannot be kept."""
         if self.suffix:
             raise refuse_field("suffix", "the model continues a text, and does not fill in its middle")
-        if self.echo and self.logprobs is not None:
-            raise refuse_field("echo", "the log-probabilities of a prompt are not computed: leave out one of the two")
-        if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise refuse_field("echo", "the prompt is token ids, which are not turned into text here")
         if self.session_id and len(self.prompts) > 1:
             raise invalid("session_id: a session goes on in one way, and there are several prompts", "session_id")
         return [
@@ -53,6 +53,7 @@ class CompletionFields(SamplingFields):
                 max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
                 cut_max_tokens=self.max_tokens is None,
                 top_log_probabilities=self.logprobs,
+                echo=bool(self.echo) and not self.echoes_as_sent(prompt),
             )
             for prompt in self.prompts
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specd.cache_footprint import CacheFootprint
 from specd.draft_source import DraftSource
@@ -52,6 +52,7 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
         suppressed_before=message.suppressed_before,
         vocabulary_size=message.vocabulary_size,
         top_log_probabilities=message.top_log_probabilities if message.HasField("top_log_probabilities") else None,
+        prompt_log_probabilities=message.prompt_log_probabilities,
     )
 
 
@@ -68,6 +69,7 @@ def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
         suppressed_before=sampling.suppressed_before,
         vocabulary_size=sampling.vocabulary_size,
         top_log_probabilities=sampling.top_log_probabilities,
+        prompt_log_probabilities=sampling.prompt_log_probabilities,
     )
 
 
@@ -117,7 +119,7 @@ def to_log_probabilities(
     """Return the message for the log-probabilities of a token, with the texts that are known by id."""
     texts = texts or {}
 
-    def ranked(tokens: list[RankedToken]) -> list[sampling_pb2.RankedToken]:
+    def ranked(tokens: Sequence[RankedToken]) -> list[sampling_pb2.RankedToken]:
         return [
             sampling_pb2.RankedToken(
                 id=token.token_id, text=texts.get(token.token_id, ""), log_probability=token.log_probability

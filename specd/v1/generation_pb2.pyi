@@ -46,7 +46,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids")
+    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids", "echo")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class GenerateRequest(_message.Message):
     CUT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -81,7 +82,8 @@ class GenerateRequest(_message.Message):
     cut_max_tokens: bool
     resumption: Resumption
     return_prompt_token_ids: bool
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ...) -> None: ...
+    echo: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ..., echo: _Optional[bool] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("token_ids", "prompt_fingerprint", "session_token_ids")
@@ -134,7 +136,7 @@ class StopConditions(_message.Message):
     def __init__(self, ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("session_id", "text", "tokens", "round", "finish_reason", "statistics", "stop_token_id", "stop_string", "seed", "prompt_end", "prompt_fingerprint", "prompt_token_ids", "source_token_ids")
+    __slots__ = ("session_id", "text", "tokens", "round", "finish_reason", "statistics", "stop_token_id", "stop_string", "seed", "prompt_end", "prompt_fingerprint", "prompt_token_ids", "source_token_ids", "prompt_tokens")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +150,7 @@ class GenerateResponse(_message.Message):
     PROMPT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
@@ -161,7 +164,8 @@ class GenerateResponse(_message.Message):
     prompt_fingerprint: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     source_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt_tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
+    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "text", "drafted", "log_probabilities", "source")

@@ -52,18 +52,20 @@ class SamplingParameters(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_context_size: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceMethod, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class SessionSampling(_message.Message):
-    __slots__ = ("parameters", "suppressed_token_ids", "suppressed_before", "top_log_probabilities", "vocabulary_size")
+    __slots__ = ("parameters", "suppressed_token_ids", "suppressed_before", "top_log_probabilities", "vocabulary_size", "prompt_log_probabilities")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     parameters: SamplingParameters
     suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     suppressed_before: int
     top_log_probabilities: int
     vocabulary_size: int
-    def __init__(self, parameters: _Optional[_Union[SamplingParameters, _Mapping]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., suppressed_before: _Optional[int] = ..., top_log_probabilities: _Optional[int] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+    prompt_log_probabilities: bool
+    def __init__(self, parameters: _Optional[_Union[SamplingParameters, _Mapping]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., suppressed_before: _Optional[int] = ..., top_log_probabilities: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., prompt_log_probabilities: _Optional[bool] = ...) -> None: ...
 
 class TokenDistribution(_message.Message):
     __slots__ = ("token_ids", "probabilities")

@@ -74,6 +74,7 @@ class RequestGenerator:
                 request.sampling.CopyFrom(self._sampling())
             if upto(4) == 0:
                 request.top_log_probabilities = upto(20)
+            request.echo = upto(4) == 0
             if upto(4) == 0:
                 request.stop.CopyFrom(generation_pb2.StopConditions(strings=["\n", "é"], token_ids=tokens))
             if upto(3) == 0:

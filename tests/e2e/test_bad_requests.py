@@ -79,6 +79,11 @@ BAD_GENERATE_REQUESTS = {
         "OUT_OF_RANGE",
         "top_log_probabilities is 21",
     ),
+    "log-probabilities of too long a prompt": (
+        GenerateRequest(token_ids=TokenIds(ids=[5] * 1600), top_log_probabilities=20, echo=True),
+        "OUT_OF_RANGE",
+        "makes 33600 log-probabilities",
+    ),
     "temperature": (
         GenerateRequest(text="a", sampling=SamplingParameters(temperature=math.nan)),
         "OUT_OF_RANGE",

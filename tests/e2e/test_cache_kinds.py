@@ -7,12 +7,15 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 from specd.worker.model.loader import LoadedModel, load
+from tests.e2e.calls import responses_to
 from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT, kill
 from tests.e2e.processes import draft_of, read_metric, resident_mib, wait_until_idle
@@ -54,6 +57,32 @@ def expected(pair: tuple[str, str], token_ids: list[int]) -> dict[int, list[int]
 
 def prompt(token_ids: list[int], length: int) -> list[int]:
     return [1 + token_id % 8000 for token_id in (token_ids * 5)[:length]]
+
+
+@pytest.mark.parametrize("length", PROMPT_LENGTHS)
+async def test_an_echo_has_the_log_probabilities_of_the_prompt(
+    kind_client: RawClient, pair: tuple[str, str], token_ids: list[int], length: int
+) -> None:
+    """Once when nothing of the prompt is cached, and once when all is."""
+    network = load(pair[0], blas="").network
+    prompt_ids = prompt(token_ids, length)
+    logits = np.array(network(mx.array([prompt_ids]))[0].astype(mx.float32), np.float64)[:-1]
+    rows = logits - logits.max(-1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(-1, keepdims=True))
+    plain = await complete(kind_client, prompt_ids, max_tokens=4)
+    for _ in range(2):
+        first, *others = await responses_to(
+            kind_client.generate(prompt_ids, max_tokens=4, echo=True, top_log_probabilities=1)
+        )
+        assert [token.id for each in (first, *others) for token in each.tokens] == plain.token_ids
+        assert not any(response.prompt_tokens for response in others)
+        assert [token.id for token in first.prompt_tokens] == prompt_ids
+        beginning, *scored = first.prompt_tokens
+        assert not beginning.HasField("log_probabilities")
+        for row, token in zip(rows, scored, strict=True):
+            assert token.log_probabilities.model == pytest.approx(row[token.id], abs=1e-2)
+            (most_likely,) = token.log_probabilities.top_model
+            assert most_likely.log_probability == pytest.approx(row.max(), abs=1e-2)
 
 
 @pytest.mark.parametrize("k", [0, 4, MAX_NUM_DRAFT_TOKENS, None])  # others: tests/families

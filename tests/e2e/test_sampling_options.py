@@ -14,7 +14,7 @@ from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
 from specd.worker.model.loader import LoadedModel
-from tests.e2e.calls import END_TOKEN
+from tests.e2e.calls import END_TOKEN, responses_to
 from tests.e2e.completions import KS, MAX_TOKENS, PROMPT, Completion, complete
 from tests.e2e.reference import decode_with_mlx_lm
 
@@ -206,6 +206,27 @@ def check_ranked(ranked: Any, expected: np.ndarray, top: int, tokenizer: Tokeniz
     np.testing.assert_allclose(values, np.sort(expected)[::-1][:top], atol=1e-4)
     assert values == sorted(values, reverse=True)
     assert all(token.text == tokenizer.decode([token.id], skip_special_tokens=False) for token in ranked)
+
+
+async def test_an_echo_is_the_text_of_the_prompt(client: RawClient, tokenizer: Tokenizer) -> None:
+    text = "größe = '\N{SNOWMAN}'  # \N{GRINNING FACE}\n"
+    whole, *_ = await responses_to(client.generate(text, max_tokens=2, echo=True))
+    assert "".join(token.text for token in whole.prompt_tokens) == text
+    assert [token.id for token in whole.prompt_tokens] == tokenizer.encode(text)
+    assert not any(token.HasField("log_probabilities") for token in whole.prompt_tokens)
+    cut = tokenizer.encode(text)[: len(tokenizer.encode(text)) // 2]
+    part, *_ = await responses_to(client.generate(cut, max_tokens=2, echo=True))
+    assert "".join(token.text for token in part.prompt_tokens) == tokenizer.decode(cut, skip_special_tokens=True)
+    assert not (await responses_to(client.generate(text, max_tokens=2, top_log_probabilities=1)))[0].prompt_tokens
+
+
+async def test_an_echo_is_of_all_of_a_session(client: RawClient) -> None:
+    first = await complete(client, max_tokens=4)
+    second, *_ = await responses_to(
+        client.generate("\n", max_tokens=2, session_id=first.last.session_id, echo=True, top_log_probabilities=0)
+    )
+    assert "".join(token.text for token in second.prompt_tokens) == f"{PROMPT}{first.text}\n"
+    assert [token.HasField("log_probabilities") for token in second.prompt_tokens].count(False) == 1
 
 
 async def test_log_probabilities_come_only_if_asked_for(client: RawClient, greedy: Completion) -> None:

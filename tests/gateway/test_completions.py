@@ -70,12 +70,34 @@ async def test_log_probabilities_have_their_places(http: HttpClient) -> None:
     assert offsets == values["text_offset"]
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, [300, 301, 302, 303]])
+async def test_an_echo_has_the_log_probabilities_of_the_prompt(
+    http: HttpClient, grpc_client: RawClient, prompt: str | list[int]
+) -> None:
+    body = {**SAMPLED, "prompt": prompt, "echo": True, "logprobs": 2}
+    choice = (await http.post(PATH, body)).json()["choices"][0]
+    sampling = SamplingParameters(temperature=0.8, seed=11)
+    first, *_ = await responses_to(
+        grpc_client.generate(prompt, sampling=sampling, max_tokens=1, echo=True, top_log_probabilities=2)
+    )
+    echoed, values = first.prompt_tokens, choice["logprobs"]
+    assert choice["text"].startswith(prompt if isinstance(prompt, str) else "".join(token.text for token in echoed))
+    assert "".join(values["tokens"]) == choice["text"]
+    assert len(values["tokens"]) == len(values["token_logprobs"]) == len(echoed) + 20
+    assert values["token_logprobs"][0] is values["top_logprobs"][0] is None
+    expected = [token.log_probabilities.model for token in echoed[1:]]
+    assert values["token_logprobs"][1 : len(echoed)] == pytest.approx(expected, abs=1e-3)
+    assert all(len(most_likely) == 2 for most_likely in values["top_logprobs"][1 : len(echoed)])
+    chunks = await http.chunks(PATH, body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == values["text_offset"]
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"echo": True, "prompt": [1, 2]}, "echo"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from coordinator.core import Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers import verifier as verifier_module
-from coordinator.workers.answers import check_proposal, is_distribution
+from coordinator.workers.answers import check_proposal, check_verdict, is_distribution
 from coordinator.workers.errors import WorkerError, WorkerLostError
 from coordinator.workers.remote_worker import WorkerLife
 from specd.errors import UnavailableError
-from specd.sampling import Acceptance, Sampling, TokenDistribution, certain
+from specd.sampling import Acceptance, Sampling, TokenDistribution, TokenLogProbabilities, certain
 from tests.unit.fake_workers import (
     VOCABULARY_SIZE,
     FakeDraft,
@@ -156,6 +156,29 @@ def test_a_token_that_is_rejected_and_chosen_at_once_is_a_lie() -> None:
 
     with pytest.raises(WorkerError, match="rejected a token and chose the same"):
         run(session, 3, FakeDraft(next_token, []), LyingTarget(1, reject_all))
+
+
+@pytest.mark.parametrize(
+    ("values", "is_first"),
+    [
+        ([-1.0], True),
+        ([-1.0, -2.0, -3.0], True),
+        ([-1.0, float("nan")], True),
+        ([-1.0, 0.5], True),
+        ([-1.0, -2.0], False),
+    ],
+)
+def test_a_target_sends_the_log_probabilities_of_the_prompt_that_were_asked_for(
+    values: list[float], is_first: bool
+) -> None:
+    setup = SessionSetup("", Sampling(top_log_probabilities=0, prompt_log_probabilities=True))
+    sizes = {"session_len": 3, "vocabulary_size": 9}
+    own = [TokenLogProbabilities(-1.0)]
+    lie = Verdict(0, 5, 3, 0, own, prompt_log_probabilities=[*map(TokenLogProbabilities, values)])
+    with pytest.raises(WorkerError, match="log-probabilities"):
+        check_verdict(lie, [], setup, is_first=is_first, **sizes)
+    truth = [TokenLogProbabilities(-1.0), TokenLogProbabilities(0.0)] if is_first else []
+    check_verdict(replace(lie, prompt_log_probabilities=truth), [], setup, is_first=is_first, **sizes)
 
 
 @given(

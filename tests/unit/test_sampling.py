@@ -113,6 +113,7 @@ def test_a_sampling_survives_the_wire() -> None:
         acceptance=Acceptance.REJECTION,
         lenience=0.125,
         top_log_probabilities=0,
+        prompt_log_probabilities=True,
     )
     for sent in (sampling, Sampling(), replace(sampling, top_log_probabilities=None)):
         message = sampling_pb2.SessionSampling.FromString(to_session_sampling(sent).SerializeToString())

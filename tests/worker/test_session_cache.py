@@ -170,7 +170,44 @@ def test_padding_changes_no_verdict_of_any_request(data: st.DataObject) -> None:
 
 
 def without_log_probabilities(verdict: Verification) -> Verification:
-    return replace(verdict, log_probabilities=[])
+    return replace(verdict, log_probabilities=[], prompt_log_probabilities=[])
+
+
+@given(data=st.data())
+def test_log_probabilities_of_a_prompt_are_those_of_one_pass(data: st.DataObject) -> None:
+    """Whatever is cached already: they are all computed, and verdict and cache are those of a session without."""
+    sampling = data.draw(st.sampled_from(SAMPLINGS))
+    prompt, before = data.draw(token_lists), data.draw(token_lists)
+    proposal = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
+    rows = np.full((len(proposal), TINY_VOCABULARY_SIZE), 1 / TINY_VOCABULARY_SIZE, np.float32)
+    prefixes = PrefixCache(10**7)
+    ended = SessionCache(MODEL, prefixes)
+    sampler = Sampler(sampling, TINY_VOCABULARY_SIZE)
+    finish(verify(ended, sampler, 0, [*prompt, *before], [], chunk=Chunks(3)))
+    ended.keep()
+
+    scoring, plain = SessionCache(MODEL, prefixes), SessionCache(MODEL)
+    asking = Sampler(replace(sampling, prompt_log_probabilities=True), TINY_VOCABULARY_SIZE)
+    if data.draw(st.booleans()):  # a first request that was late and is sent again
+        run_some(verify(scoring, asking, 0, prompt, proposal, rows, chunk=Chunks(3)), data.draw(st.integers(0, 3)))
+    verdict = finish(verify(scoring, asking, 0, prompt, proposal, rows, chunk=Chunks(3)))
+    expected = finish(verify(plain, sampler, 0, prompt, proposal, rows, chunk=Chunks(3)))
+    assert without_log_probabilities(verdict) == without_log_probabilities(expected)
+    assert scoring.token_ids == plain.token_ids
+    assert expected.prompt_log_probabilities == []
+
+    logits = np.array(MODEL.network(mx.array([prompt]))[0].astype(mx.float32), np.float64)[:-1]
+    of_model = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert len(verdict.prompt_log_probabilities) == len(prompt) - 1
+    for row, token_id, values in zip(of_model, prompt[1:], verdict.prompt_log_probabilities, strict=True):
+        assert values.model == pytest.approx(row[token_id], abs=1e-2)
+        assert [each.log_probability for each in values.top_model] == pytest.approx(np.sort(row)[:-3:-1], abs=1e-2)
+        assert not values.top_sampling
+
+    # Only of a session's first request.
+    token_ids = [*prompt, *proposal[: verdict.num_accepted], verdict.next_token_id]
+    later = finish(verify(scoring, asking, len(prompt), token_ids[len(prompt) :], [], chunk=Chunks(3)))
+    assert later.prompt_log_probabilities == []
 
 
 def test_a_padded_verify_takes_one_step_and_feeds_as_many_tokens_as_it_is_told() -> None:

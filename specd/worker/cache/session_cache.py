@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -65,29 +65,42 @@ class SessionCache:
         self.token_ids.extend(token_ids)
         assert self.cached_len <= self.num_fed
 
-    def prefill(self, position: int, token_ids: Sequence[int], chunk: PrefillChunk) -> Steps[list[int]]:
+    def prefill(
+        self,
+        position: int,
+        token_ids: Sequence[int],
+        chunk: PrefillChunk,
+        read: Callable[[mx.array, Sequence[int]], Steps[None]] | None = None,
+    ) -> Steps[list[int]]:
         """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
 
         Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
         already, from a request that was stopped or repeated or from an ended session that began with the same tokens,
         is not computed again. A chunk a step; of a source, a part of the encoder a step.
+        With `read`, all is computed, and that gets the logits [n, vocabulary_size] after each chunk's tokens, with the
+        tokens [n] that follow these. Its chunks are as long as a round.
 
         Raises CacheTooShortError when the cache holds fewer than `position` tokens.
         """
         if position > self.cached_len:
             raise CacheTooShortError(position, self.cached_len)
-        if not self.token_ids and not self.layers.source:
+        if not self.token_ids and not self.layers.source and read is None:
             self._take_over(token_ids[:-1])
         while self.layers.source != self.source:
             self._reading = self._reading or self.layers.read(self.source)
             yield Evaluate((yield Encode(len(self.source), partial(next, self._reading))))
-        reused = common_prefix_len(self.token_ids[position:], token_ids[:-1])
+        reused = common_prefix_len(self.token_ids[position:], token_ids[:-1]) if read is None else 0
         pending = [*self._rewind(position + reused), *token_ids[reused:]]
         while len(pending) > MAX_PENDING:
-            fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
-            yield Feed(self, mx.array(fed), wants_logits=False)
-            # Without the logits, which are never computed.
-            yield Evaluate(self.layers.arrays)
+            if read is not None:
+                fed = pending[:MAX_PENDING]
+                logits = yield from self.feed(mx.array(fed))
+                yield from read(logits, pending[1 : len(fed) + 1])
+            else:
+                fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
+                yield Feed(self, mx.array(fed), wants_logits=False)
+                # Without the logits, which are never computed.
+                yield Evaluate(self.layers.arrays)
             self.commit(fed)
             del pending[: len(fed)]
         return pending
