@@ -25,6 +25,8 @@ from tests.e2e.processes import draft_of, start_specd
 # Five texts that repeat themselves, and five that do not; each has the same number of tokens.
 EASY = [f"{name} = [\n" + f'    "{name}",\n' * 12 for name in ("alpha", "beta", "gamma", "delta", "omega")]
 HARD = [f"def {name}(" for name in ("parse", "merge", "split", "visit", "close")]
+pytestmark = pytest.mark.alone
+
 SAMPLING = {True: SamplingParameters(), False: SamplingParameters(temperature=3, seed=1)}
 FIELDS: dict[str, Any] = {
     **{"max_tokens": 32, "stop": StopConditions(ignore_eos=True)},

@@ -18,6 +18,8 @@ from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
 from tests.security.owners import Owner, stack_with_owners
 
+pytestmark = pytest.mark.alone
+
 PROMPT = "class Vector:\n    def __add__(self, other):\n"
 
 

@@ -16,6 +16,8 @@ from tests.e2e.calls import responses_to
 from tests.e2e.processes import PATIENCE_SECONDS, eventually, read_metric, wait_until_idle
 from tests.security.http2 import Connection
 
+pytestmark = pytest.mark.alone
+
 PATH = "/specd.v1.GenerationService/Generate"
 STALL_SECONDS = 8.0
 REQUEST = GenerateRequest(text="def f(", max_tokens=1500, num_draft_tokens=0, stop=StopConditions(ignore_eos=True))
