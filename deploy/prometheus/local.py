@@ -44,7 +44,9 @@ class LocalPrometheus:
         interval = f"{self.interval_seconds}s"
         configuration = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
         configuration["global"] = dict.fromkeys(configuration["global"], interval)
-        for job in configuration["scrape_configs"]:
+        jobs = [job for job in configuration["scrape_configs"] if "static_configs" in job]
+        configuration["scrape_configs"] = jobs  # without those that are found by their names in a network
+        for job in jobs:
             (target,) = job["static_configs"]
             target["labels"] = {"instance": target["targets"][0]}  # as it is there
             target["targets"] = [addresses[job["job_name"]]]
