@@ -19,7 +19,7 @@ from gateway.chat.endpoint import complete_chat
 from gateway.completions.endpoint import complete
 from gateway.generation import ModelCard, Requester
 from gateway.http.answer import Answer
-from gateway.http.endpoint import Endpoint
+from gateway.http.endpoint import Endpoint, caller_of
 from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
 from gateway.metrics import GatewayMetrics
@@ -51,7 +51,7 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         get("/v1/models", "models", list_models),
         get("/v1/models/{name:path}", "model", show_model),
         get("/health", "health", check_health),
-        Route("/metrics", partial(show_metrics, registry), methods=["GET"]),
+        Route("/metrics", partial(show_metrics, service, registry), methods=["GET"]),
         Route("/openapi.json", show_openapi, methods=["GET"]),
         *page_routes(),
     ]
@@ -90,8 +90,13 @@ async def check_health(service: Service, _: Mapping[str, Any], __: Requester) ->
     return Answer(json={"status": "ok"})
 
 
-async def show_metrics(registry: CollectorRegistry, _: Request) -> Response:
-    """Return the metrics in Prometheus's text format."""
+async def show_metrics(service: Service, registry: CollectorRegistry, request: Request) -> Response:
+    """Return the metrics in Prometheus's text format, where clients have tokens to those only."""
+    if service.settings.asks_for_tokens:
+        try:
+            await service.models.ask(caller_of(request))
+        except ApiError as error:
+            return JSONResponse(error.body, status_code=error.status)
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

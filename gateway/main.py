@@ -16,6 +16,7 @@ from gateway.http.connection import BoundedConnection
 from gateway.service import Service
 from specd.errors import StartupError
 from specd.gateway_settings import GatewaySettings
+from specd.identity.certificates import load_certificates
 from specd.lifeline import Lifeline
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
@@ -34,28 +35,31 @@ async def run(settings: GatewaySettings) -> None:
     with contextlib.closing(_listen(settings.listen)) as listener:
         host, _, _ = settings.listen.rpartition(":")
         address = f"{host}:{listener.getsockname()[1]}"
+        certificates = load_certificates(settings, role=None)
+        url = f"{'http' if certificates is None else 'https'}://{address}"
         async with open_channel(settings.coordinator, _credentials(settings)) as channel:
             service = Service(CoordinatorLink(channel), settings)
-            server = _Server(
-                uvicorn.Config(
-                    make_app(service, registry),
-                    http=BoundedConnection,
-                    ws="none",
-                    lifespan="off",
-                    log_config=None,
-                    access_log=False,
-                    server_header=False,
-                    proxy_headers=False,
-                    limit_concurrency=settings.max_connections,
-                    timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                    timeout_graceful_shutdown=round(settings.shutdown_grace_seconds),
-                    h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-                )
+            config = uvicorn.Config(
+                make_app(service, registry),
+                http=BoundedConnection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=round(settings.shutdown_grace_seconds),
+                h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             )
+            config.load()
+            config.ssl = certificates.renewing_ssl_context() if certificates is not None else None
+            server = _Server(config)
             life = Lifeline()
             life.open()
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-            life.announce(address, metrics_url=f"http://{address}/metrics", coordinator=settings.coordinator)
+            life.announce(address, url=url, metrics_url=f"{url}/metrics", coordinator=settings.coordinator)
             await life.wait_for_stop()
             server.should_exit = True
             await serving

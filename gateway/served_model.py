@@ -15,6 +15,7 @@ from gateway.http.errors import ApiError
 from gateway.reply.format import ReplyFormat, detect_format
 
 _FRESH_SECONDS = 5.0
+UNAUTHENTICATED = 401
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,16 @@ class ServedModels:
     is renewed after some seconds beside the request that finds it old, and before the request after an error.
     """
 
-    def __init__(self, coordinator: CoordinatorLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        coordinator: CoordinatorLink,
+        *,
+        asks_for_tokens: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With `asks_for_tokens`, there is no model while the coordinator serves who has none."""
         self._coordinator = coordinator
+        self._asks_for_tokens = asks_for_tokens
         self._clock = clock
         self._served: KnownModel | None = None
         self._asked_at = 0.0
@@ -54,6 +63,8 @@ class ServedModels:
     async def ask(self, caller: Requester) -> KnownModel:
         """Ask the coordinator for the model, which also says whether the caller may ask. Raises ApiError."""
         model = await self._coordinator.model(caller)
+        if self._asks_for_tokens:
+            await self._check_that_strangers_are_refused()
         self._asked_at = self._clock()
         if self._served is None or self._served.model != model:
             self._served = KnownModel(model)
@@ -71,6 +82,16 @@ class ServedModels:
     def forget(self) -> None:
         """Ask anew at the next request: the coordinator failed, and may come back with another model."""
         self._served = None
+
+    async def _check_that_strangers_are_refused(self) -> None:
+        try:
+            await self._coordinator.model(Requester())
+        except ApiError as error:
+            if error.status == UNAUTHENTICATED:
+                return
+            raise
+        everyone = "everyone could use this gateway: start the coordinator with --tokens, or the gateway with --tls-ca"
+        raise ApiError(503, "open_to_everyone", everyone)
 
     async def _renew(self, caller: Requester) -> None:
         try:

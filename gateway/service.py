@@ -23,7 +23,7 @@ class Service:
     def __init__(self, coordinator: CoordinatorLink, settings: GatewaySettings) -> None:
         self.coordinator = coordinator
         self.settings = settings
-        self.models = ServedModels(coordinator)
+        self.models = ServedModels(coordinator, asks_for_tokens=settings.asks_for_tokens)
 
     def num_choices(self, fields: SamplingFields) -> int:
         """Return how many choices are wanted. Raises ApiError if they are too many."""

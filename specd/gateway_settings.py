@@ -8,7 +8,7 @@ from pydantic import AfterValidator, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from specd.addresses import is_local
-from specd.settings import Address, File, MetricsAddress, Seconds, Settings
+from specd.settings import Address, CertificateSettings, File, MetricsAddress, Seconds
 
 
 def _check_http_address(address: str) -> str:
@@ -25,7 +25,7 @@ HttpAddress = Annotated[MetricsAddress, AfterValidator(_check_http_address)]
 NameList = Annotated[str, AfterValidator(lambda names: ", ".join(_names(names)) or "none")]
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(CertificateSettings):
     """Settings of `specd gateway`."""
 
     table = "gateway"
@@ -66,10 +66,10 @@ class GatewaySettings(Settings):
     def _check_that_nobody_listens_in(self) -> Self:
         if self.insecure:
             return self
-        if not is_local(self.listen):
+        if not (is_local(self.listen) or self.tls_cert):
             raise ValueError(
-                f"other machines reach {self.listen}, and the gateway speaks no TLS: listen at 127.0.0.1 behind a "
-                "proxy that does, or set --insecure if something else keeps strangers out"
+                f"other machines reach {self.listen}: set --tls-cert and --tls-key, and --tls-ca unless clients have "
+                "tokens, or --insecure if something else keeps strangers out"
             )
         if not (self.coordinator_ca or is_local(self.coordinator)):
             raise ValueError(
@@ -77,6 +77,11 @@ class GatewaySettings(Settings):
                 "something else keeps the connection secret"
             )
         return self
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether only those may use this gateway who have a token that the coordinator takes."""
+        return not (self.insecure or self.tls_ca or is_local(self.listen))
 
     @property
     def host_names(self) -> list[str]:

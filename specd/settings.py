@@ -127,22 +127,14 @@ class LogSettings(Settings):
 _BLAS_THREADS = default_blas_threads()
 
 
-class ListenerSettings(Settings):
-    """Settings of a process that listens: who gets in."""
+class CertificateSettings(Settings):
+    """Settings of a process that can show its peers a certificate, and ask them for theirs."""
 
-    listen: Address
-    metrics_listen: MetricsAddress
     tls_cert: File = Field("", description="Certificate of this process, PEM: its ports are TLS then; 'none' for none.")
     tls_key: File = Field("", description="Key of the certificate, PEM, without a password.")
     tls_ca: File = Field(
         "", description="Authorities, PEM: peers show a certificate of one of them, with the role that a call needs."
     )
-    insecure: bool = Field(False, description="Let everyone in who reaches the ports, from other machines too.")
-
-    @property
-    def asks_for_tokens(self) -> bool:
-        """Whether clients at `listen` show a token."""
-        return False
 
     @model_validator(mode="after")
     def _check_files_go_together(self) -> Self:
@@ -152,6 +144,19 @@ class ListenerSettings(Settings):
         if self.tls_ca and not self.tls_cert:
             raise ValueError("tls_ca is set and tls_cert is not: this process needs a certificate of its own too")
         return self
+
+
+class ListenerSettings(CertificateSettings):
+    """Settings of a process that listens for gRPC: who gets in."""
+
+    listen: Address
+    metrics_listen: MetricsAddress
+    insecure: bool = Field(False, description="Let everyone in who reaches the ports, from other machines too.")
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether clients at `listen` show a token."""
+        return False
 
     @model_validator(mode="after")
     def _check_who_gets_in(self) -> Self:

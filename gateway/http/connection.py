@@ -1,4 +1,4 @@
-"""Connections that do not wait for slow clients."""
+"""Connections that do not wait for slow clients, and know who has opened them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specd.identity.roles import Role, roles_in
+
+# In the scope of a request: the roles in the certificate of whoever has opened the connection, None without one.
+ROLES = "specd.roles"
 
 # For the headers of the first request; uvicorn waits for them without end.
 HEADER_SECONDS = 10.0
@@ -18,10 +23,13 @@ class BoundedConnection(H11Protocol):
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _roles: frozenset[Role] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the headers."""
         super().connection_made(transport)
+        if peer := transport.get_extra_info("peercert"):  # verified, or it would not be here
+            self._roles = roles_in(name for kind, name in peer.get("subjectAltName", ()) if kind == "DNS")
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -31,6 +39,7 @@ class BoundedConnection(H11Protocol):
             self._wait_for_headers()
         super().data_received(data)
         if self.scope is not before:
+            self.scope[ROLES] = self._roles  # type: ignore[literal-required]  # before the application runs
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:

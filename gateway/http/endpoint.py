@@ -71,7 +71,7 @@ class Endpoint:
     async def _answer(self, request: Request, send: _Sent) -> None:
         body = await read_json(request, self._max_body_bytes) if self._max_body_bytes else request.path_params
         async with _ending_with_client(request):
-            answer = await self._handler(body, _caller_of(request))
+            answer = await self._handler(body, caller_of(request))
             if answer.events is not None:
                 try:
                     await send_events(answer.events, send, answer.headers)
@@ -94,7 +94,8 @@ class _Sent:
         await self._send(message)
 
 
-def _caller_of(request: Request) -> Requester:
+def caller_of(request: Request) -> Requester:
+    """Return who asks, by the headers."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     # What no gRPC metadata can carry is no token of the coordinator's.

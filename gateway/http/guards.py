@@ -10,18 +10,20 @@ from collections.abc import Collection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.connection import ROLES
 from gateway.http.errors import ApiError
 from gateway.http.responses import send_error
+from specd.identity.roles import MAY_READ_METRICS, Role
 
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Guards:
-    """Checks Host and Origin of each request, and names it in `x-request-id`.
+    """Checks Host, Origin and the certificate behind each request, and names it in `x-request-id`.
 
     A page of another site can make a browser send requests here. Its own name can lead here (DNS rebinding): the Host
-    then is that name, and never an address. So a Host must be an address, `localhost`, or one of `hosts`. An Origin
-    must be that of the Host itself, or one of `origins`.
+    then is that name, and never an address. So a Host must be an address, `localhost`, or one of `hosts`; over TLS the
+    browser compares it with the certificate. An Origin must be that of the Host itself, or one of `origins`.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -44,19 +46,22 @@ class Guards:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        if refusal := self._refusal(headers):
+        roles: frozenset[Role] | None = scope.get(ROLES)
+        refusal = self._refusal(headers, is_secure=scope.get("scheme") == "https")
+        if refusal := refusal or _refusal_of_role(roles, scope["path"]):
             await send_error(refusal, send_named)
         else:
             await self._app(scope, receive, send_named)
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
+    def _refusal(self, headers: Headers, *, is_secure: bool) -> ApiError | None:
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy in front may read the other one, and take the rest for a request that it has let through.
             both = "the request has a content-length and a transfer-encoding: send one of them"
             return ApiError(400, "ambiguous_length", both, headers={"connection": "close"})
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
-        if not self._is_ours(_name_of(host)):
+        name = _name_of(host)
+        if not (self._is_ours(name) or (is_secure and name)):
             return ApiError(
                 403,
                 "host_not_allowed",
@@ -79,6 +84,13 @@ class Guards:
         except ValueError:
             return False
         return True
+
+
+def _refusal_of_role(roles: frozenset[Role] | None, path: str) -> ApiError | None:
+    allowed = MAY_READ_METRICS if path == "/metrics" else {Role.CLIENT}
+    if roles is None or roles & allowed:
+        return None
+    return ApiError(403, "role_denied", f"this is for a certificate with the role {' or '.join(sorted(allowed))}")
 
 
 def _name_of(host: str) -> str:

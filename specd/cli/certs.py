@@ -17,7 +17,7 @@ def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the certificates.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address by which clients reach the coordinator; can be repeated.", metavar="NAME"),
+        typer.Option(help="Name or address by which clients reach this installation; can be repeated.", metavar="NAME"),
     ] = None,
     client: Annotated[
         list[str] | None, typer.Option(help="Also make a certificate for a client of this name.", metavar="NAME")
@@ -33,7 +33,7 @@ def certs(
 
     Run it again with --renew before they expire: processes take new files without a restart.
     """
-    from specd.identity.authority import CA, Authority, client_leaf, standard_leaves
+    from specd.identity.authority import CA, REACHED_BY_CLIENTS, Authority, client_leaf, standard_leaves
 
     others = [client_leaf(name) for name in client or ()]
     is_new = not (directory / f"{CA}.crt").exists() and not (directory / f"{CA}.key").exists()
@@ -43,8 +43,8 @@ def certs(
     if renew:
         leaves = authority.leaves()
         if host:
-            coordinator = next(leaf for leaf in standard_leaves(host) if leaf.role is Role.COORDINATOR)
-            leaves = [coordinator if leaf.role is Role.COORDINATOR else leaf for leaf in leaves]
+            anew = [leaf for leaf in standard_leaves(host) if leaf.role in REACHED_BY_CLIENTS]
+            leaves = [*anew, *(leaf for leaf in leaves if leaf.role not in REACHED_BY_CLIENTS)]
     else:
         leaves = standard_leaves(host or ()) if is_new else []
     leaves += [leaf for leaf in others if leaf not in leaves]
@@ -72,6 +72,7 @@ _USES = {
     Role.COORDINATOR: "tls_cert and tls_key of the coordinator, at {hosts}",
     Role.DRAFT_WORKER: "tls_cert and tls_key of the draft worker",
     Role.TARGET_WORKER: "tls_cert and tls_key of the target worker",
+    Role.GATEWAY: "tls_cert and tls_key of the gateway, at {hosts}, and its coordinator_cert and coordinator_key",
     Role.CLIENT: "SPECD_TLS_CERT and SPECD_TLS_KEY of a client",
     Role.MONITORING: "cert_file and key_file of Prometheus, in tls_config",
 }

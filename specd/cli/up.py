@@ -67,7 +67,7 @@ async def _hold(stack: Stack) -> None:
             f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
         )
         if stack.gateway is not None:
-            console.print(f"  OpenAI's API: http://{stack.gateway.facts['address']}/v1")
+            console.print(f"  OpenAI's API: {stack.gateway.facts['url']}/v1")
         for child in stack.children:
             if child.facts["metrics_url"]:
                 console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}")

@@ -20,6 +20,7 @@ from specd.identity.roles import Role, roles_in
 
 CA = "ca"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+REACHED_BY_CLIENTS = frozenset({Role.COORDINATOR, Role.GATEWAY})
 _CA_DAYS = 3650
 # Clocks of other machines may be behind.
 _BACKDATED = datetime.timedelta(minutes=10)
@@ -43,12 +44,12 @@ class Leaf:
 
 
 def standard_leaves(hosts: Sequence[str]) -> list[Leaf]:
-    """Return a certificate for each role. Only the coordinator's has hosts: clients look for them.
+    """Return a certificate for each role. Only those that clients reach have hosts: they look for them.
 
     Workers are known by their role, so that none can pose as the coordinator on the same host.
     """
-    coordinator = (*LOCAL_HOSTS, *(host for host in hosts if host not in LOCAL_HOSTS))
-    return [Leaf(role.value, role.value, role, coordinator if role is Role.COORDINATOR else ()) for role in Role]
+    reached = (*LOCAL_HOSTS, *(host for host in hosts if host not in LOCAL_HOSTS))
+    return [Leaf(role.value, role.value, role, reached if role in REACHED_BY_CLIENTS else ()) for role in Role]
 
 
 def client_leaf(name: str) -> Leaf:

@@ -16,7 +16,7 @@ import structlog
 from specd.errors import StartupError
 from specd.identity.file_state import FileState, state_of
 from specd.identity.roles import Role, roles_in
-from specd.settings import ListenerSettings
+from specd.settings import CertificateSettings
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -99,6 +99,24 @@ class Certificates:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def renewing_ssl_context(self) -> ssl.SSLContext:
+        """Return the same for a server that takes one context: new connections get the files as they are then.
+
+        But for the authority of peers, which stays.
+        """
+        given, context = self.generation, self.ssl_context()
+        latest = context
+
+        def before_handshake(connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+            nonlocal given, latest
+            self.refresh()
+            if self.generation != given:
+                given, latest = self.generation, self.ssl_context()
+            connection.context = latest
+
+        context.sni_callback = before_handshake
+        return context
+
     def _read(self) -> tuple[Pems, float]:
         files = self.files
         pems = Pems(_content(files.cert), _content(files.key), _content(files.ca) if files.ca is not None else None)
@@ -132,7 +150,7 @@ class Certificates:
             log.warning(what, cert=str(self.files.cert), expires=_day(self._expires_at))
 
 
-def load_certificates(settings: ListenerSettings, *, role: Role | None) -> Certificates | None:
+def load_certificates(settings: CertificateSettings, *, role: Role | None) -> Certificates | None:
     """Return the certificates of a process; None if it has none. Raises StartupError."""
     if not settings.tls_cert:
         return None

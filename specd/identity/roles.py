@@ -15,6 +15,7 @@ class Role(enum.StrEnum):
     COORDINATOR = "coordinator"
     DRAFT_WORKER = "draft-worker"
     TARGET_WORKER = "target-worker"
+    GATEWAY = "gateway"
     CLIENT = "client"
     MONITORING = "monitoring"
 
@@ -22,6 +23,10 @@ class Role(enum.StrEnum):
     def dns_name(self) -> str:
         """The name in the certificate, such as target-worker.specd.internal."""
         return f"{self.value}.{_DOMAIN}"
+
+
+# Who may read /metrics, of any process. Who may call what is in specd/rpc/access.py.
+MAY_READ_METRICS = frozenset({Role.MONITORING})
 
 
 def roles_in(dns_names: Iterable[str]) -> frozenset[Role]:

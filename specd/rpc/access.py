@@ -20,6 +20,7 @@ Identify: TypeAlias = Callable[[str, _Context], Caller]
 
 ANYBODY = frozenset(Role)
 CLIENT, COORDINATOR = frozenset({Role.CLIENT}), frozenset({Role.COORDINATOR})
+CLIENT_OR_GATEWAY = CLIENT | {Role.GATEWAY}
 
 # Who may call what at which process, where callers have certificates. Where they have tokens, whoever has one is a
 # client. What is for ANYBODY needs no token, and a certificate of any role or none: load balancers and containers ask
@@ -34,8 +35,8 @@ _WORKER = {
 }
 MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
     Role.COORDINATOR: {
-        "/specd.v1.GenerationService/Generate": CLIENT,
-        "/specd.v1.GenerationService/GetModelInfo": CLIENT,
+        "/specd.v1.GenerationService/Generate": CLIENT_OR_GATEWAY,
+        "/specd.v1.GenerationService/GetModelInfo": CLIENT_OR_GATEWAY,
         "/specd.v1.SessionService/ListSessions": CLIENT,
         "/specd.v1.SessionService/GetSession": CLIENT,
         "/specd.v1.SessionService/DeleteSession": CLIENT,
@@ -45,8 +46,6 @@ MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
     Role.DRAFT_WORKER: {"/specd.v1.DraftService/Propose": COORDINATOR, **_WORKER},
     Role.TARGET_WORKER: {"/specd.v1.TargetService/Verify": COORDINATOR, **_WORKER},
 }
-# And who may read /metrics, of any process.
-MAY_READ_METRICS = frozenset({Role.MONITORING})
 
 _ANYONE = Caller()
 _caller: ContextVar[Caller] = ContextVar("caller", default=_ANYONE)
@@ -103,7 +102,7 @@ def by_certificate(process: Role) -> Identify:
                 f"{_listed(roles)}",
             )
         name = b"".join(peer.get("x509_common_name", ())).decode()
-        return Caller(name) if Role.CLIENT in roles else _ANYONE
+        return Caller(name) if roles & CLIENT_OR_GATEWAY else _ANYONE
 
     return identify
 

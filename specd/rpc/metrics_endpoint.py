@@ -17,8 +17,7 @@ from prometheus_client.exposition import MetricsHandler
 from specd import __version__
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates
-from specd.identity.roles import roles_in
-from specd.rpc.access import MAY_READ_METRICS
+from specd.identity.roles import MAY_READ_METRICS, roles_in
 
 log = structlog.get_logger()
 

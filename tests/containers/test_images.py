@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 
@@ -182,6 +184,7 @@ def test_workers_reach_nothing_outside(project: Project) -> None:
 
 
 ALL_UP = {"coordinator:9464": "1", "draft-worker:9465": "1", "target-worker:9466": "1"}
+GATEWAY_UP = {"gateway:8080": "1"}
 
 
 def scraped(project: Project) -> dict[str, str]:
@@ -190,8 +193,11 @@ def scraped(project: Project) -> dict[str, str]:
 
 
 def test_prometheus_scrapes_every_process(project: Project) -> None:
-    wait_until(lambda: scraped(project) == ALL_UP)
-    assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == {"coordinator", *WORKERS}
+    wait_until(lambda: scraped(project) == ALL_UP | GATEWAY_UP)
+    assert {sample["metric"]["process"] for sample in project.query("specd_build_info")} == {
+        *("coordinator", "gateway"),
+        *WORKERS,
+    }
 
 
 async def test_a_killed_draft_worker_comes_back_and_drafts(project: Project) -> None:
@@ -240,7 +246,7 @@ async def test_look_up_alone_serves_without_a_draft_worker() -> None:
         statistics = await statistics_of(project.address, max_tokens=64)
         assert statistics.lookup_accepted_tokens == statistics.accepted_tokens > 0
         expected = {service: value for service, value in ALL_UP.items() if service != "draft-worker:9465"}
-        await asyncio.to_thread(wait_until, lambda: scraped(project) == expected)
+        await asyncio.to_thread(wait_until, lambda: scraped(project) == expected | GATEWAY_UP)
     finally:
         await asyncio.to_thread(project.down)
     assert project.left() == []
@@ -267,7 +273,7 @@ async def test_with_tls_clients_show_a_token_and_processes_their_certificates(tm
     (token,) = re.findall(r"specd_[\w-]{20,}", made.stdout)
     trusting = ClientCredentials(tmp_path / "certs" / "ca.crt")
     try:
-        await asyncio.to_thread(project.up, "coordinator", "prometheus")
+        await asyncio.to_thread(project.up, "coordinator", "gateway", "prometheus")
         statistics = await statistics_of(
             project.address, ClientCredentials(trusting.ca, token=token), max_tokens=32, num_draft_tokens=4
         )
@@ -276,6 +282,11 @@ async def test_with_tls_clients_show_a_token_and_processes_their_certificates(tm
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await statistics_of(project.address, given, max_tokens=1)
             assert refused.value.code() is code
+        url = f"https://localhost:{project.http_port}/v1/models"
+        context = ssl.create_default_context(cafile=tmp_path / "certs" / "ca.crt")
+        async with httpx2.AsyncClient(verify=context) as http:
+            assert (await http.get(url)).status_code == 401
+            assert (await http.get(url, headers={"authorization": f"Bearer {token}"})).status_code == 200
         await asyncio.to_thread(wait_until, lambda: scraped(project) == ALL_UP)
     finally:
         await asyncio.to_thread(project.down)

@@ -59,10 +59,11 @@ def test_keys_are_for_their_owner_alone(made: Path) -> None:
     assert len(list(made.glob("*.key"))) == len(Role) + 1
 
 
-def test_only_the_coordinator_can_be_found_by_its_host(made: Path) -> None:
+def test_only_what_clients_reach_can_be_found_by_its_host(made: Path) -> None:
     """Otherwise a worker could pose as the coordinator, to clients that look for the host."""
     hosts = {leaf.role: leaf.hosts for leaf in Authority(made).leaves()}
-    assert set(hosts.pop(Role.COORDINATOR)) == {"localhost", "127.0.0.1", "::1", "gpu.example.org", "10.1.2.3"}
+    for reached in (Role.COORDINATOR, Role.GATEWAY):
+        assert set(hosts.pop(reached)) == {"localhost", "127.0.0.1", "::1", "gpu.example.org", "10.1.2.3"}
     assert set(hosts.values()) == {()}
 
 

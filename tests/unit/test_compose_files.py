@@ -94,14 +94,15 @@ def test_workers_are_in_a_network_without_a_way_out() -> None:
         assert read(file)["networks"]["workers"] == {"internal": True}
 
 
-def test_with_tls_other_machines_reach_the_coordinator_alone_and_nothing_is_insecure() -> None:
+def test_with_tls_other_machines_reach_what_clients_call_alone_and_nothing_is_insecure() -> None:
     services = services_of("compose.tls.yaml")
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {
         "coordinator": ["${SPECD_PORT}:50051"],
+        "gateway": ["${SPECD_HTTP_PORT}:8080"],
         "grafana": ["127.0.0.1:${SPECD_GRAFANA_PORT}:3000"],
     }
-    for name in (*WORKERS, "coordinator"):
+    for name in (*WORKERS, "coordinator", "gateway"):
         (certs,) = [volume for volume in services[name]["volumes"] if volume.endswith(":/tls:ro")]
         assert certs == f"${{SPECD_CERTS}}/{name}:/tls:ro"  # and no other's key
         assert not [variable for variable in services[name]["environment"] if "INSECURE" in variable], name

@@ -22,7 +22,7 @@ async def status_of(*, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = (
         raise AssertionError
 
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    scope = {"type": "http", "headers": raw}
+    scope = {"type": "http", "path": "/v1/models", "headers": raw}
     await Guards(app, hosts=hosts, origins=origins)(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"].decode()
 

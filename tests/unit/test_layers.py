@@ -77,8 +77,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "gateway.coordinator": (*FLOOR, "specd.v1", "specd.rpc", "gateway.generation", "gateway.http.errors"),
     "gateway.generation": FLOOR,
     "gateway.reply": (*FLOOR, "gateway.generation", "gateway.reply"),
-    "gateway.http": (*FLOOR, "gateway.generation", "gateway.metrics", "gateway.http"),
-    "gateway.main": (*FLOOR, "specd.rpc", "gateway"),
+    "gateway.http": (*FLOOR, "specd.identity.roles", "gateway.generation", "gateway.metrics", "gateway.http"),
+    "gateway.main": (*FLOOR, "specd.identity", "specd.rpc", "gateway"),
     "gateway.metrics": (*FLOOR, "specd.rpc"),
     "gateway": (*FLOOR, "gateway"),
 }
