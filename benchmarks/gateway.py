@@ -46,27 +46,33 @@ async def over_grpc(client: RawClient, prompt: str, max_tokens: int) -> Times:
     return first_at - began_at, (time.perf_counter() - first_at) / (num_tokens - num_first)
 
 
-async def over_http(address: str, prompt: str, max_tokens: int) -> Times:
-    """Read the events from a plain connection: what a client library takes is not the gateway's."""
-    fields = {"prompt": prompt, "max_tokens": max_tokens, "num_draft_tokens": NUM_DRAFT_TOKENS, "ignore_eos": True}
-    body = json.dumps({**fields, "temperature": 0, "stream": True, "token_sources": True}).encode()
-    host, port = address.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    began_at, first_at = time.perf_counter(), 0.0
-    writer.write(head.encode() + body)
-    events: list[bytes] = []  # read later: that is the client's work too
-    async for line in reader:
-        if line.startswith(b"data: {"):
-            first_at = first_at or time.perf_counter()
-            events.append(line)
-    ended_at = time.perf_counter()
-    writer.close()
-    counts = [len(json.loads(event[6:])["choices"][0]["tokens"]) for event in events]
-    assert sum(counts) == max_tokens
-    return first_at - began_at, (ended_at - first_at) / (max_tokens - counts[0])
+class HttpClient:
+    """Reads events from plain connections, which stay open: what a client library takes is not the gateway's."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, prompt: str, max_tokens: int) -> Times:
+        """Ask once."""
+        fields = {"prompt": prompt, "max_tokens": max_tokens, "num_draft_tokens": NUM_DRAFT_TOKENS, "ignore_eos": True}
+        body = json.dumps({**fields, "temperature": 0, "stream": True, "token_sources": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._address}\r\ncontent-length: {len(body)}\r\n\r\n"
+        host, port = self._address.rsplit(":", 1)
+        reader, writer = self._free.pop() if self._free else await asyncio.open_connection(host, int(port))
+        began_at, first_at = time.perf_counter(), 0.0
+        writer.write(head.encode() + body)
+        events: list[bytes] = []  # read later: that is the client's work too
+        while (line := await reader.readline()) != b"data: [DONE]\n":
+            if line.startswith(b"data: {"):
+                first_at = first_at or time.perf_counter()
+                events.append(line)
+        ended_at = time.perf_counter()
+        await reader.readuntil(b"\r\n0\r\n\r\n")  # the last chunk
+        self._free.append((reader, writer))
+        counts = [len(json.loads(event[6:])["choices"][0]["tokens"]) for event in events]
+        assert sum(counts) == max_tokens
+        return first_at - began_at, (ended_at - first_at) / (max_tokens - counts[0])
 
 
 async def measure(streams: int, turns: int, singles: int) -> None:
@@ -75,10 +81,9 @@ async def measure(streams: int, turns: int, singles: int) -> None:
         RawClient(stack.address) as client,
     ):
         assert stack.gateway is not None
-        address = stack.gateway.facts["address"]
         sides: dict[str, Ask] = {
             "gRPC": partial(over_grpc, client),
-            "gateway": partial(over_http, address),
+            "gateway": HttpClient(stack.gateway.facts["address"]).ask,
         }
         firsts: dict[str, list[float]] = {name: [] for name in sides}
         eaches: dict[str, list[float]] = {name: [] for name in sides}

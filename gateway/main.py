@@ -32,7 +32,7 @@ async def run(settings: GatewaySettings) -> None:
     """Run the gateway until a signal. Raises StartupError when it cannot start."""
     registry = new_registry()
     add_build_info(registry, "gateway")
-    with contextlib.closing(_listen(settings.listen)) as listener:
+    with contextlib.closing(listen(settings.listen)) as listener:
         host, _, _ = settings.listen.rpartition(":")
         address = f"{host}:{listener.getsockname()[1]}"
         certificates = load_certificates(settings, role=None)
@@ -79,11 +79,13 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """Return a socket that takes connections at an address. Raises StartupError if it is in use."""
     host, _, port = address.rpartition(":")
     try:
         family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
+        # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen()  # before the process says that it is ready
