@@ -150,7 +150,7 @@ def test_certs_makes_what_processes_take_and_says_what_is_for_whom(tmp_path: Pat
     certs = tmp_path / "certs"
     said = specd("certs", str(certs), "--host", "gpu.example.org", "--client", "bob", "--days", "7")
     made = {path.name for path in certs.iterdir()}
-    stems = ("ca", "client", "client-bob", "coordinator", "draft-worker", "monitoring", "target-worker")
+    stems = ("ca", "client", "client-bob", "coordinator", "draft-worker", "gateway", "monitoring", "target-worker")
     assert made == {f"{stem}.{ending}" for stem in stems for ending in ("crt", "key")}
     for stem in stems:
         assert f"{stem}.crt" in said

@@ -45,28 +45,46 @@ class Watcher:
 
     coordinator: str
     records: list[tuple[float, int]] = field(default_factory=list)
+    _serving: list[asyncio.Task[Any]] = field(default_factory=list)
 
-    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Pass connections on; yields the port, and at the end waits for each connection to end, as its client did."""
+        server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            await asyncio.wait_for(asyncio.gather(*self._serving), 10)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving
+        self._serving.append(serving)
         host, _, port = self.coordinator.rpartition(":")
         up_reader, up_writer = await asyncio.open_connection(host, int(port))
-        asking = asyncio.ensure_future(self._ask(reader, up_writer))
-        try:
-            while True:
-                header = await up_reader.readexactly(_RECORD_HEADER_BYTES)
-                body = await up_reader.readexactly(int.from_bytes(header[3:], "big"))
-                self.records.append((time.monotonic(), len(body)))
-                writer.write(header + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            asking.cancel()
-            up_writer.close()
-            writer.close()
+        copies = [
+            asyncio.ensure_future(self._ask(reader, up_writer)),
+            asyncio.ensure_future(self._answer(up_reader, writer)),
+        ]
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+        for end in (up_writer, writer):
+            end.close()
+        await asyncio.gather(up_writer.wait_closed(), writer.wait_closed(), return_exceptions=True)
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             writer.write(data)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            header = await reader.readexactly(_RECORD_HEADER_BYTES)
+            body = await reader.readexactly(int.from_bytes(header[3:], "big"))
+            self.records.append((time.monotonic(), len(body)))
+            writer.write(header + body)
 
     def messages(self) -> list[float]:
         """Return when messages of a generation came, and forget all records."""
@@ -97,10 +115,7 @@ async def traces(address: str, given: ClientCredentials, prompts: list[str], **f
     async def trace(prompt: str) -> list[float]:
         async with AsyncExitStack() as open_:
             watcher = Watcher(address)
-            server = await asyncio.start_server(watcher.pass_on, "127.0.0.1", 0)
-            open_.push_async_callback(server.wait_closed)
-            open_.callback(server.close)
-            port = server.sockets[0].getsockname()[1]
+            port = await open_.enter_async_context(watcher.listening())
             named = ClientCredentials(given.ca, given.cert, given.key, server_name="localhost")
             client = await open_.enter_async_context(RawClient(f"127.0.0.1:{port}", named))
             await client.model_info()
