@@ -68,7 +68,8 @@ class Admission:
     of one client, first come first served. Of several, the one that has least of what it has most of, places or memory,
     goes next (dominant resource fairness, Ghodsi et al., NSDI 2011), and of those with as little the one whose last
     turn is longest ago. Nobody overtakes whose turn it is: small requests do not keep a large one waiting for ever.
-    One client alone can use everything.
+    One client alone can use everything, but does not keep others out until a session ends: when all places are taken,
+    one more is for a client that runs nothing while another runs several.
 
     When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
     its requests gives way.
@@ -194,7 +195,7 @@ class Admission:
             await place._turn
 
     def _admit_next(self) -> None:
-        while self.num_running < self._max_sessions and (place := self._next()) is not None:
+        while (place := self._next()) is not None:
             client = place._client
             client.queue.popleft()
             if place._pauses:
@@ -211,7 +212,10 @@ class Admission:
 
     def _next(self) -> Place | None:
         """Return whose turn it is, if there is room for it."""
-        if not any(client.queue for client in self._clients.values()):
+        if self.num_running > self._max_sessions or not any(client.queue for client in self._clients.values()):
+            return None
+        is_full = self.num_running == self._max_sessions
+        if is_full and all(client.num_running <= 1 for client in self._clients.values()):
             return None
         capacity = max(self._capacity_bytes(), 1)
 
@@ -223,7 +227,7 @@ class Admission:
         for client in sorted(self._clients.values(), key=order):
             while client.queue and (turn := client.queue[0]._turn) is not None and turn.cancelled():
                 client.queue.popleft()  # it is about to leave
-            if not client.queue:
+            if not client.queue or (is_full and client.num_running):
                 continue
             place = client.queue[0]
             # Whoever goes on needs no memory, and may hold what the one whose turn it is waits for.

@@ -168,7 +168,7 @@ class Crowd:
         assert request not in self.running
         self.running.append(request)
         self.begun.append(request)
-        assert len(self.running) <= self.max_sessions
+        assert len(self.running) <= self.max_sessions + self.has_several_clients
         assert sum(one.num_tokens for one in self.running) <= self.capacity or len(self.running) == 1
 
     def _note_overtaken(self, ahead: list[Request]) -> None:

@@ -77,7 +77,10 @@ class Clients(RuleBasedStateMachine):
     @invariant()
     def the_limits_hold(self) -> None:
         crowd = self.crowd
-        assert len(crowd.running) <= crowd.max_sessions
+        if len(crowd.running) > crowd.max_sessions:
+            assert len(crowd.running) == crowd.max_sessions + 1
+            of_client = Counter(one.client for one in crowd.running)
+            assert min(of_client.values()) == 1 < max(of_client.values())
         assert crowd.admission.num_queued <= crowd.max_sessions + crowd.max_queued
         assert len(crowd.paused) <= crowd.max_sessions + crowd.max_queued
         assert sum(one.num_tokens for one in (*crowd.running, *crowd.paused)) <= crowd.capacity
@@ -89,6 +92,16 @@ class Clients(RuleBasedStateMachine):
             assert len(self.sleeping) == len(crowd.paused), "one that goes on needs no memory"
             reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused))
             heads = {one.client: one for one in reversed(crowd.waiting)}.values()
+            assert not heads or max(one.num_tokens for one in heads) + reserved > crowd.capacity
+
+    @invariant()
+    def nobody_is_kept_out_by_one_who_runs_several(self) -> None:
+        crowd = self.crowd
+        of_client = Counter(one.client for one in crowd.running)
+        if len(crowd.running) == crowd.max_sessions and max(of_client.values()) > 1:
+            assert all(one.client in of_client for one in self.crowd.paused if one not in self.sleeping)
+            reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused))
+            heads = {one.client: one for one in reversed(crowd.waiting) if one.client not in of_client}.values()
             assert not heads or max(one.num_tokens for one in heads) + reserved > crowd.capacity
 
     @invariant()
@@ -128,18 +141,35 @@ async def test_one_client_alone_may_use_everything() -> None:
         assert crowd.waiting == requests[3:]
 
 
-async def test_a_newcomer_gets_the_next_place_before_those_who_have_many() -> None:
+async def test_a_newcomer_begins_at_once_and_further_ones_before_those_who_have_many() -> None:
     async with Crowd(max_sessions=3, max_queued=10) as crowd:
         greedy = [crowd.come(client="a") for _ in range(8)]
         await settle()
         newcomers = [crowd.come(client="b"), crowd.come(client="b"), crowd.come(client="c")]
         await settle()
-        began = []
-        for request in greedy[:3]:
-            request.end()
-            await settle()
-            began.append(crowd.begun[-1])
-        assert began == [newcomers[0], newcomers[2], greedy[3]]
+        assert crowd.running == [*greedy[:3], newcomers[0]]  # one more than there are places
+        greedy[0].end()
+        await settle()
+        assert crowd.running == [*greedy[1:3], newcomers[0], newcomers[2]]
+        greedy[1].end()
+        await settle()
+        assert crowd.running == [greedy[2], newcomers[0], newcomers[2]]  # all places are taken, by one each
+        newcomers[0].end()
+        await settle()
+        assert crowd.running == [greedy[2], newcomers[2], newcomers[1]]
+
+
+async def test_clients_that_run_one_each_keep_a_newcomer_waiting() -> None:
+    async with Crowd(max_sessions=2) as crowd:
+        crowd.come(client="a")
+        first = crowd.come(client="b")
+        await settle()
+        newcomer = crowd.come(client="c")
+        await settle()
+        assert crowd.waiting == [newcomer]
+        first.end()
+        await settle()
+        assert newcomer in crowd.running
 
 
 async def test_memory_counts_as_much_as_places() -> None:
