@@ -20,6 +20,7 @@ from specd.identity.certificates import load_certificates
 from specd.lifeline import Lifeline
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
+from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
 
 log = structlog.get_logger()
@@ -37,7 +38,8 @@ async def run(settings: GatewaySettings) -> None:
         address = f"{host}:{listener.getsockname()[1]}"
         certificates = load_certificates(settings, role=None)
         url = f"{'http' if certificates is None else 'https'}://{address}"
-        async with open_channel(settings.coordinator, _credentials(settings)) as channel:
+        credentials = _credentials(settings)
+        async with open_channel(settings.coordinator, credentials) as channel:
             service = Service(CoordinatorLink(channel), settings)
             config = uvicorn.Config(
                 make_app(service, registry),
@@ -60,7 +62,9 @@ async def run(settings: GatewaySettings) -> None:
             life.open()
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             life.announce(address, url=url, metrics_url=f"{url}/metrics", coordinator=settings.coordinator)
+            checking = asyncio.ensure_future(_say_why_not(service.coordinator, settings.coordinator, credentials))
             await life.wait_for_stop()
+            checking.cancel()
             server.should_exit = True
             await serving
 
@@ -69,7 +73,14 @@ def _credentials(settings: GatewaySettings) -> ClientCredentials:
     """Return what the gateway trusts and shows the coordinator; the tokens are its clients'."""
     files = (settings.coordinator_ca, settings.coordinator_cert, settings.coordinator_key)
     ca, cert, key = (Path(file) if file else None for file in files)
-    return ClientCredentials(ca, cert, key, insecure=settings.insecure)
+    return ClientCredentials(ca, cert, key, server_name=settings.coordinator_tls_name, insecure=settings.insecure)
+
+
+async def _say_why_not(coordinator: CoordinatorLink, address: str, credentials: ClientCredentials) -> None:
+    """Log why the coordinator does not serve, if it does not: the gateway waits for one that starts later."""
+    if not await coordinator.is_serving():
+        why = await asyncio.to_thread(why_unreachable, address, credentials)
+        log.warning("the coordinator does not serve yet", address=address, why=why or "it has not answered yet")
 
 
 class _Server(uvicorn.Server):
