@@ -67,7 +67,7 @@ test-families: $(READY) ## Decode with every family of mlx-lm, in real processes
 models: $(READY) ## Write docs/models.md
 	@$(BIN)/python -m tests.worker.families > docs/models.md
 
-fuzz: $(READY) ## Send 100,000 random and mutated messages to the three processes
+fuzz: $(READY) ## Send 100,000 random and mutated messages to every RPC and to the gateway
 	@$(BIN)/python -m tests.e2e.fuzzing $(FUZZ_ARGS)
 
 # Where the pace of the machine decides, an attack has it to itself.

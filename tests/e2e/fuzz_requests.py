@@ -48,10 +48,10 @@ class RequestGenerator:
         """Return bytes that are a request of a method, or nearly so, or nothing of the kind."""
         kind = self.random.random()
         if kind < 0.25:
-            return self._bytes()
+            return self.some_bytes()
         message = self.random_message(method) if kind < 0.4 else self.valid_message(method)
         data = message.SerializeToString()
-        return self._mutated(data) if kind < 0.7 else data
+        return self.mutated(data) if kind < 0.7 else data
 
     def random_message(self, method: MethodDescriptor) -> Message:
         """Return a request with any values in its fields."""
@@ -157,7 +157,7 @@ class RequestGenerator:
         kind = descriptor.cpp_type
         if kind == FieldDescriptor.CPPTYPE_STRING:
             if descriptor.type == FieldDescriptor.TYPE_BYTES:
-                return self._bytes()
+                return self.some_bytes()
             return pick(
                 [
                     "",
@@ -180,12 +180,14 @@ class RequestGenerator:
             return pick([0, 1, 2, 5, 32, 33, 2048, 8191, 8192, 2**31, 2**bits - 1])
         return pick([0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1))])
 
-    def _bytes(self) -> bytes:
+    def some_bytes(self) -> bytes:
+        """Return bytes that mean nothing."""
         return self.random.randbytes(
             self.random.choice([0, 1, 2, 3, 5, 8, 13, 40, 200] + [100_000] * (self.random.random() < 0.01))
         )
 
-    def _mutated(self, data: bytes) -> bytes:
+    def mutated(self, data: bytes) -> bytes:
+        """Return bytes with some of them changed, lost, or repeated."""
         mutated = bytearray(data)
         for _ in range(self.random.choice([1, 1, 2, 5])):
             at, end = sorted(self.random.randrange(len(mutated) + 1) for _ in range(2))

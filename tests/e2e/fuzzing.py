@@ -1,4 +1,4 @@
-"""Random and mutated messages to every method of the three processes: `python -m tests.e2e.fuzzing --help`."""
+"""Random and mutated messages to every RPC and to the gateway: `python -m tests.e2e.fuzzing --help`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
+import httpx2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2
+from tests.e2e import http_fuzzing
 from tests.e2e.fuzz_requests import METHODS, PROMPT, RequestGenerator
 from tests.e2e.logged_specd import SpecdUp, running_specd
 from tests.e2e.processes import processes_mentioning, resident_mib
 
 CONNECTIONS = 8  # to each process
 CALLS = 48  # at a time, of all processes
+_TO_GATEWAY = 0.1
 _PATIENCE_SECONDS = 120
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]  # else all channels to an address share a connection
+
+# Prefix caches that are full soon: what still grows then is kept for good.
+_VARIABLES = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "64MiB" for worker in ("DRAFT", "TARGET")}
 
 # UNAVAILABLE is not one of them: nothing is away, and nothing stops.
 EXPECTED = {"OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND", "ABORTED", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}
@@ -65,21 +71,17 @@ class Outcomes:
         return max(after.get(pid, 0.0) - mib for pid, mib in before.items())
 
 
-# Sends messages to one of the doors of specd, and returns how many.
-Sender: TypeAlias = "Callable[[RequestGenerator], Awaitable[int]]"
-
-
 class Fuzzer:
     """Sends messages over many connections, and notes how the calls end.
 
-    A call's requests depend on the seed and the call's number alone, but for the ids of sessions that there are. Which
-    of `senders` sends them is chosen at random, too: gRPC's is there once the connections are.
+    A call's requests depend on the seed and the call's number alone, but for the ids of sessions that there are. One in
+    ten goes to the gateway.
     """
 
-    def __init__(self, addresses: dict[str, str], seed: int, senders: Sequence[Sender] = ()) -> None:
+    def __init__(self, addresses: dict[str, str], url: str, seed: int) -> None:
         self.result = Outcomes()
-        self.senders = list(senders)
         self._addresses = addresses
+        self._url = url
         self._seed = seed
         self._numbers = count()
         self._session_ids = deque(["nosuch"], maxlen=20)
@@ -94,14 +96,18 @@ class Fuzzer:
                 ]
                 for process, address in self._addresses.items()
             }
-
-            self.senders.append(lambda generator: self._call(generator, channels))
+            http = await connections.enter_async_context(
+                httpx2.AsyncClient(base_url=self._url, timeout=_PATIENCE_SECONDS)
+            )
             began_at = time.monotonic()
 
             async def keep_calling() -> None:
                 while self.result.num_messages < num_messages:
                     generator = RequestGenerator(f"{self._seed} {next(self._numbers)}", self._session_ids)
-                    num_sent = await generator.random.choice(self.senders)(generator)
+                    if generator.random.random() < _TO_GATEWAY:
+                        num_sent = await self._ask_gateway(generator, http)
+                    else:
+                        num_sent = await self._call(generator, channels)
                     self.result.num_messages += num_sent  # after the wait, in which others add theirs
 
             watching = [
@@ -124,6 +130,17 @@ class Fuzzer:
             await health.Check(health_pb2.HealthCheckRequest())
             slowest[process] = max(slowest.get(process, 0.0), time.monotonic() - asked_at)
             await asyncio.sleep(0.2)
+
+    async def _ask_gateway(self, generator: RequestGenerator, client: httpx2.AsyncClient) -> int:
+        try:
+            route, _, outcome = (await http_fuzzing.send(client, generator)).rpartition(" ")
+        except (httpx2.HTTPError, AssertionError, ValueError) as error:
+            self.result.unexpected.append(f"gateway: {error!r}")
+            return 1
+        if outcome.isdigit() and int(outcome) not in http_fuzzing.EXPECTED_STATUSES:
+            self.result.unexpected.append(f"gateway {route}: {outcome}")
+        self.result.codes[route, outcome] += 1
+        return 1
 
     async def _call(self, generator: RequestGenerator, channels: Mapping[str, Sequence[Any]]) -> int:
         pick, chance = generator.random.choice, generator.random.random
@@ -180,9 +197,9 @@ async def tokens_of(specd: SpecdUp) -> list[int]:
 
 async def fuzz(directory: Path, seed: int, num_messages: int) -> tuple[Outcomes, list[str]]:
     """Send messages to processes of their own; return what came of them, and what is wrong with the processes."""
-    async with running_specd(directory) as specd:
+    async with running_specd(directory, **_VARIABLES) as specd:
         before = await tokens_of(specd)
-        fuzzer = Fuzzer(specd.addresses, seed)
+        fuzzer = Fuzzer(specd.addresses, specd.url, seed)
         watching = asyncio.ensure_future(watch_memory(specd.pids, fuzzer.result))
         await fuzzer.send(num_messages)
         watching.cancel()

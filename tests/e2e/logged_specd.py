@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from tests.e2e.processes import environment, eventually, processes_mentioning
 
 @dataclass
 class Log:
-    """What three processes under `specd up` logged since they are ready."""
+    """What the processes under `specd up` logged since they are ready."""
 
     lines: list[str]
     seconds: float
@@ -47,6 +48,12 @@ class SpecdUp:
     started_at: float = 0.0
 
     @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        (found,) = re.findall(r"OpenAI's API: (http://\S+)/v1", self.log.read_text())
+        return str(found)
+
+    @property
     def addresses(self) -> dict[str, str]:
         """Where the processes listen."""
         (sockets,) = self.directory.glob("specd-*")
@@ -70,15 +77,16 @@ class SpecdUp:
 
 
 @contextlib.asynccontextmanager
-async def running_specd(directory: Path) -> AsyncIterator[SpecdUp]:
-    """Run `specd up` on the embedded pair, with sockets and log in a directory."""
+async def running_specd(directory: Path, **variables: str) -> AsyncIterator[SpecdUp]:
+    """Run `specd up` on the embedded pair with a gateway, sockets and log in a directory, and these variables."""
     specd = SpecdUp(directory, directory / "log")
     with specd.log.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "specd", "up", "--listen", f"unix:{directory}/coordinator", "--no-metrics"),
+            *("-m", "specd", "up", "--listen", f"unix:{directory}/coordinator", "--http", "127.0.0.1:0"),
+            "--no-metrics",
             stderr=log,
-            env=environment(TMPDIR=str(directory), SPECD_LOG_FORMAT="json"),
+            env=environment(TMPDIR=str(directory), SPECD_LOG_FORMAT="json", **variables),
             start_new_session=True,
         )
         try:
