@@ -115,7 +115,9 @@ class Coordinator:
         self.model = model
         self.target = target
         self.draft = draft
-        self.sessions = SessionStore(settings.session_idle_seconds, settings.session_budget_tokens, time.time)
+        self.sessions = SessionStore(
+            settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
+        )
         self.admission = Admission(
             max_sessions=settings.max_sessions,
             max_queued=settings.max_queued,

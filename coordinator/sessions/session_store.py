@@ -31,6 +31,7 @@ class KeptSession:
     client: str
     created_at: float
     last_used_at: float
+    used_at: float  # the same by the steady clock
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     chat: Chat | None = None
     source: array[int] = field(default_factory=lambda: array("I"))
@@ -57,12 +58,19 @@ class SessionStore:
     nothing to others. With a budget or a time of 0 nothing is kept. Expired sessions go with the next call.
     """
 
-    def __init__(self, idle_seconds: float, budget_tokens: int, clock: Callable[[], float]) -> None:
-        """Read the time, in unix seconds, from `clock`."""
+    def __init__(
+        self,
+        idle_seconds: float,
+        budget_tokens: int,
+        clock: Callable[[], float],
+        steady_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Tell the time by `clock`, in unix seconds, and how long sessions are idle by one that does not jump."""
         self.num_tokens = 0  # of the idle sessions, as `size` counts them
         self._idle_seconds = idle_seconds
         self._budget_tokens = budget_tokens
         self._clock = clock
+        self._steady_clock = steady_clock or clock
         # By owner and id, the least recently used first.
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
         self._idle_tokens: Counter[str] = Counter()  # by client
@@ -77,7 +85,7 @@ class SessionStore:
         self.expire()
         assert (client, session_id) not in self._sessions
         now = self._clock()
-        session = KeptSession(session_id, client, created_at=now, last_used_at=now)
+        session = KeptSession(session_id, client, created_at=now, last_used_at=now, used_at=self._steady_clock())
         self._sessions[client, session_id] = session
         return session
 
@@ -138,8 +146,8 @@ class SessionStore:
 
     def expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
-        now = self._clock()
-        while (oldest := self._oldest_idle()) is not None and now >= oldest.last_used_at + self._idle_seconds:
+        now = self._steady_clock()
+        while (oldest := self._oldest_idle()) is not None and now >= oldest.used_at + self._idle_seconds:
             self._forget(oldest)
 
     def expires_at(self, session: KeptSession) -> float | None:
@@ -168,7 +176,7 @@ class SessionStore:
             self._forget_one_of(self._num_idle)
 
     def _use(self, session: KeptSession) -> None:
-        session.last_used_at = self._clock()
+        session.last_used_at, session.used_at = self._clock(), self._steady_clock()
         self._sessions.move_to_end((session.client, session.session_id))
 
     def _forget(self, session: KeptSession) -> None:
