@@ -42,7 +42,7 @@ def run_specd(
         capture_output=True,
         env=environment(**variables),
         cwd=directory,
-        timeout=PATIENCE_SECONDS,
+        timeout=2 * PATIENCE_SECONDS,  # `specd bench` starts a stack, and loads each contender
         check=False,
     )
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
