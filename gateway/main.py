@@ -73,14 +73,16 @@ def _credentials(settings: GatewaySettings) -> ClientCredentials:
     """Return what the gateway trusts and shows the coordinator; the tokens are its clients'."""
     files = (settings.coordinator_ca, settings.coordinator_cert, settings.coordinator_key)
     ca, cert, key = (Path(file) if file else None for file in files)
-    return ClientCredentials(ca, cert, key, server_name=settings.coordinator_tls_name, insecure=settings.insecure)
+    return ClientCredentials(ca, cert, key, server_name=settings.coordinator_name, insecure=settings.insecure)
 
 
 async def _say_why_not(coordinator: CoordinatorLink, address: str, credentials: ClientCredentials) -> None:
     """Log why the coordinator does not serve, if it does not: the gateway waits for one that starts later."""
     if not await coordinator.is_serving():
         why = await asyncio.to_thread(why_unreachable, address, credentials)
-        log.warning("the coordinator does not serve yet", address=address, why=why or "it has not answered yet")
+        why = why.replace("--tls-", "--coordinator-")  # the gateway's --tls-* are for its own port
+        why = why or "it has not answered yet, or is not ready"
+        log.warning("the coordinator does not serve yet", address=address, why=why)
 
 
 class _Server(uvicorn.Server):

@@ -38,7 +38,7 @@ class GatewaySettings(CertificateSettings):
     )
     coordinator_cert: File = Field("", description="Certificate that the gateway shows the coordinator, PEM.")
     coordinator_key: File = Field("", description="Key of that certificate, PEM, without a password.")
-    coordinator_tls_name: str = Field(
+    coordinator_name: str = Field(
         "", description="Name in the coordinator's certificate, where it is not the host of its address."
     )
     listen: HttpAddress = Field("127.0.0.1:8080", description="HTTP address for clients: HOST:PORT.")

@@ -288,7 +288,12 @@ class CoordinatorSettings(ListenerSettings):
     draft_startup_seconds: Seconds = Field(
         60.0, description="Time that the start waits for the draft worker before it serves without one."
     )
-    max_sessions: int = Field(32, ge=1, description="Maximum of concurrent sessions; others wait.")
+    max_sessions: int = Field(
+        32,
+        ge=1,
+        description="Maximum of concurrent sessions; others wait. One more is for a client that runs none "
+        "while another runs several.",
+    )
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
     )

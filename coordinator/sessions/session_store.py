@@ -21,7 +21,8 @@ _MAX_SHOWN_ID = 64  # ours have 16 characters; a foreign one can be longer than 
 
 @dataclass(eq=False)
 class KeptSession:
-    """A session between its turns, or as it was before the turn that runs now. Times are unix seconds.
+    """A session between its turns, or as it was before the turn that runs now. Times are unix seconds, but for
+    `idle_since`, which is of a clock that does not jump.
 
     `size` is what it takes of the budget: its tokens, or more for a conversation of which the template wrote little.
     Only the store changes it. A turn replaces `token_ids` and never changes the array, which others may still read.
@@ -31,7 +32,7 @@ class KeptSession:
     client: str
     created_at: float
     last_used_at: float
-    used_at: float  # the same by the steady clock
+    idle_since: float  # its last use, too
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     chat: Chat | None = None
     source: array[int] = field(default_factory=lambda: array("I"))
@@ -63,14 +64,14 @@ class SessionStore:
         idle_seconds: float,
         budget_tokens: int,
         clock: Callable[[], float],
-        steady_clock: Callable[[], float] | None = None,
+        steady_clock: Callable[[], float],
     ) -> None:
         """Tell the time by `clock`, in unix seconds, and how long sessions are idle by one that does not jump."""
         self.num_tokens = 0  # of the idle sessions, as `size` counts them
         self._idle_seconds = idle_seconds
         self._budget_tokens = budget_tokens
         self._clock = clock
-        self._steady_clock = steady_clock or clock
+        self._steady_clock = steady_clock
         # By owner and id, the least recently used first.
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
         self._idle_tokens: Counter[str] = Counter()  # by client
@@ -85,7 +86,7 @@ class SessionStore:
         self.expire()
         assert (client, session_id) not in self._sessions
         now = self._clock()
-        session = KeptSession(session_id, client, created_at=now, last_used_at=now, used_at=self._steady_clock())
+        session = KeptSession(session_id, client, created_at=now, last_used_at=now, idle_since=self._steady_clock())
         self._sessions[client, session_id] = session
         return session
 
@@ -147,7 +148,7 @@ class SessionStore:
     def expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
         now = self._steady_clock()
-        while (oldest := self._oldest_idle()) is not None and now >= oldest.used_at + self._idle_seconds:
+        while (oldest := self._oldest_idle()) is not None and now >= oldest.idle_since + self._idle_seconds:
             self._forget(oldest)
 
     def expires_at(self, session: KeptSession) -> float | None:
@@ -176,7 +177,7 @@ class SessionStore:
             self._forget_one_of(self._num_idle)
 
     def _use(self, session: KeptSession) -> None:
-        session.last_used_at, session.used_at = self._clock(), self._steady_clock()
+        session.last_used_at, session.idle_since = self._clock(), self._steady_clock()
         self._sessions.move_to_end((session.client, session.session_id))
 
     def _forget(self, session: KeptSession) -> None:

@@ -26,7 +26,7 @@ from specd.step_costs import StepCosts
 from specd.v1 import model_pb2_grpc
 from specd.worker.cache.capacity import CacheCapacity
 from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cpu.priority import let_others_go_first
+from specd.worker.cpu.scheduling_policy import schedule_in_batches
 from specd.worker.engine.engine import Engine, Steps
 from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.prefill_chunk import PrefillChunk
@@ -65,7 +65,7 @@ async def run_worker(
     """Run a worker process. Raises StartupError when it cannot start."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     if mx.default_device().type == mx.cpu:
-        let_others_go_first()
+        schedule_in_batches()
     certificates = load_certificates(settings, role=process)
     guard = Guard(process, listen=settings.listen, certificates=certificates)
     server = Server(settings.listen, (service_name, "specd.v1.ModelService"), guard)

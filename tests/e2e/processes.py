@@ -32,7 +32,11 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run_specd(
-    *arguments: str, stdin: bytes = b"", directory: Path = _HERE, **variables: str
+    *arguments: str,
+    stdin: bytes = b"",
+    directory: Path = _HERE,
+    timeout_seconds: float = PATIENCE_SECONDS,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run `specd` to its end."""
     command = [*_COMMAND, *arguments]
@@ -42,7 +46,7 @@ def run_specd(
         capture_output=True,
         env=environment(**variables),
         cwd=directory,
-        timeout=2 * PATIENCE_SECONDS,  # `specd bench` starts a stack, and loads each contender
+        timeout=timeout_seconds,
         check=False,
     )
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())

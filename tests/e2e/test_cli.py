@@ -336,7 +336,9 @@ def test_demo(directory: Path) -> None:
 
 def test_bench_measures_all_contenders_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    done = run_specd("bench", "-k", "2", "--num-prompts", "1", "-n", "8", "--json", str(file), COLUMNS="160")
+    arguments = ("-k", "2", "--num-prompts", "1", "-n", "8", "--json", str(file))
+    # It starts a stack, and loads each contender: on a busy machine, that takes a minute.
+    done = run_specd("bench", *arguments, timeout_seconds=2 * PATIENCE_SECONDS, COLUMNS="160")
 
     assert done.returncode == 0, done.stderr
     assert "all contenders gave the same tokens" in done.stdout

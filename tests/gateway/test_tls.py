@@ -149,7 +149,7 @@ async def test_where_others_reach_it_a_coordinator_that_asks_for_no_tokens_is_no
 async def test_a_coordinator_is_known_by_a_name_that_is_not_its_address(installation: Guarded) -> None:
     ca = installation.certs / "ca.crt"
     for name, status in (("coordinator.specd.internal", 200), ("elsewhere.example.org", 503)):
-        options = ("--listen", "127.0.0.1:0", "--coordinator-tls-name", name)
+        options = ("--listen", "127.0.0.1:0", "--coordinator-name", name)
         async with gateway(installation, *options, coordinator="by token") as port:
             assert (await get(port, "/health", ca))[0] == status
 
@@ -161,10 +161,10 @@ async def test_the_log_says_why_the_coordinator_cannot_be_reached(installation: 
         "--coordinator-ca",
         str(installation.certs / "ca.crt"),
     ]
-    options += ["--coordinator-tls-name", "elsewhere.example.org", "--listen", "127.0.0.1:0"]
+    options += ["--coordinator-name", "elsewhere.example.org", "--listen", "127.0.0.1:0"]
     async with start_specd("gateway", *options) as running:
         event = await running.next_event("the coordinator does not serve yet")
-        assert "is not for elsewhere.example.org" in event["why"]
+        assert "is not for elsewhere.example.org: set --coordinator-name" in event["why"]
 
 
 def test_without_tls_it_listens_to_this_machine_alone() -> None:

@@ -24,7 +24,7 @@ IDLE_SECONDS = 60.0
 class FakeCoordinator:
     def __init__(self) -> None:
         self.now = NOW
-        self.sessions = SessionStore(IDLE_SECONDS, 100, lambda: self.now)
+        self.sessions = SessionStore(IDLE_SECONDS, 100, lambda: self.now, lambda: self.now)
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         return " ".join(f"<{token_id}>" for token_id in token_ids)

@@ -36,6 +36,7 @@ class Expected:
     token_ids: list[int]
     num_turns: int
     last_used_at: float
+    idle_since: float
     busy: bool
 
 
@@ -49,8 +50,8 @@ class Store(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
-        self.store = SessionStore(IDLE_SECONDS, BUDGET_TOKENS, self.clock)
+        self.clock, self.steady_clock = Clock(), Clock()
+        self.store = SessionStore(IDLE_SECONDS, BUDGET_TOKENS, self.clock, self.steady_clock)
         self.expected: list[Expected] = []  # the least recently used first
         self.turns: dict[str, KeptSession] = {}
         self.num_begun = 0
@@ -64,7 +65,7 @@ class Store(RuleBasedStateMachine):
 
     def forget_what_is_idle_too_long(self) -> None:
         for one in [*self.expected]:
-            if not one.busy and self.clock.now - one.last_used_at >= IDLE_SECONDS:
+            if not one.busy and self.steady_clock.now - one.idle_since >= IDLE_SECONDS:
                 self.expected.remove(one)
 
     def idle_tokens(self, client: str) -> int:
@@ -82,7 +83,7 @@ class Store(RuleBasedStateMachine):
             self.expected.remove(next(one for one in candidates if one.session_id not in kept))
 
     def use(self, one: Expected) -> None:
-        one.last_used_at = self.clock.now
+        one.last_used_at, one.idle_since = self.clock.now, self.steady_clock.now
         self.expected.remove(one)
         self.expected.append(one)
 
@@ -91,7 +92,7 @@ class Store(RuleBasedStateMachine):
         self.num_begun += 1
         session_id = f"s{self.num_begun}"
         self.turns[session_id] = self.store.begin(session_id, client)
-        self.expected.append(Expected(client, session_id, [], 0, self.clock.now, busy=True))
+        self.expected.append(Expected(client, session_id, [], 0, self.clock.now, self.steady_clock.now, busy=True))
         return session_id
 
     def refusal(self, call: Callable[[str, str], object], session_id: str, client: str) -> type[Exception] | None:
@@ -170,6 +171,11 @@ class Store(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, IDLE_SECONDS - 1.0, IDLE_SECONDS]))
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
+        self.steady_clock.now += seconds
+
+    @rule(seconds=st.sampled_from([-86_400.0, 86_400.0]))
+    def set_the_clock(self, seconds: float) -> None:
+        self.clock.now += seconds
 
     @invariant()
     def the_budget_is_kept(self) -> None:
@@ -181,7 +187,9 @@ class Store(RuleBasedStateMachine):
         self.forget_what_is_idle_too_long()
         for client in ("", "a", "b"):
             listed = [
-                Expected(s.client, s.session_id, s.token_ids.tolist(), s.num_turns, s.last_used_at, s.busy)
+                Expected(
+                    s.client, s.session_id, s.token_ids.tolist(), s.num_turns, s.last_used_at, s.idle_since, s.busy
+                )
                 for s in self.store.list(client)
             ]
             assert listed == [one for one in self.expected[::-1] if one.client == client]
@@ -199,7 +207,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(clock: Clock) -> SessionStore:
-    return SessionStore(IDLE_SECONDS, BUDGET_TOKENS, clock)
+    return SessionStore(IDLE_SECONDS, BUDGET_TOKENS, clock, clock)
 
 
 def keep(store: SessionStore, session_id: str, num_tokens: int) -> None:
@@ -298,7 +306,7 @@ def test_who_has_no_more_than_an_equal_share_loses_nothing_to_another(store: Ses
 
 
 def test_many_small_sessions_of_one_client_do_not_push_out_another(clock: Clock) -> None:
-    store = SessionStore(IDLE_SECONDS, 10**9, clock)
+    store = SessionStore(IDLE_SECONDS, 10**9, clock, clock)
     store.finish(store.begin("a", "a"), [1], None)
     for number in range(10_050):
         store.finish(store.begin(f"b{number}", "b"), [1], None)
@@ -323,7 +331,7 @@ def test_too_large_a_session_goes_and_takes_no_other_with_it(store: SessionStore
 
 @pytest.mark.parametrize(("idle_seconds", "budget_tokens"), [(0.0, 10), (10.0, 0)])
 def test_with_nothing_allowed_nothing_is_kept(idle_seconds: float, budget_tokens: int, clock: Clock) -> None:
-    store = SessionStore(idle_seconds, budget_tokens, clock)
+    store = SessionStore(idle_seconds, budget_tokens, clock, clock)
     turn = store.begin("a")
     assert ids(store) == ["a"]
     store.finish(turn, [1], None)
