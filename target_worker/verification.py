@@ -83,6 +83,7 @@ def verify(
     cache.commit(fed)
 
     num_accepted = count_accepted(accepted.tolist())  # type: ignore[arg-type]
+    cache.known_len += num_accepted
     own_ids: list[int] = own.tolist()  # type: ignore[assignment]
     next_token_id = own_ids[num_accepted]
     sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)

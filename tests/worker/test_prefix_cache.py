@@ -264,7 +264,7 @@ def test_a_job_that_outlives_its_session_changes_nothing(after_steps: int) -> No
     driven = Driven(request_stepwise(cache, 3, [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], [6, 6, 6]))
     for _ in range(after_steps):
         driven.step()
-    token_ids = tuple(cache.token_ids)
+    token_ids = tuple(cache.token_ids[:14])  # without what is proposed
     cache.keep()
     assert stored(prefixes) == [token_ids]
     watch = Watch(prefixes, PLENTY)

@@ -232,3 +232,27 @@ def test_padding_is_not_kept_for_other_sessions() -> None:
     layers = prefixes.take([1, 2, 3, 4, 0, 0, 0])
     assert layers is not None
     assert layers.num_fed == layers.caches[0].offset == 4
+
+
+@given(prompt=token_lists, data=st.data())
+def test_what_was_only_proposed_is_not_kept(prompt: list[int], data: st.DataObject) -> None:
+    """Sessions of the same text leave one entry, whatever was proposed and wherever they end."""
+    text = [*prompt, *greedy_continuation(prompt, 12)]
+    of_target, of_draft = PrefixCache(10**7), PrefixCache(10**7)
+    for _ in range(data.draw(st.integers(1, 3))):
+        cache, draft_cache = SessionCache(MODEL, of_target), SessionCache(MODEL, of_draft)
+        position, known = 0, len(prompt)
+        for _ in range(data.draw(st.integers(1, 3))):
+            right = text[known : known + data.draw(st.integers(0, 2))]
+            wrong = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=3))
+            propose_in_one_go(draft_cache, min(position, draft_cache.cached_len), text[position:known], 3)
+            verdict = verify_in_one_go(cache, position, text[position:known], [*right, *wrong])
+            position = known
+            known += verdict.num_accepted + 1
+            if known >= len(text):
+                break
+        cache.keep()
+        draft_cache.keep()
+    for prefixes in (of_target, of_draft):
+        (entry,) = prefixes._entries
+        assert list(entry.key[1:]) == text[: entry.num_tokens]

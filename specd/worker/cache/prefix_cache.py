@@ -12,8 +12,8 @@ from typing import cast
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.worker.cache.layers.session_layers import SessionLayers
 
-# Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the rejected
-# end of the last proposal and the token before it.
+# Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the end of an
+# answer, which a client or a template has changed.
 _MAX_LOST = MAX_NUM_DRAFT_TOKENS + 1
 
 # What must be the same for a prefix to be of use: the namespace of the sessions that share it, and the source.

@@ -26,9 +26,10 @@ class SessionCache:
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
     committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
+    `known_len` is how many tokens of the session the last request knew of: those after them in the cache are proposed.
     `source` is what an encoder is to read before the first token, and of `namespace` are the sessions that it may share
-    cached prefixes with. `reused_len` is how many tokens, of the source too,
-    it took over from the prefix cache when it began.
+    cached prefixes with. `reused_len` is how many tokens, of the source too, it took over from the prefix cache when it
+    began.
     Its arrays belong to the engine's thread: only jobs may call its methods.
     """
 
@@ -43,6 +44,7 @@ class SessionCache:
         self.namespace = b""
         self._reading: Iterator[Sequence[mx.array]] | None = None  # a source, also while no request waits for it
         self.token_ids: list[int] = []
+        self.known_len = 0
         self.reused_len = 0
 
     @property
@@ -84,6 +86,7 @@ class SessionCache:
         """
         if position > self.cached_len:
             raise CacheTooShortError(position, self.cached_len)
+        self.known_len = position + len(token_ids)
         if not self.token_ids and not self.layers.source and read is None:
             self._take_over(token_ids[:-1])
         while self.layers.source != self.source:
@@ -106,9 +109,12 @@ class SessionCache:
         return pending
 
     def keep(self) -> None:
-        """End, and leave the layers to the prefix cache."""
+        """End, and leave the layers to the prefix cache, without what was only proposed.
+
+        That differs from time to time where the text is the same, and each would be an entry of its own.
+        """
         if self._prefixes is not None and (self.token_ids or self.layers.source):
-            self._rewind(self.cached_len)
+            self._rewind(min(self.known_len, self.cached_len))
             if self._is_finite():
                 self._prefixes.store(self.token_ids, self.layers, self.namespace)
         self.free()
