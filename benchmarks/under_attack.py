@@ -1,6 +1,10 @@
 """A well-behaved client while others attack: its seconds a token, and the memory of the processes.
 
-    python -m benchmarks.under_attack [--seconds 6] [--rounds 2] [--attacks rapid_reset ping_flood ...] [--json FILE]
+    python -m benchmarks.under_attack [--seconds 6] [--rounds 2] [--attacks rapid_reset ping_flood ...]
+                                      [--attackers another same nobody] [--json FILE]
+
+Clients have tokens. The calls of an attack carry the token of another client, that of the well-behaved client itself,
+or none: `--attackers`.
 
 Undisturbed and attacked periods take turns, so that both see the same machine. Attackers are processes of their own, at
 a lower priority and a fixed rate, for they share the cores with what they attack. Token times are those of a round by
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -23,13 +28,17 @@ from rich.table import Table
 
 from specd.bench.environment import console, environment, new_table
 from specd.cli.supervisor import Stack
+from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.client import RawClient
+from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.processes import resident_mib
 from tests.security.attacks import attacking
 
 UNDISTURBED = "undisturbed"
+# Whose token the calls of an attack carry.
+ATTACKERS = ("another", "same", "nobody")
 # Operations a second and connections of each attack. A rate is what leaves the machine some time for the rest.
 ATTACKS = {
     "rapid_reset": (5000, 20),
@@ -96,23 +105,37 @@ async def observe(stack: Stack, client: RawClient, seconds: float, period: Perio
 
 async def measure(options: argparse.Namespace) -> dict[str, Period]:
     """Take turns between no attack and each of them."""
-    periods = {name: Period() for name in (UNDISTURBED, *options.attacks)}
+    attacks = [(name, attacker) for name in options.attacks for attacker in options.attackers]
+    periods = {UNDISTURBED: Period()} | {title(*attack): Period() for attack in attacks}
     async with AsyncExitStack() as running:
+        tokens = Path(running.enter_context(tempfile.TemporaryDirectory())) / "tokens"
+        (own_text, own), (other_text, other) = new_token("own"), new_token("other")
+        write_tokens(tokens, [own, other])
+        texts = dict(zip(ATTACKERS, (other_text, own_text, ""), strict=True))
+        settings = {"SPECD_LOG_LEVEL": "error", "SPECD_COORDINATOR_TOKENS": str(tokens)}
         stack = await running.enter_async_context(
-            Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment={"SPECD_LOG_LEVEL": "error"})
+            Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=settings)
         )
-        client = await running.enter_async_context(RawClient(stack.address))
+        client = await running.enter_async_context(RawClient(stack.address, ClientCredentials(token=own_text)))
         await observe(stack, client, 3, Period())
         for _ in range(options.rounds):
-            for name in options.attacks:
+            for name, attacker in attacks:
                 await observe(stack, client, options.seconds, periods[UNDISTURBED])
                 rate, connections = ATTACKS[name]
                 address = stack.target.facts["address"] if name.endswith("verify") else stack.address
-                async with attacking(name, address, connections=connections, rate=rate, seconds=600):
-                    await observe(stack, client, options.seconds, periods[name])
-                console().print(name, len(periods[name].seconds_per_token), "tokens")
+                period = periods[title(name, attacker)]
+                async with attacking(
+                    name, address, connections=connections, rate=rate, seconds=600, token=texts[attacker]
+                ):
+                    await observe(stack, client, options.seconds, period)
+                console().print(title(name, attacker), len(period.seconds_per_token), "tokens")
                 await asyncio.sleep(1)
     return periods
+
+
+def title(name: str, attacker: str) -> str:
+    """Return how results name an attack."""
+    return f"{name} as {attacker}"
 
 
 def summarise(periods: dict[str, Period]) -> dict[str, Result]:
@@ -160,6 +183,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6, help="Of each period. (default: 6)")
     parser.add_argument("--rounds", type=int, default=2, help="Turns of each attack. (default: 2)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--attackers", nargs="+", choices=ATTACKERS, default=["another"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = summarise(asyncio.run(measure(options)))

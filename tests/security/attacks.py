@@ -47,10 +47,16 @@ class Attacker:
 
     address: str
     operations_per_second: float
+    token: str = ""
     num_operations: int = 0
     num_connections: int = 0
     _began_at: float = field(default_factory=time.monotonic)
     _connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """The metadata of its calls: who it says it is."""
+        return [("authorization", f"Bearer {self.token}")] if self.token else []
 
     async def connect(self, *, window: int = 2**16 - 1, shakes_hands: bool = True) -> Connection:
         """Open a connection."""
@@ -78,7 +84,7 @@ class Attacker:
 async def rapid_reset(attacker: Attacker, path: str = GENERATE, message: bytes = _SHORT) -> None:
     """Begin calls and cancel each at once (CVE-2023-44487)."""
     connection = await attacker.connect()
-    block = encoded(call_headers(path))
+    block = encoded(call_headers(path, attacker.metadata))
     for first in range(1, 2**31, 2 * _BATCH):
         await attacker.pace()
         frames: list[Frame] = []
@@ -99,7 +105,7 @@ async def rapid_reset_verify(attacker: Attacker) -> None:
 async def continuation_flood(attacker: Attacker) -> None:
     """Send headers that never end (CVE-2024-27316)."""
     connection = await attacker.connect()
-    await connection.send_frames(headers_frame(1, encoded(call_headers(GENERATE))))
+    await connection.send_frames(headers_frame(1, encoded(call_headers(GENERATE, attacker.metadata))))
     block = encoded([("x-filler", "v" * 1000)])
     while True:
         await attacker.pace(16)
@@ -110,7 +116,7 @@ async def hpack_bomb(attacker: Attacker) -> None:
     """Put a header of 4 KiB into the table once, and name it in one byte 4000 times a call."""
     connection = await attacker.connect()
     insert = b"\x40\x01x" + b"\x7f" + bytes([0x80 | ((3900 - 127) & 0x7F), (3900 - 127) >> 7]) + b"v" * 3900
-    block = encoded(call_headers(GENERATE)) + insert + b"\xbe" * 4000
+    block = encoded(call_headers(GENERATE, attacker.metadata)) + insert + b"\xbe" * 4000
     for stream_id in range(1, 2**31, 2):
         await attacker.pace(1)
         await connection.send_frames(
@@ -121,7 +127,7 @@ async def hpack_bomb(attacker: Attacker) -> None:
 
 async def large_metadata(attacker: Attacker) -> None:
     """Send 1 MiB of metadata with each call, before the server's limit is acknowledged."""
-    block = encoded([*call_headers(GENERATE), ("x-filler", "v" * 2**20)])
+    block = encoded([*call_headers(GENERATE, attacker.metadata), ("x-filler", "v" * 2**20)])
     chunks = [block[at : at + 2**14] for at in range(0, len(block), 2**14)]
     connection = await attacker.connect()
     for stream_id in range(1, 2**31, 2):
@@ -167,7 +173,7 @@ async def window_flood(attacker: Attacker) -> None:
 async def empty_data_flood(attacker: Attacker) -> None:
     """Send DATA frames with nothing in them on a call that does not end (CVE-2019-9518)."""
     connection = await attacker.connect()
-    await connection.send_frames(headers_frame(1, encoded(call_headers(GENERATE)), "END_HEADERS"))
+    await connection.send_frames(headers_frame(1, encoded(call_headers(GENERATE, attacker.metadata)), "END_HEADERS"))
     while True:
         await attacker.pace()
         await connection.send_frames(*[DataFrame(1, b"") for _ in range(_BATCH)])
@@ -179,7 +185,7 @@ async def _read_slowly(attacker: Attacker, path: str, message: bytes, window: in
     streams = []
     for _ in range(20):
         await attacker.pace(1)
-        streams.append(connection.begin(path, message, end=path == GENERATE))
+        streams.append(connection.begin(path, message, metadata=attacker.metadata, end=path == GENERATE))
         await connection.flush()
     while True:
         await attacker.pace(1)
@@ -219,7 +225,7 @@ async def idle_connections(attacker: Attacker) -> None:
         await attacker.pace(1)
         connection = await attacker.connect(shakes_hands=number % 3 > 0)
         if number % 3 == 2:
-            connection.begin(GENERATE, end=False)
+            connection.begin(GENERATE, metadata=attacker.metadata, end=False)
             await connection.flush()
     await asyncio.sleep(3600)
 
@@ -227,7 +233,7 @@ async def idle_connections(attacker: Attacker) -> None:
 async def idle_streams(attacker: Attacker) -> None:
     """Begin calls on one connection that never send their request."""
     connection = await attacker.connect()
-    block = encoded(call_headers(GENERATE))
+    block = encoded(call_headers(GENERATE, attacker.metadata))
     for first in range(1, 2**31, 2 * _BATCH):
         await attacker.pace()
         streams = range(first, first + 2 * _BATCH, 2)
@@ -266,7 +272,7 @@ class Outcome:
     seconds: float
 
 
-async def attack(name: str, address: str, *, connections: int, rate: float, seconds: float) -> Outcome:
+async def attack(name: str, address: str, *, connections: int, rate: float, seconds: float, token: str = "") -> Outcome:
     """Attack for some seconds or until SIGTERM, over connections that share a rate; closed ones are reopened."""
 
     async def keep_attacking(attacker: Attacker) -> None:
@@ -276,7 +282,7 @@ async def attack(name: str, address: str, *, connections: int, rate: float, seco
             attacker.close()
             await asyncio.sleep(0.05)
 
-    attackers = [Attacker(address, rate / connections) for _ in range(connections)]
+    attackers = [Attacker(address, rate / connections, token) for _ in range(connections)]
     loop = asyncio.get_running_loop()
     began_at = time.monotonic()
     with contextlib.suppress(TimeoutError):
@@ -294,12 +300,16 @@ async def attack(name: str, address: str, *, connections: int, rate: float, seco
 
 @contextlib.asynccontextmanager
 async def attacking(
-    name: str, address: str, *, connections: int = 8, rate: float = 1000, seconds: float = 60
+    name: str, address: str, *, connections: int = 8, rate: float = 1000, seconds: float = 60, token: str = ""
 ) -> AsyncIterator[list[Outcome]]:
-    """Attack from another process for the length of a block; the list has the outcome afterwards."""
+    """Attack from another process for the length of a block; the list has the outcome afterwards.
+
+    The calls carry `token`, if there is one.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.security.attacks", name, address),
         *("--connections", str(connections), "--rate", str(rate), "--seconds", str(seconds)),
+        *("--token", token),
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )
@@ -324,6 +334,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1000, help="Operations a second. (default: 1000)")
     parser.add_argument("--seconds", type=float, default=10, help="How long. (default: 10)")
+    parser.add_argument("--token", default="", help="Of the calls. (default: none)")
     options = parser.parse_args()
     os.nice(10)
     outcome = asyncio.run(
@@ -333,6 +344,7 @@ def main() -> None:
             connections=options.connections,
             rate=options.rate,
             seconds=options.seconds,
+            token=options.token,
         )
     )
     print(json.dumps(asdict(outcome)))
