@@ -153,7 +153,9 @@ class SessionStore:
 
     def expires_at(self, session: KeptSession) -> float | None:
         """Return when a session is forgotten if it is not used, in unix seconds; None while it is busy."""
-        return None if session.busy else session.last_used_at + self._idle_seconds
+        if session.busy:
+            return None
+        return self._clock() + session.idle_since + self._idle_seconds - self._steady_clock()
 
     def _get_idle(self, session_id: str, client: str) -> KeptSession:
         session = self.get(session_id, client)

@@ -61,10 +61,13 @@ class Outcomes:
     memory_mib: list[dict[int, float]] = field(default_factory=list)  # by process id, now and then
     seconds: float = 0.0
 
-    def growth_mib(self) -> float:
-        """Return by how much a process grew at most in the second half: before, caches fill."""
+    def growth_mib(self) -> float | None:
+        """Return by how much a process grew at most from the second to the last quarter; None for too few samples.
+
+        In the first, caches fill.
+        """
         if len(self.memory_mib) < _FEWEST_SAMPLES:
-            return 0.0
+            return None
         middle = len(self.memory_mib) // 2
         halves = self.memory_mib[middle // 2 : middle], self.memory_mib[-middle // 2 :]
         before, after = ({pid: median(s.get(pid, 0.0) for s in half) for pid in half[0]} for half in halves)
@@ -122,19 +125,25 @@ class Fuzzer:
             self.result.seconds = time.monotonic() - began_at
 
     async def _check_health(self, process: str, channel: grpc.aio.Channel) -> None:
-        """Note how long a health check takes at most: a message can keep a process busy."""
+        """Note checks that fail, and how long one takes at most: a message can keep a process busy."""
         health: Any = health_pb2_grpc.HealthStub(channel)
         slowest = self.result.slowest_health_check
         while True:
             asked_at = time.monotonic()
-            await health.Check(health_pb2.HealthCheckRequest())
+            try:
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=_PATIENCE_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                self.result.unexpected.append(f"{process} health: {error.code().name}: {error.details()}")
+            else:
+                if answer.status != health_pb2.HealthCheckResponse.SERVING:
+                    self.result.unexpected.append(f"{process} health: {answer.status}")
             slowest[process] = max(slowest.get(process, 0.0), time.monotonic() - asked_at)
             await asyncio.sleep(0.2)
 
     async def _ask_gateway(self, generator: RequestGenerator, client: httpx2.AsyncClient) -> int:
         try:
             route, _, outcome = (await http_fuzzing.send(client, generator)).rpartition(" ")
-        except (httpx2.HTTPError, AssertionError, ValueError) as error:
+        except (httpx2.HTTPError, AssertionError, ValueError, LookupError, TypeError) as error:
             self.result.unexpected.append(f"gateway: {error!r}")
             return 1
         if outcome.isdigit() and int(outcome) not in http_fuzzing.EXPECTED_STATUSES:
@@ -204,8 +213,8 @@ async def fuzz(directory: Path, seed: int, num_messages: int) -> tuple[Outcomes,
         await fuzzer.send(num_messages)
         watching.cancel()
         problems = fuzzer.result.unexpected
-        if (growth := fuzzer.result.growth_mib()) > _MOST_GROWTH_MIB:
-            problems.append(f"a process grew by {growth:.0f} MiB in the second half")
+        if (growth := fuzzer.result.growth_mib()) is not None and growth > _MOST_GROWTH_MIB:
+            problems.append(f"a process grew by {growth:.0f} MiB")
         if await tokens_of(specd) != before:
             problems.append("other tokens than before")
         if set(processes_mentioning(str(directory))) != specd.pids:
@@ -230,11 +239,9 @@ def main() -> None:
         print(f"{method:62} {'  '.join(f'{code} {count}' for code, count in counts.items())}")
     calls, seconds = sum(result.codes.values()), result.seconds
     print(f"{result.num_messages} messages, {calls} calls, {num_lines} lines in the log, {seconds:.0f} s")
-    print(
-        f"{result.num_messages / seconds:.0f} messages/s; the most that a process grew by in the second half is",
-        end=" ",
-    )
-    print(f"{result.growth_mib():.0f} MiB; MiB at the end: {sorted(result.memory_mib[-1].values())}")
+    print(f"{result.num_messages / seconds:.0f} messages/s")
+    if (growth := result.growth_mib()) is not None:
+        print(f"the most that a process grew by: {growth:.0f} MiB; MiB at the end: {result.memory_mib[-1].values()}")
     print("slowest health check:", ", ".join(f"{p} {t:.1f} s" for p, t in result.slowest_health_check.items()))
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"WRONG: {problem}")

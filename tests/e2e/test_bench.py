@@ -17,7 +17,7 @@ from specd.bench import throughput
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
-from tests.e2e.processes import run_specd
+from tests.e2e.processes import PATIENCE_SECONDS, run_specd
 
 if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
@@ -59,7 +59,7 @@ async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_pa
     report = tmp_path / "report.json"
     models = ["--target", str(EMBEDDED_DRAFT), "--draft", "none of them"]
     options = ["--replay", "0.7", "--step-ms", "1", "-k", "4", "--num-prompts", "3", "-n", "64", "--json", str(report)]
-    done = run_specd("bench", *models, *options)
+    done = run_specd("bench", *models, *options, timeout_seconds=2 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "gave the same tokens" in done.stdout
     alone, fixed, _ = json.loads(report.read_text())["results"]

@@ -39,7 +39,7 @@ def in_thread(function: Any, *arguments: Any) -> Any:
 
 async def test_events_are_the_text_its_tokens_and_the_end(blocking: Client) -> None:
     def read() -> tuple[list[Any], Completion, Completion]:
-        stream = blocking.generate(PROMPT, max_tokens=24, num_draft_tokens=4)
+        stream = blocking.generate(PROMPT, max_tokens=24, num_draft_tokens=4, draft_source="model")
         events = list(stream)
         alone = blocking.generate(PROMPT, max_tokens=24, draft_source="none").completion()
         return events, stream.completion(), alone

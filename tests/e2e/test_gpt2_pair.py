@@ -16,7 +16,7 @@ from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.model.loader import load
 from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT
-from tests.e2e.processes import run_specd
+from tests.e2e.processes import PATIENCE_SECONDS, run_specd
 from tests.e2e.reference import decode_with_mlx_lm
 from tests.worker.gpt2_models import NUM_POSITIONS, save_gpt2, weights_on_the_hub
 
@@ -76,7 +76,7 @@ def test_bench(pair: tuple[str, str], tmp_path: Path) -> None:
     prompts.write_text('"The first of two prompts"\n"def main():"\n')
     models = ["--target", pair[0], "--draft", pair[1]]
     options = ["--prompts", str(prompts), "-n", "24", "-k", "3", "-t", "0", "-t", "0.8", "--json", str(report)]
-    done = run_specd("bench", *models, *options)
+    done = run_specd("bench", *models, *options, timeout_seconds=2 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     results = json.loads(report.read_text())["results"]
     assert len(results) == 2 * 5

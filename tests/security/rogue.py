@@ -33,7 +33,7 @@ async def truth(answer: Any) -> AsyncIterator[Any]:
 class Rogue(model_pb2_grpc.ModelServiceServicer):
     """A draft or target worker before a real one; `lie` is about answers, `describe` about itself.
 
-    With `lies_once`, only the next stream is lied to.
+    With `lies_once`, only the next stream is lied to, of its life too.
     """
 
     def __init__(self, worker: str, real: Child, address: str) -> None:
@@ -84,13 +84,13 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
 
     async def serve(self, context: Context) -> None:
         """Pass requests on, and answers changed."""
-        lie = self.lie
+        lie, incarnation = self.lie, self.incarnation
         if self.lies_once:
-            self.lie, self.lies_once = truth, False
+            self.lie, self.incarnation, self.lies_once = truth, "", False
         stub = draft_pb2_grpc.DraftServiceStub(self._channel) if self._is_draft else None
         call: Any = stub.Propose() if stub else target_pb2_grpc.TargetServiceStub(self._channel).Verify()
         metadata = await model_pb2_grpc.ModelServiceStub(self._channel).Describe(model_pb2.DescribeRequest())
-        await context.send_initial_metadata(((INCARNATION, self.incarnation or metadata.incarnation),))
+        await context.send_initial_metadata(((INCARNATION, incarnation or metadata.incarnation),))
 
         async def pass_on() -> None:
             while (request := await context.read()) is not grpc.aio.EOF:

@@ -235,6 +235,15 @@ def test_a_turn_is_seen_only_when_it_has_finished(store: SessionStore, clock: Cl
     assert store.expires_at(seen) == clock.now + IDLE_SECONDS
 
 
+def test_a_jump_of_the_clock_changes_no_time_that_is_left() -> None:
+    clock, steady_clock = Clock(), Clock()
+    store = SessionStore(IDLE_SECONDS, BUDGET_TOKENS, clock, steady_clock)
+    keep(store, "a", 2)
+    clock.now += 86_400
+    steady_clock.now += 1
+    assert store.expires_at(store.get("a")) == clock.now + IDLE_SECONDS - 1
+
+
 def test_an_abandoned_turn_leaves_the_session_as_it_was(store: SessionStore) -> None:
     keep(store, "a", 2)
     store.abandon(store.acquire("a"))

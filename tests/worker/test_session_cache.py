@@ -17,6 +17,7 @@ from draft_worker.proposal import DraftedTokens, propose
 from specd.errors import CacheTooShortError
 from specd.sampling import Acceptance, Sampling
 from specd.worker.cache import session_cache
+from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.cache.session_cache import SessionCache
 from specd.worker.sampling.sampler import Sampler
@@ -237,7 +238,7 @@ def test_padding_is_not_kept_for_other_sessions() -> None:
 @given(prompt=token_lists, data=st.data())
 def test_what_was_only_proposed_is_not_kept(prompt: list[int], data: st.DataObject) -> None:
     """Sessions of the same text leave one entry, whatever was proposed and wherever they end."""
-    text = [*prompt, *greedy_continuation(prompt, 12)]
+    text = [*prompt, *greedy_continuation(prompt, 18)]  # more than three rounds accept
     of_target, of_draft = PrefixCache(10**7), PrefixCache(10**7)
     for _ in range(data.draw(st.integers(1, 3))):
         cache, draft_cache = SessionCache(MODEL, of_target), SessionCache(MODEL, of_draft)
@@ -256,3 +257,19 @@ def test_what_was_only_proposed_is_not_kept(prompt: list[int], data: st.DataObje
     for prefixes in (of_target, of_draft):
         (entry,) = prefixes._entries
         assert list(entry.key[1:]) == text[: entry.num_tokens]
+
+
+def test_layers_that_cannot_go_back_to_what_is_known_keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As snapshots of each pass do after a long proposal: they would have to forget everything."""
+    prefixes = PrefixCache(10**7)
+    cache = SessionCache(MODEL, prefixes)
+    drafted = propose_in_one_go(cache, 0, [1, 2, 3], 8)
+    monkeypatch.setattr(SessionLayers, "can_serve", lambda self, position: position if position == self.num_fed else 0)
+    cache.keep()
+    assert [entry.key[1:] for entry in prefixes._entries] == [(1, 2, 3, *drafted.token_ids[:-1])]
+
+
+def test_a_session_that_holds_nothing_leaves_nothing() -> None:
+    prefixes = PrefixCache(10**7)
+    SessionCache(MODEL, prefixes).keep()
+    assert prefixes.num_entries == 0

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import cast
 
-from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.worker.cache.layers.session_layers import SessionLayers
 
 # Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the end of an
-# answer, which a client or a template has changed.
-_MAX_LOST = MAX_NUM_DRAFT_TOKENS + 1
+# answer, which a client or a template has changed. They fit into the pass that the session begins with anyway.
+_MAX_LOST = 16
 
 # What must be the same for a prefix to be of use: the namespace of the sessions that share it, and the source.
 _Root = tuple[bytes, tuple[int, ...]]
@@ -75,7 +74,7 @@ class PrefixCache:
     ) -> SessionLayers | None:
         """Return layers that hold the longest prefix of `token_ids` in a namespace, for the caller to write to.
 
-        They hold the source, too. An entry that is longer by a proposal at most moves to the caller, at no cost: a
+        They hold the source, too. An entry that is longer by a few tokens at most moves to the caller, at no cost: a
         conversation goes on. From a longer entry, which may serve others, the prefix is copied: that pays from the
         first token on, and from none on for a source. None without a cached prefix, or where windows have moved on past
         its end.

@@ -26,7 +26,8 @@ class SessionCache:
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
     committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
-    `known_len` is how many tokens of the session the last request knew of: those after them in the cache are proposed.
+    `known_len` is how many tokens are known to be the session's: those of the last request, and in the target those
+    that it has accepted since. What comes after them in the cache was only proposed.
     `source` is what an encoder is to read before the first token, and of `namespace` are the sessions that it may share
     cached prefixes with. `reused_len` is how many tokens, of the source too, it took over from the prefix cache when it
     began.
@@ -111,11 +112,13 @@ class SessionCache:
     def keep(self) -> None:
         """End, and leave the layers to the prefix cache, without what was only proposed.
 
-        That differs from time to time where the text is the same, and each would be an entry of its own.
+        That differs from time to time where the text is the same, and each would be an entry of its own. Layers that
+        cannot go back so far keep it: what they had to forget besides would be worth more.
         """
-        if self._prefixes is not None and (self.token_ids or self.layers.source):
-            self._rewind(min(self.known_len, self.cached_len))
-            if self._is_finite():
+        if self._prefixes is not None:
+            known_len = min(self.known_len, self.cached_len)
+            self._rewind(known_len if self.layers.can_serve(known_len) == known_len else self.cached_len)
+            if (self.token_ids or self.layers.source) and self._is_finite():
                 self._prefixes.store(self.token_ids, self.layers, self.namespace)
         self.free()
 

@@ -12,10 +12,11 @@ def schedule_in_batches() -> None:
 
     The coordinator and clients on the same machine run for a tenth of the time, but many times a round. BLAS's threads
     wake for each product, and would take the core from them each time. Under SCHED_BATCH (sched(7)) they wait until it
-    is free. Their share of the time stays the same.
+    is free. Their share of the time stays the same. A policy that someone has chosen stays.
     """
-    if not hasattr(os, "SCHED_BATCH"):
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended, or a sandbox does not allow it
-            os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):  # there is no /proc, or a sandbox does not allow it
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
