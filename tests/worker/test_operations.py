@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.telemetry.metrics import CoordinatorMetrics
+from gateway.metrics import GatewayMetrics
 from specd.cache_footprint import CacheFootprint
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
 from specd.worker.cache.capacity import CacheCapacity
@@ -24,13 +25,15 @@ def metrics_of(registry: CollectorRegistry) -> set[str]:
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
-    coordinator, worker, process = CollectorRegistry(), CollectorRegistry(), new_registry()
+    coordinator, gateway, worker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    process = new_registry()
     CoordinatorMetrics(coordinator)
+    GatewayMetrics(gateway)
     WorkerMetrics(worker, CacheCapacity(1, CacheFootprint()), PrefixCache(1))
     add_build_info(process, "coordinator")
 
     tables = re.split("^### ", PAGE.split("## Alerts")[0], flags=re.MULTILINE)[1:]
-    for table, registry in zip(tables, (coordinator, worker, process), strict=True):
+    for table, registry in zip(tables, (coordinator, gateway, worker, process), strict=True):
         rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
         assert sorted(re.findall(r"`(\w+)", " ".join(rows))) == sorted(metrics_of(registry)), table.splitlines()[0]
 
