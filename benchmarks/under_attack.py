@@ -111,7 +111,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Period]:
         tokens = Path(running.enter_context(tempfile.TemporaryDirectory())) / "tokens"
         (own_text, own), (other_text, other) = new_token("own"), new_token("other")
         write_tokens(tokens, [own, other])
-        texts = dict(zip(ATTACKERS, (other_text, own_text, ""), strict=True))
+        texts = {"another": other_text, "same": own_text, "nobody": ""}
         settings = {"SPECD_LOG_LEVEL": "error", "SPECD_COORDINATOR_TOKENS": str(tokens)}
         stack = await running.enter_async_context(
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=settings)
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6, help="Of each period. (default: 6)")
     parser.add_argument("--rounds", type=int, default=2, help="Turns of each attack. (default: 2)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
-    parser.add_argument("--attackers", nargs="+", choices=ATTACKERS, default=["another"])
+    parser.add_argument("--attackers", nargs="+", choices=ATTACKERS, default=["another"], help="Whose token.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = summarise(asyncio.run(measure(options)))

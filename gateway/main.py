@@ -65,8 +65,6 @@ async def run(settings: GatewaySettings) -> None:
             checking = asyncio.ensure_future(_say_why_not(service.coordinator, settings.coordinator, credentials))
             await life.wait_for_stop()
             checking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await checking
             server.should_exit = True
             await serving
 
@@ -75,24 +73,22 @@ def _credentials(settings: GatewaySettings) -> ClientCredentials:
     """Return what the gateway trusts and shows the coordinator; the tokens are its clients'."""
     files = (settings.coordinator_ca, settings.coordinator_cert, settings.coordinator_key)
     ca, cert, key = (Path(file) if file else None for file in files)
-    credentials = ClientCredentials(ca, cert, key, server_name=settings.coordinator_name, insecure=settings.insecure)
-    try:
-        credentials.for_channel(settings.coordinator)
-    except StartupError as error:
-        raise StartupError(_with_own_options(str(error))) from None
-    return credentials
-
-
-def _with_own_options(message: str) -> str:
-    """Name the options of the connection to the coordinator: the gateway's --tls-* are for its own port."""
-    return message.replace("--tls-", "--coordinator-")
+    return ClientCredentials(
+        ca,
+        cert,
+        key,
+        server_name=settings.coordinator_name,
+        insecure=settings.insecure,
+        option_prefix="--coordinator",  # the gateway's --tls-* are for its own port
+    )
 
 
 async def _say_why_not(coordinator: CoordinatorLink, address: str, credentials: ClientCredentials) -> None:
     """Log why the coordinator does not serve, if it does not: the gateway waits for one that starts later."""
     if not await coordinator.is_serving():
-        why = await asyncio.to_thread(why_unreachable, address, credentials)
-        why = _with_own_options(why) or "it has not answered yet, or is not ready"
+        why = (
+            await asyncio.to_thread(why_unreachable, address, credentials) or "it has not answered yet, or is not ready"
+        )
         log.warning("the coordinator does not serve yet", address=address, why=why)
 
 

@@ -21,7 +21,8 @@ class ClientCredentials:
 
     With `ca`, a file of the authorities to trust, the connection is TLS, and without it plaintext. `cert` and `key` are
     the client's own certificate. The server's must be for `server_name`, by default the host of its address. A `token`
-    goes with every call; over plaintext it goes to this machine only, unless `insecure`.
+    goes with every call; over plaintext it goes to this machine only, unless `insecure`. Errors name the options that
+    set all this by their `option_prefix`.
     """
 
     ca: Path | None = None
@@ -30,20 +31,27 @@ class ClientCredentials:
     token: str = ""
     server_name: str = ""
     insecure: bool = False
+    option_prefix: str = "--tls"
 
     def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
         """Return the credentials of a channel; None for plaintext. Raises StartupError for what cannot be used."""
         if (self.cert is None) != (self.key is None):
-            raise StartupError("a client's certificate and its key go together: set both --tls-cert and --tls-key")
+            raise StartupError(
+                "a client's certificate and its key go together: "
+                f"set both {self.option_prefix}-cert and {self.option_prefix}-key"
+            )
         if self.ca is None and self.cert is not None:
-            raise StartupError("a client's certificate needs TLS: set --tls-ca to the authority of the server too")
+            raise StartupError(
+                f"a client's certificate needs TLS: set {self.option_prefix}-ca to the authority of the server too"
+            )
         if self.token and not re.fullmatch("[!-~]+", self.token):
             raise StartupError("the token has characters that no token has: copy it again")
         if address.startswith("unix:") or self.ca is None:
             if self.token and not (self.insecure or is_local(address)):
                 raise StartupError(
-                    f"the token would go to {address} in plaintext, for all on the way to read: set --tls-ca to the "
-                    "authority of the server, or --insecure if something else keeps the connection secret"
+                    f"the token would go to {address} in plaintext, for all on the way to read: set "
+                    f"{self.option_prefix}-ca to the authority of the server, or --insecure if something else "
+                    "keeps the connection secret"
                 )
             return None
         ca, cert, key = (_content(path) for path in (self.ca, self.cert, self.key))

@@ -24,19 +24,22 @@ def why_unreachable(address: str, credentials: ClientCredentials) -> str:
     if address.startswith("unix:"):
         return ""
     try:
-        return _why_no_tls(address, credentials) if credentials.ca is not None else _why_no_plaintext(address)
+        return (
+            _why_no_tls(address, credentials) if credentials.ca is not None else _why_no_plaintext(address, credentials)
+        )
     except ssl.SSLError as error:
         return _in_words(error, address, credentials)
     except OSError:
         return ""  # nothing answers there, which gRPC itself says
 
 
-def _why_no_plaintext(address: str) -> str:
+def _why_no_plaintext(address: str, credentials: ClientCredentials) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with _connect(address) as connection, context.wrap_socket(connection):
-            return f"the process at {address} speaks TLS: set --tls-ca to the authority of its certificate"
+            option = f"{credentials.option_prefix}-ca"
+            return f"the process at {address} speaks TLS: set {option} to the authority of its certificate"
     except ssl.SSLError:
         return ""
 
@@ -56,7 +59,8 @@ def _why_no_tls(address: str, credentials: ClientCredentials) -> str:
         if secured.recv(1):
             return ""
     if credentials.cert is None:
-        return f"the process at {address} wants a certificate: set --tls-cert and --tls-key"
+        prefix = credentials.option_prefix
+        return f"the process at {address} wants a certificate: set {prefix}-cert and {prefix}-key"
     return (
         f"the process at {address} does not take the certificate {credentials.cert}: "
         "use one of the authority that it trusts"
@@ -66,7 +70,8 @@ def _why_no_tls(address: str, credentials: ClientCredentials) -> str:
 def _in_words(error: ssl.SSLError, address: str, credentials: ClientCredentials) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
         if error.reason == "WRONG_VERSION_NUMBER":
-            return f"the process at {address} speaks plaintext: leave out --tls-ca, or give that process a certificate"
+            option = f"{credentials.option_prefix}-ca"
+            return f"the process at {address} speaks plaintext: leave out {option}, or give that process a certificate"
         return f"TLS with {address} fails: {error.reason or error}"
     if error.verify_code in {_NOT_YET_VALID, _EXPIRED}:
         when = "has expired: renew it" if error.verify_code == _EXPIRED else "is not valid yet: wait"
@@ -74,7 +79,8 @@ def _in_words(error: ssl.SSLError, address: str, credentials: ClientCredentials)
     if error.verify_code in {_HOST_MISMATCH, _ADDRESS_MISMATCH}:
         return (
             f"the certificate of {address} is not for {credentials.server_name or _host(address)}: "
-            "set --tls-name to a name that it has, or make it anew with this one ('specd certs --host')"
+            f"set {credentials.option_prefix}-name to a name that it has, or make it anew with this one "
+            "('specd certs --host')"
         )
     return (
         f"the certificate of {address} is not of the authority in {credentials.ca} ({error.verify_message}): "

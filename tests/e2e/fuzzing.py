@@ -241,7 +241,8 @@ def main() -> None:
     print(f"{result.num_messages} messages, {calls} calls, {num_lines} lines in the log, {seconds:.0f} s")
     print(f"{result.num_messages / seconds:.0f} messages/s")
     if (growth := result.growth_mib()) is not None:
-        print(f"the most that a process grew by: {growth:.0f} MiB; MiB at the end: {result.memory_mib[-1].values()}")
+        at_end = sorted(result.memory_mib[-1].values())
+        print(f"the most that a process grew by: {growth:.0f} MiB; MiB at the end: {at_end}")
     print("slowest health check:", ", ".join(f"{p} {t:.1f} s" for p, t in result.slowest_health_check.items()))
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"WRONG: {problem}")

@@ -13,7 +13,7 @@ from tests.e2e.fuzz_requests import PROMPT, RequestGenerator
 EXPECTED_STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429}
 POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 GETS = ("/v1/models", "/v1/models/nosuch", "/health", "/metrics", "/openapi.json", "/")
-_HEALTH = ("/health", "/v1/models", "/v1/models/nosuch")  # they give a coordinator that is busy little time
+_IMPATIENT = ("/health", "/v1/models", "/v1/models/nosuch")  # they soon give up a coordinator that is busy
 _ODD: list[Any] = [
     None,
     True,
@@ -54,7 +54,7 @@ async def send(client: httpx2.AsyncClient, generator: RequestGenerator) -> str:
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         assert "server_error" not in text, text  # a stream that has begun with 200 has no other place for it
         assert "response.failed" not in text, text
-    if path in _HEALTH and response.status_code in {503, 504}:
+    if path in _IMPATIENT and response.status_code in {503, 504}:
         return f"{method} {path} LATE"
     return f"{method} {path} {response.status_code}"
 

@@ -12,8 +12,8 @@ from typing import cast
 from specd.worker.cache.layers.session_layers import SessionLayers
 
 # Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the end of an
-# answer, which a client or a template has changed. They fit into the pass that the session begins with anyway.
-_MAX_LOST = 16
+# answer, which a client or a template has changed. As many fit into the pass that a session begins with anyway.
+_MAX_LOST = 32
 
 # What must be the same for a prefix to be of use: the namespace of the sessions that share it, and the source.
 _Root = tuple[bytes, tuple[int, ...]]

@@ -14,9 +14,11 @@ def schedule_in_batches() -> None:
     wake for each product, and would take the core from them each time. Under SCHED_BATCH (sched(7)) they wait until it
     is free. Their share of the time stays the same. A policy that someone has chosen stays.
     """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if not hasattr(os, "SCHED_BATCH"):
         return
     with contextlib.suppress(OSError):  # there is no /proc, or a sandbox does not allow it
+        if os.sched_getscheduler(0) != os.SCHED_OTHER:
+            return
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
