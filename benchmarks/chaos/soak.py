@@ -15,7 +15,7 @@ from benchmarks.chaos.requests import ask
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.tally import Tally, counted
 from specd.rpc.client import RawClient
-from tests.e2e.processes import resident_mib
+from tests.e2e.processes import own_memory_mib
 
 # The first part of the run: caches fill, and what is learnt comes in.
 _WARM_UP = 1 / 3
@@ -36,7 +36,7 @@ async def soak(run: Run, client: RawClient, seconds: float, num_sessions: int) -
     asking = [asyncio.ensure_future(keep_asking()) for _ in range(num_sessions)]
     curve = []
     while time.monotonic() < began_at + seconds:
-        memory = {child.name: resident_mib(child.pid) for child in run.stack.children}
+        memory = {child.name: own_memory_mib(child.pid) for child in run.stack.children}
         curve.append({"at": time.monotonic() - began_at, **memory})
         await asyncio.sleep(min(10.0, seconds / 20))
     await asyncio.gather(*asking)
@@ -63,7 +63,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     curve = record["memory_mib"]
     for name in record["growth_mib_per_hour"]:
         axes.plot([point["at"] / 60 for point in curve], [point[name] for point in curve], label=name)
-    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    axes.set(xlabel="minutes", ylabel="memory of its own, MiB", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
