@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.load import Answer, Requests, ask, measure_capacity
 from specd.bench.environment import console, environment, new_table
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
-from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import GenerateRequest, StopConditions
+from tests.e2e.guarded import make_tokens
 from tests.security.http2 import Connection
 
 _GENERATE = "/specd.v1.GenerationService/Generate"
@@ -73,8 +73,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the numbers of both clients."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "tokens"
-        (own_text, own), (other_text, other) = new_token("own"), new_token("other")
-        write_tokens(path, [own, other])
+        own_text, other_text = make_tokens(path, "own", "other")
         settings = {
             "SPECD_COORDINATOR_TOKENS": str(path),
             "SPECD_COORDINATOR_MAX_SESSIONS": str(_SESSIONS),

@@ -28,11 +28,11 @@ from rich.table import Table
 
 from specd.bench.environment import console, environment, new_table
 from specd.cli.supervisor import Stack
-from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
+from tests.e2e.guarded import make_tokens
 from tests.e2e.processes import resident_mib
 from tests.security.attacks import attacking
 
@@ -109,8 +109,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Period]:
     periods = {UNDISTURBED: Period()} | {title(*attack): Period() for attack in attacks}
     async with AsyncExitStack() as running:
         tokens = Path(running.enter_context(tempfile.TemporaryDirectory())) / "tokens"
-        (own_text, own), (other_text, other) = new_token("own"), new_token("other")
-        write_tokens(tokens, [own, other])
+        own_text, other_text = make_tokens(tokens, "own", "other")
         texts = {"another": other_text, "same": own_text, "nobody": ""}
         settings = {"SPECD_LOG_LEVEL": "error", "SPECD_COORDINATOR_TOKENS": str(tokens)}
         stack = await running.enter_async_context(

@@ -118,16 +118,17 @@ class Coordinator:
         self.sessions = SessionStore(
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
+        costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
+        self.planner = Planner(costs, clock=time.perf_counter)
         self.admission = Admission(
             max_sessions=settings.max_sessions,
             max_queued=settings.max_queued,
             capacity_bytes=lambda: target.cache_bytes,
             bytes_for=lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
+            seconds_per_token=self.planner.seconds_per_token,
             clock=time.perf_counter,
         )
         self.quotas = Quotas(time.perf_counter)
-        costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
-        self.planner = Planner(costs, clock=time.perf_counter)
         self._metrics = metrics
         self.tokenizer = tokenizer
         self._begin_trace = begin_trace
@@ -269,7 +270,11 @@ class Coordinator:
         )
         proposer = Proposer(drafter, lookup)
         planner = self.planner.begin(
-            sampling, self._num_draft_tokens(request), asks_model=self._asks_model(request), client=request.client
+            sampling,
+            self._num_draft_tokens(request),
+            asks_model=self._asks_model(request),
+            client=request.client,
+            is_paused=lambda: place.is_paused,
         )
         prompt_len = len(setup.source) + session.prompt_len
         statistics = SessionStatistics(prompt_len, time.perf_counter() - arrived_at)

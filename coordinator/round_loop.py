@@ -37,8 +37,8 @@ class Pausable(Protocol):
     def pause(self) -> None:
         """Let others run."""
 
-    async def resume(self) -> None:
-        """Wait for the turn to run on."""
+    async def next_round(self) -> None:
+        """Wait for the turn to go on, after a round or a pause."""
 
 
 async def decode(
@@ -75,6 +75,7 @@ async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int
 
     Rounds go on while the coordinator turns the last one into text and the client reads it. A client that stops
     reading stops them after `limit` rounds: they pause, in favour of others' sessions, until it has read half of them.
+    After each round others may have their turn.
     Closing this generator closes the other.
     """
     queue: asyncio.Queue[Item | None] = asyncio.Queue()  # None ends it
@@ -89,7 +90,7 @@ async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int
                         drained.clear()
                         place.pause()
                         await drained.wait()
-                        await place.resume()
+                    await place.next_round()
         finally:
             queue.put_nowait(None)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from coordinator.core import Match, Plan, Round
 from coordinator.planner.acceptance import SessionAcceptance
@@ -59,20 +60,42 @@ class Planner:
         self._window: _Window | None = None
 
     def begin(
-        self, sampling: Sampling, num_draft_tokens: int | None = None, *, asks_model: bool = True, client: str = ""
+        self,
+        sampling: Sampling,
+        num_draft_tokens: int | None = None,
+        *,
+        asks_model: bool = True,
+        client: str = "",
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> SessionPlanner:
         """Begin to plan for a client's session; with `num_draft_tokens`, that is its k. It counts until it is closed.
 
-        Without `asks_model`, it proposes what was looked up and nothing else.
+        Without `asks_model`, it proposes what was looked up and nothing else. While `is_paused`, it does not count.
         """
         session = SessionPlanner(self, self._learning.of(client), sampling, num_draft_tokens, asks_model=asks_model)
+        session.is_paused = is_paused
         self.sessions[session] = None
         return session
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now."""
         oldest = self.num_rounds - _WINDOW_ROUNDS * len(self.sessions)
-        return [session for session in self.sessions if session.planned_at >= oldest]
+        return [session for session in self.sessions if session.planned_at >= oldest and not session.is_paused()]
+
+    def seconds_per_token(self, num_sessions: int) -> float:
+        """Return what a token takes, about, of each of so many sessions that run together; 0 before costs are known.
+
+        They are like those that have begun, with the best k of all.
+        """
+        costs = self.cost_model.costs(num_sessions)
+        if costs is None:
+            return 0.0
+        if num_sessions > 1:
+            costs = replace(costs, draft_overhead=costs.draft_overhead + costs.draft_wait)
+        drafting = [session.acceptance.accepted() for session in self.sessions if session.may_draft and costs.draft]
+        accepted = [fmean(of_position) for of_position in zip(*drafting, strict=True)]
+        _, rate = choose_k(accepted, [1.0] * len(accepted), costs)
+        return 1 / rate
 
     def window(self) -> _Window | None:
         """Return the current window, a new one when the last is over or the batch has changed."""
@@ -106,6 +129,7 @@ class SessionPlanner:
     ) -> None:
         self.k = 0
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
+        self.is_paused: Callable[[], bool] = lambda: False
         self.has_fault = False  # the draft did not answer in the last round
         self.may_draft = asks_model and fixed_k is None
         self.learning = learning

@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from coordinator.sessions.shares import affordable_sessions
 from specd.errors import InvalidRequestError, ResourceExhaustedError
 from specd.step_costs import MovingAverage
 
 _WEIGHT = 0.2  # of one session that ends, in the average time between two ends
+# A session has so many rounds before it gives way to another of its client that waits to go on.
+_ROUNDS_OF_A_TURN = 8
 _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
 
@@ -26,7 +29,13 @@ class Place:
     _num_bytes: int = 0
     _runs: bool = False
     _pauses: bool = False
+    _num_rounds: int = 0  # of its turn
     _refusal: ResourceExhaustedError | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the session waits for its client to read, or for its turn to go on."""
+        return self._pauses
 
     async def admit(self, num_tokens: int, num_source_tokens: int = 0) -> None:
         """Wait for the request's turn to run a session of so many tokens, prompt and generated, and of its source.
@@ -40,9 +49,9 @@ class Place:
         """Let others run, as long as the session has to wait for its client. It keeps its memory."""
         self._admission._pause(self)
 
-    async def resume(self) -> None:
-        """Wait for the turn to run on."""
-        await self._admission._resume(self)
+    async def next_round(self) -> None:
+        """Wait for the turn to go on, after a round or a pause: no time, unless it is that of others."""
+        await self._admission._next_round(self)
 
 
 @dataclass(eq=False)
@@ -53,7 +62,8 @@ class _Client:
     num_running: int = 0
     reserved_bytes: int = 0
     present: dict[Place, None] = field(default_factory=dict)  # as they came
-    queue: deque[Place] = field(default_factory=deque)
+    paused: deque[Place] = field(default_factory=deque)  # those that wait for their turn to go on
+    queue: deque[Place] = field(default_factory=deque)  # those that wait for their turn to begin
 
     @property
     def waiting(self) -> list[Place]:
@@ -68,14 +78,17 @@ class Admission:
     of one client, first come first served. Of several, the one that has least of what it has most of, places or memory,
     goes next (dominant resource fairness, Ghodsi et al., NSDI 2011), and of those with as little the one whose last
     turn is longest ago. Nobody overtakes whose turn it is: small requests do not keep a large one waiting for ever.
-    One client alone can use everything, but does not keep others out until a session ends: when all places are taken,
-    one more is for a client that runs nothing while another runs several.
+
+    One client alone can use everything, until others come. Then a session gives way between two rounds: if its client
+    runs more than another that waits, if more sessions run than all can afford (`affordable_sessions`), or to one of
+    its own client's that gave way before. It pauses until it is its turn again, which needs no memory. A round can be
+    long, so when all places are taken, one more is for a client that runs nothing while another runs several.
 
     When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
     its requests gives way.
 
-    A session that waits for its client pauses: others take its place, and it waits for its turn to go on, which needs
-    no memory. As many may pause as may run and wait; further ones keep their places.
+    A session that waits for its client pauses, too, if no more do than may run and wait. Further ones keep their
+    places.
     """
 
     def __init__(
@@ -85,9 +98,13 @@ class Admission:
         max_queued: int,
         capacity_bytes: Callable[[], int],
         bytes_for: Callable[[int, int], int],
+        seconds_per_token: Callable[[int], float],
         clock: Callable[[], float],
     ) -> None:
-        """The target has `capacity_bytes` for caches, now, of which a session's tokens and source take `bytes_for`."""
+        """The target has `capacity_bytes` for caches, now, of which a session's tokens and source take `bytes_for`.
+
+        So many sessions that run together have a token in `seconds_per_token` each.
+        """
         self.num_running = self.num_paused = 0
         self.reserved_bytes = 0
         self._num_present = 0
@@ -95,6 +112,8 @@ class Admission:
         self._max_present = max_sessions + max_queued
         self._capacity_bytes = capacity_bytes
         self._bytes_for = bytes_for
+        self._seconds_per_token = seconds_per_token
+        self._affordable = max_sessions
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._turns = count()
@@ -181,60 +200,94 @@ class Admission:
     def _pause(self, place: Place) -> None:
         assert place._runs
         if self.num_paused < self._max_present:
-            place._runs, place._pauses = False, True
-            self.num_running -= 1
-            place._client.num_running -= 1
-            self.num_paused += 1
+            self._stop(place)
             self._admit_next()
 
-    async def _resume(self, place: Place) -> None:
+    async def _next_round(self, place: Place) -> None:
+        place._num_rounds += 1
+        if place._runs and self._gives_way(place):
+            self._stop(place)
         if place._pauses:
             place._turn = asyncio.get_running_loop().create_future()
-            place._client.queue.appendleft(place)
+            place._client.paused.append(place)
             self._admit_next()
             await place._turn
 
+    def _gives_way(self, place: Place) -> bool:
+        client = place._client
+        if client.paused and place._num_rounds >= _ROUNDS_OF_A_TURN:
+            return True
+        others = [other for other in self._clients.values() if other is not client]
+        if self.num_running > self._affordable:
+            return client.num_running >= max((other.num_running for other in others), default=0)
+        rest = (client.num_running - 1) / self._max_sessions
+        return any(self._can_run(other) and self._share(other) < rest for other in others)
+
+    def _stop(self, place: Place) -> None:
+        place._runs, place._pauses = False, True
+        self.num_running -= 1
+        place._client.num_running -= 1
+        self.num_paused += 1
+
     def _admit_next(self) -> None:
+        self._affordable = self._count_affordable()
         while (place := self._next()) is not None:
             client = place._client
-            client.queue.popleft()
             if place._pauses:
+                client.paused.popleft()
                 self.num_paused -= 1
             else:
+                client.queue.popleft()
                 self.reserved_bytes += place._num_bytes
                 client.reserved_bytes += place._num_bytes
-            place._runs, place._pauses = True, False
+            place._runs, place._pauses, place._num_rounds = True, False, 0
             self.num_running += 1
             client.num_running += 1
             client.turn = next(self._turns)
             assert place._turn is not None
             place._turn.set_result(None)
 
+    def _count_affordable(self) -> int:
+        wanted = [
+            client.num_running + len(client.paused) + len(client.queue)
+            for client in self._clients.values()
+            if client.num_running or self._can_run(client)
+        ]
+        if len(wanted) < 2:
+            return self._max_sessions
+        return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
+
     def _next(self) -> Place | None:
         """Return whose turn it is, if there is room for it."""
-        if self.num_running > self._max_sessions or not any(client.queue for client in self._clients.values()):
+        clients = self._clients.values()
+        is_full = self.num_running >= self._affordable
+        if self.num_running > self._max_sessions or not any(client.paused or client.queue for client in clients):
             return None
-        is_full = self.num_running == self._max_sessions
-        if is_full and all(client.num_running <= 1 for client in self._clients.values()):
+        if is_full and all(client.num_running <= 1 for client in clients):
             return None
-        capacity = max(self._capacity_bytes(), 1)
-
-        def order(client: _Client) -> tuple[float, int]:
-            share = max(client.num_running / self._max_sessions, client.reserved_bytes / capacity)
-            return share, client.turn
-
         is_blocked = False
-        for client in sorted(self._clients.values(), key=order):
-            while client.queue and (turn := client.queue[0]._turn) is not None and turn.cancelled():
-                client.queue.popleft()  # it is about to leave
-            if not client.queue or (is_full and client.num_running):
+        capacity = self._capacity_bytes()
+        for client in sorted(clients, key=lambda each: (self._share(each), each.turn)):
+            for waiting in (client.paused, client.queue):
+                _drop_cancelled(waiting)
+            if is_full and client.num_running:
                 continue
-            place = client.queue[0]
-            # Whoever goes on needs no memory, and may hold what the one whose turn it is waits for.
-            if place._pauses or (not is_blocked and self._fits(place, capacity)):
-                return place
-            is_blocked = True
+            if client.paused:  # it needs no memory, and may hold what the one whose turn it is waits for
+                return client.paused[0]
+            if client.queue and not is_blocked:
+                if self._fits(client.queue[0], capacity):
+                    return client.queue[0]
+                is_blocked = True
         return None
+
+    def _share(self, client: _Client) -> float:
+        """Return a client's share of what it has most of. Whoever waits to go on has its memory already."""
+        places = client.num_running / self._max_sessions
+        return places if client.paused else max(places, client.reserved_bytes / max(self._capacity_bytes(), 1))
+
+    def _can_run(self, client: _Client) -> bool:
+        """Return whether a client waits for its turn, and not for memory."""
+        return bool(client.paused or (client.queue and self._fits(client.queue[0], self._capacity_bytes())))
 
     def _fits(self, place: Place, capacity: int) -> bool:
         # The capacity can shrink when the worker comes back with less: one session runs in any case.
@@ -253,8 +306,9 @@ class Admission:
         client = place._client
         self._num_present -= 1
         del client.present[place]
-        if place in client.queue:
-            client.queue.remove(place)
+        for waiting in (client.paused, client.queue):
+            if place in waiting:
+                waiting.remove(place)
         if place._runs or place._pauses:
             self.reserved_bytes -= place._num_bytes
             client.reserved_bytes -= place._num_bytes
@@ -263,3 +317,9 @@ class Admission:
             client.num_running -= 1
         self.num_paused -= place._pauses
         place._runs = place._pauses = False
+
+
+def _drop_cancelled(waiting: deque[Place]) -> None:
+    """Drop those at the head that are about to leave."""
+    while waiting and (turn := waiting[0]._turn) is not None and turn.cancelled():
+        waiting.popleft()

@@ -6,7 +6,7 @@ import datetime
 import http.client
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +111,13 @@ def write_token(path: Path, name: str, *others: Token, **fields: object) -> str:
     text, token = new_token(name, **fields)  # type: ignore[arg-type]
     write_tokens(path, [token, *others])
     return text
+
+
+def make_tokens(path: Path, *names: str, **limits: Mapping[str, int]) -> list[str]:
+    """Write a file with new tokens of clients by name, some with limits, and return the tokens."""
+    made = [new_token(name, **limits.get(name, {})) for name in names]  # type: ignore[arg-type]
+    write_tokens(path, [token for _, token in made])
+    return [text for text, _ in made]
 
 
 def read_metrics_over_tls(child: Child, given: ClientCredentials) -> tuple[int, str]:

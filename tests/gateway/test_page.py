@@ -13,8 +13,8 @@ from playwright.async_api import Browser, Page, expect
 from playwright.async_api import Error as BrowserError
 
 from specd.cli.supervisor import Stack
-from specd.identity.tokens import new_token, write_tokens
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.e2e.guarded import write_token
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
 from tests.gateway.arranged_model import SCRIPTS
 from tests.gateway.browser import CHROMIUM, chromium
@@ -36,9 +36,7 @@ expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 def token(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A token, and the file that a coordinator knows it from."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.jsonl"
-    secret, record = new_token("somebody")
-    write_tokens(path, [record])
-    return secret, path
+    return write_token(path, "somebody"), path
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from specd.cli.supervisor import Stack
-from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2_grpc import GenerationServiceStub
 from specd.v1.session_pb2_grpc import SessionServiceStub
+from tests.e2e.guarded import make_tokens
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ async def stack_with_owners(
 
     `http` is where its gateway listens; "" for none.
     """
-    made = {name: new_token(name, **cast(Any, limits[name])) for name in limits}
-    write_tokens(directory / "tokens", [token for _, token in made.values()])
+    texts = make_tokens(directory / "tokens", *limits, **limits)
     environment = {f"SPECD_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
     environment |= {"SPECD_COORDINATOR_TOKENS": str(directory / "tokens"), "OPENBLAS_NUM_THREADS": "1"}
     environment["SPECD_LOG_FORMAT"] = "json"
@@ -44,7 +42,7 @@ async def stack_with_owners(
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http=http, environment=environment)
         )
         owners = {}
-        for name, (text, _) in made.items():
+        for name, text in zip(limits, texts, strict=True):
             channel = await open_.enter_async_context(
                 open_channel(stack.address, ClientCredentials(None, None, None, text))
             )

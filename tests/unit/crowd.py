@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from coordinator.sessions.admission import Admission, Place
@@ -28,7 +29,7 @@ class Request:
         self._asks: asyncio.Future[int] = crowd.loop.create_future()
         self._ends: asyncio.Future[None] = crowd.loop.create_future()
         self._place: Place | None = None
-        self.resuming: asyncio.Task[None] | None = None
+        self._going_on: asyncio.Task[None] | None = None
         self.task = crowd.loop.create_task(self._live())
 
     @property
@@ -62,19 +63,39 @@ class Request:
         """Wait for its client; where as many as may do so already, it stays where it is."""
         assert self._place is not None
         self._place.pause()
-        if self._place._pauses:
+        if self._place.is_paused:
             self._crowd.running.remove(self)
             self._crowd.paused.append(self)
 
-    def resume(self) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether it waits for its turn to go on."""
+        return self._going_on is not None and not self._going_on.done()
+
+    def next_round(self) -> None:
+        """Go on, after a pause or a round."""
         assert self._place is not None
-        self.resuming = self._crowd.loop.create_task(self._go_on(self._place))
+        self._going_on = self._crowd.loop.create_task(self._go_on(self._place))
+
+    def stop_waiting(self) -> None:
+        """Wait for the turn to go on no longer."""
+        if self._going_on is not None:
+            self._going_on.cancel()
 
     async def _go_on(self, place: Place) -> None:
-        await place.resume()
-        if self in self._crowd.paused:  # it may have left meanwhile
-            self._crowd.paused.remove(self)
-            self._crowd.running.append(self)
+        crowd = self._crowd
+        turn = crowd.loop.create_task(place.next_round())
+        await asyncio.sleep(0)
+        try:
+            if place.is_paused and self in crowd.running:
+                crowd.running.remove(self)
+                crowd.paused.append(self)
+            await turn
+            if self in crowd.paused:  # it may have left meanwhile
+                crowd.paused.remove(self)
+                crowd.running.append(self)
+        finally:
+            turn.cancel()
 
     async def _live(self) -> None:
         crowd = self._crowd
@@ -93,8 +114,7 @@ class Request:
                     crowd.begin(self)
                     await self._ends
                 finally:
-                    if self.resuming is not None:
-                        self.resuming.cancel()
+                    self.stop_waiting()
                     crowd.forget(self)
         except (ResourceExhaustedError, InvalidRequestError) as error:
             self.refusal = error
@@ -111,6 +131,7 @@ class Crowd:
         max_sessions: int = 4,
         max_queued: int = 1000,
         capacity: int = 10,
+        seconds_per_token: Callable[[int], float] = lambda _: 1.0,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.max_sessions = max_sessions
@@ -123,6 +144,7 @@ class Crowd:
             max_queued=max_queued,
             capacity_bytes=lambda: self.capacity,
             bytes_for=lambda num_tokens, num_source_tokens: num_tokens + num_source_tokens,
+            seconds_per_token=seconds_per_token,
             clock=self.clock,
         )
         self.everyone: list[Request] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -14,22 +15,40 @@ from specd.errors import ResourceExhaustedError
 from tests.unit.crowd import Crowd, Request, settle
 
 CLIENTS = ("a", "b", "c")
+# Seconds per token of each of so many sessions that run together: on a large GPU, on a small one, on a CPU.
+SECONDS_PER_TOKEN: dict[str, Callable[[int], float]] = {
+    "constant": lambda _: 1.0,
+    "mixed": lambda number: 3.0 + number,
+    "linear": lambda number: number,
+}
 clients = st.sampled_from(CLIENTS)
 
 
 class Clients(RuleBasedStateMachine):
     """Three clients, whose sessions run, pause and go on in any order."""
 
-    @initialize(max_sessions=st.integers(1, 4), max_queued=st.sampled_from([0, 2, 10]), capacity=st.integers(4, 12))
-    def start(self, max_sessions: int, max_queued: int, capacity: int) -> None:
+    @initialize(
+        max_sessions=st.integers(1, 6),
+        max_queued=st.sampled_from([0, 2, 10]),
+        capacity=st.integers(4, 12),
+        cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)),
+    )
+    def start(self, max_sessions: int, max_queued: int, capacity: int, cost: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self.crowd = Crowd(max_sessions=max_sessions, max_queued=max_queued, capacity=capacity, loop=self.loop)
+        self.seconds_per_token = SECONDS_PER_TOKEN[cost]
+        self.crowd = Crowd(
+            max_sessions=max_sessions,
+            max_queued=max_queued,
+            capacity=capacity,
+            seconds_per_token=self.seconds_per_token,
+            loop=self.loop,
+        )
         # For each client that waits and has nothing: whose sessions have begun since.
         self.passed: dict[str, Counter[str]] = {}
 
     def settle(self) -> None:
         num_begun = len(self.crowd.begun)
-        for _ in range(3 * len(self.crowd.everyone) + 6):
+        for _ in range(4 * len(self.crowd.everyone) + 8):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
         for request in self.crowd.begun[num_begun:]:
@@ -44,6 +63,12 @@ class Clients(RuleBasedStateMachine):
     @rule(client=clients, num_tokens=st.integers(1, 3) | st.integers(1, 12))
     def come(self, client: str, num_tokens: int) -> None:
         self.crowd.come(min(num_tokens, self.crowd.capacity), client)
+        self.settle()
+
+    @rule(client=clients, number=st.integers(2, 6))
+    def several_come(self, client: str, number: int) -> None:
+        for _ in range(number):
+            self.crowd.come(1, client)
         self.settle()
 
     @precondition(lambda self: self.crowd.running)
@@ -67,12 +92,82 @@ class Clients(RuleBasedStateMachine):
     @precondition(lambda self: self.sleeping)
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.sleeping)).resume()
+        data.draw(st.sampled_from(self.sleeping)).next_round()
         self.settle()
+
+    @precondition(lambda self: self.crowd.running)
+    @rule(data=st.data())
+    def end_a_round(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.crowd.running)).next_round()
+        self.settle()
+
+    @precondition(lambda self: self.crowd.running)
+    @rule()
+    def all_end_rounds(self) -> None:
+        """Let all that run end some rounds: whoever has more than its share gives way."""
+        crowd = self.crowd
+        for _ in range(2 * len(crowd.running)):
+            for one in [*crowd.running]:
+                one.next_round()
+            self.settle()
+        running = self.num_by_client(crowd.running)
+        shares = self.shares()
+        if len(shares) > 1:
+            n, fewest = len(shares), min(*shares.values(), max(crowd.max_sessions // len(shares), 1))
+            unfair = [c for c in range(n * fewest + 1, len(crowd.running) + 1) if not self.is_affordable(c)]
+            assert not unfair, "each client is as fast as with its part of the machine"
+        for client in filter(self.can_run, CLIENTS):
+            if self.goes_on(client) or all(self.fits(one) for one in self.heads.values()):  # else one keeps its turn
+                assert self.share(client) >= (max(running.values()) - 1) / crowd.max_sessions
+
+    def num_by_client(self, requests: list[Request]) -> Counter[str]:
+        return Counter(one.client for one in requests)
+
+    def share(self, client: str) -> float:
+        """Return the share of places, or of memory, by which a client gets its next turn."""
+        crowd = self.crowd
+        places = self.num_by_client(crowd.running)[client] / crowd.max_sessions
+        if self.goes_on(client):
+            return places
+        reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused) if one.client == client)
+        return max(places, reserved / crowd.capacity)
+
+    def can_run(self, client: str) -> bool:
+        """Return whether a client waits for nothing but its turn."""
+        return self.goes_on(client) or (client in self.heads and self.fits(self.heads[client]))
+
+    @property
+    def heads(self) -> dict[str, Request]:
+        """Return who is to begin next of each client."""
+        return {one.client: one for one in reversed(self.crowd.waiting)}
+
+    def goes_on(self, client: str) -> bool:
+        return any(one.client == client and one.goes_on for one in self.crowd.paused)
+
+    def fits(self, request: Request) -> bool:
+        reserved = sum(one.num_tokens for one in (*self.crowd.running, *self.crowd.paused))
+        return reserved + request.num_tokens <= self.crowd.capacity or not reserved
+
+    def shares(self) -> Counter[str]:
+        """Return how many each client would run that waits for no memory."""
+        crowd = self.crowd
+        going_on = [one for one in crowd.paused if one.goes_on]
+        wanted = self.num_by_client([*crowd.running, *going_on, *crowd.waiting])
+        running = self.num_by_client(crowd.running)
+        return Counter({c: number for c, number in wanted.items() if running[c] or self.can_run(c)})
+
+    def is_affordable(self, number: int) -> bool:
+        """Return whether so many may run for all that those with the fewest are to have."""
+        shares = self.shares()
+        if len(shares) < 2:
+            return True
+        fewest = min(*shares.values(), max(self.crowd.max_sessions // len(shares), 1))
+        is_fair = self.seconds_per_token(number) <= len(shares) * self.seconds_per_token(fewest)
+        return number <= len(shares) * fewest or is_fair
 
     @property
     def sleeping(self) -> list[Request]:
-        return [one for one in self.crowd.paused if one.resuming is None or one.resuming.done()]
+        return [one for one in self.crowd.paused if not one.goes_on]
 
     @invariant()
     def the_limits_hold(self) -> None:
@@ -82,27 +177,26 @@ class Clients(RuleBasedStateMachine):
             of_client = Counter(one.client for one in crowd.running)
             assert min(of_client.values()) == 1 < max(of_client.values())
         assert crowd.admission.num_queued <= crowd.max_sessions + crowd.max_queued
-        assert len(crowd.paused) <= crowd.max_sessions + crowd.max_queued
+        gave_way = sum(map(self.goes_on, CLIENTS)) and crowd.max_sessions + 1
+        assert len(crowd.paused) <= crowd.max_sessions + crowd.max_queued + gave_way
         assert sum(one.num_tokens for one in (*crowd.running, *crowd.paused)) <= crowd.capacity
 
     @invariant()
     def no_place_is_left_empty(self) -> None:
-        crowd = self.crowd
-        if len(crowd.running) < crowd.max_sessions:
-            assert len(self.sleeping) == len(crowd.paused), "one that goes on needs no memory"
-            reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused))
-            heads = {one.client: one for one in reversed(crowd.waiting)}.values()
-            assert not heads or max(one.num_tokens for one in heads) + reserved > crowd.capacity
+        num_running = len(self.crowd.running)
+        if num_running < self.crowd.max_sessions and self.is_affordable(num_running + 1):
+            assert not any(map(self.goes_on, CLIENTS)), "one that goes on needs no memory"
+            assert not self.heads or not all(map(self.fits, self.heads.values()))
 
     @invariant()
     def nobody_is_kept_out_by_one_who_runs_several(self) -> None:
-        crowd = self.crowd
-        of_client = Counter(one.client for one in crowd.running)
-        if len(crowd.running) == crowd.max_sessions and max(of_client.values()) > 1:
-            assert all(one.client in of_client for one in self.crowd.paused if one not in self.sleeping)
-            reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused))
-            heads = {one.client: one for one in reversed(crowd.waiting) if one.client not in of_client}.values()
-            assert not heads or max(one.num_tokens for one in heads) + reserved > crowd.capacity
+        of_client = self.num_by_client(self.crowd.running)
+        num_running = len(self.crowd.running)
+        is_full = num_running == self.crowd.max_sessions or not self.is_affordable(num_running + 1)
+        if is_full and num_running <= self.crowd.max_sessions and max(of_client.values()) > 1:
+            heads = [head for client, head in self.heads.items() if client not in of_client]
+            assert not any(self.goes_on(client) for client in CLIENTS if client not in of_client)
+            assert not heads or not all(map(self.fits, heads))
 
     @invariant()
     def who_waits_with_nothing_is_passed_once_by_each_other_at_most(self) -> None:
@@ -115,7 +209,7 @@ class Clients(RuleBasedStateMachine):
             self.settle()
             for _ in range(2 * len(self.crowd.everyone) + 1):  # if all go on and end, all get their turn
                 for one in self.sleeping:
-                    one.resume()
+                    one.next_round()
                 for one in [*self.crowd.running]:
                     one.end()
                 self.settle()
@@ -248,50 +342,3 @@ async def test_a_client_has_as_many_at_a_time_as_it_may() -> None:
                 pass
         with crowd.admission.place("a", 2):
             pass
-
-
-async def test_the_place_of_a_paused_session_goes_to_the_next_and_its_memory_does_not() -> None:
-    async with Crowd(max_sessions=1, capacity=10) as crowd:
-        first, second, large = crowd.come(6), crowd.come(4), crowd.come(5)
-        await settle()
-        first.pause()
-        await settle()
-        assert crowd.running == [second]
-        second.end()
-        await settle()
-        assert crowd.running == []
-        assert crowd.waiting == [large]  # until there is memory
-        first.resume()
-        await settle()
-        assert crowd.running == [first]
-        first.end()
-        await settle()
-        assert crowd.running == [large]
-
-
-async def test_a_session_that_goes_on_waits_for_a_place_before_new_ones_of_its_client() -> None:
-    async with Crowd(max_sessions=1) as crowd:
-        first, second, third = crowd.come(), crowd.come(), crowd.come()
-        await settle()
-        first.pause()
-        await settle()
-        first.resume()
-        await settle()
-        assert crowd.running == [second]
-        second.end()
-        await settle()
-        assert crowd.running == [first]
-        assert crowd.waiting == [third]
-
-
-async def test_beyond_as_many_as_may_pause_a_session_keeps_its_place() -> None:
-    async with Crowd(max_sessions=2, max_queued=1, capacity=100) as crowd:
-        for _ in range(3):
-            request = crowd.come()
-            await settle()
-            request.pause()
-        kept = crowd.come()
-        await settle()
-        kept.pause()
-        await settle()
-        assert (len(crowd.paused), crowd.running) == (3, [kept])

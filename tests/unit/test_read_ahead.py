@@ -14,15 +14,16 @@ from coordinator.round_loop import read_ahead
 class Place:
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.may_resume = asyncio.Event()
-        self.may_resume.set()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
 
     def pause(self) -> None:
         self.events.append("pause")
 
-    async def resume(self) -> None:
-        await self.may_resume.wait()
-        self.events.append("resume")
+    async def next_round(self) -> None:
+        if self.events[-1:] == ["pause"]:
+            await self.may_go_on.wait()
+            self.events.append("go on")
 
 
 class Producer:
@@ -81,7 +82,7 @@ async def pass_time() -> None:
 
 async def test_it_pauses_when_it_is_ahead_and_goes_on_when_half_is_read_and_its_turn_has_come() -> None:
     producer, place = Producer(100), Place()
-    place.may_resume.clear()
+    place.may_go_on.clear()
     async with aclosing(read_ahead(producer.items(), place, limit=10)) as items:
         assert await anext(items) == 0
         await pass_time()
@@ -90,17 +91,17 @@ async def test_it_pauses_when_it_is_ahead_and_goes_on_when_half_is_read_and_its_
         for _ in range(4):
             await anext(items)
             await pass_time()
-        place.may_resume.set()
+        place.may_go_on.set()
         await pass_time()
         assert place.events == ["pause"], "less than half has been read"
-        place.may_resume.clear()
+        place.may_go_on.clear()
         for _ in range(3):
             await anext(items)
         await pass_time()
         assert producer.produced == ahead, "its turn has not come"
-        place.may_resume.set()
+        place.may_go_on.set()
         await pass_time()
-        assert place.events == ["pause", "resume", "pause"]
+        assert place.events == ["pause", "go on", "pause"]
         assert producer.produced > ahead
 
 

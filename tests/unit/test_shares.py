@@ -1,0 +1,44 @@
+"""How many sessions of several clients can run together, by what a batch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.sessions.shares import affordable_sessions
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "expected"),
+    [
+        pytest.param(lambda _: 1.0, 8, id="a batch costs what a session does"),
+        pytest.param(lambda number: number, 2, id="a batch costs as much as its sessions one after the other"),
+        pytest.param(lambda number: 2.0 + number, 4, id="in between"),
+        pytest.param(lambda _: 0.0, 8, id="nothing is known yet"),
+    ],
+)
+def test_of_two_clients_the_one_with_one_session_has_half_of_the_machine(
+    seconds_per_token: Callable[[int], float], expected: int
+) -> None:
+    assert affordable_sessions([1, 8], 8, seconds_per_token) == expected
+
+
+costs = st.lists(st.floats(0.0, 10.0), min_size=64, max_size=64).map(lambda steps: [1.0, *steps])
+
+
+@given(wanted=st.lists(st.integers(1, 20), min_size=1, max_size=10), places=st.integers(1, 64), steps=costs)
+def test_nobody_is_slower_than_with_its_part_of_the_machine(wanted: list[int], places: int, steps: list[float]) -> None:
+    def seconds_per_token(number: int) -> float:
+        return sum(steps[:number])
+
+    affordable = affordable_sessions(wanted, places, seconds_per_token)
+    n, fewest = len(wanted), min(*wanted, max(places // len(wanted), 1))
+    equal = min(n * fewest, places)
+    assert equal <= affordable <= places
+    if affordable > equal:
+        assert seconds_per_token(affordable) <= n * seconds_per_token(fewest)
+    if affordable < places:
+        assert seconds_per_token(affordable + 1) > n * seconds_per_token(fewest)
