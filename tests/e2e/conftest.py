@@ -18,7 +18,7 @@ from specd.v1.target_pb2_grpc import TargetServiceStub
 from specd.worker.cpu.openblas import load_blas
 from tests.e2e.calls import Worker, responses_to
 from tests.e2e.completions import MAX_TOKENS, Completion, complete
-from tests.e2e.faults import ENVIRONMENT, Undisturbed, eventually, is_whole, undisturbed_by
+from tests.e2e.faults import ENVIRONMENT, PATIENT, Undisturbed, eventually, is_whole, undisturbed_by
 from tests.e2e.processes import draft_of, wait_until_idle
 
 # Before any test imports MLX, with which some compute what the processes must give. One thread, because the processes
@@ -31,7 +31,7 @@ DRAFT_KINDS = ("random", "always right", "always wrong")
 @pytest.fixture(scope="session")
 async def stack() -> AsyncIterator[Stack]:
     """The three processes on the embedded pair, for tests that leave them as they found them."""
-    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as running:
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=PATIENT) as running:
         yield running
 
 
@@ -50,7 +50,10 @@ async def odd_client(
     from tests.worker.models import save_odd_draft
 
     draft = save_odd_draft(request.param, tmp_path_factory.mktemp("drafts") / "draft")
-    async with Stack(target=EMBEDDED_TARGET, draft=draft) as stack, RawClient(stack.address) as client:
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft=draft, environment=PATIENT) as stack,
+        RawClient(stack.address) as client,
+    ):
         client.draft_kind = request.param  # type: ignore[attr-defined]
         yield client
 

@@ -199,7 +199,7 @@ async def health_of(client: RawClient) -> int:
 
 
 async def statistics_of_a_completion(client: RawClient) -> SessionStatistics:
-    responses = [response async for response in client.generate("def add(a, b):", max_tokens=12)]
+    responses = [response async for response in client.generate("def add(a, b):", max_tokens=12, num_draft_tokens=4)]
     assert responses[-1].statistics.generated_tokens == 12
     return responses[-1].statistics
 

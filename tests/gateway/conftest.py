@@ -10,6 +10,7 @@ from openai import AsyncOpenAI
 from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
+from tests.e2e.faults import PATIENT
 from tests.gateway.arranged_model import save_arranged_model
 from tests.gateway.http_client import HttpClient
 from tests.worker.models import save_chat_target
@@ -19,7 +20,7 @@ from tests.worker.models import save_chat_target
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """The embedded pair with a chat template, and a gateway in front of it."""
     target = save_chat_target(tmp_path_factory.mktemp("models") / "pycode")
-    async with Stack(target=target, draft=EMBEDDED_DRAFT, http="127.0.0.1:0") as running:
+    async with Stack(target=target, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=PATIENT) as running:
         yield running
 
 
@@ -49,7 +50,7 @@ async def openai(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 async def arranged_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A model that says what is arranged, and a gateway in front of it."""
     model = save_arranged_model(tmp_path_factory.mktemp("models") / "arranged")
-    async with Stack(target=model, draft=model, http="127.0.0.1:0") as running:
+    async with Stack(target=model, draft=model, http="127.0.0.1:0", environment=PATIENT) as running:
         yield running
 
 

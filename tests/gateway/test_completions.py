@@ -116,6 +116,7 @@ async def test_what_cannot_be_kept_is_refused(http: HttpClient, change: dict[str
 async def test_a_stream_says_who_said_a_token_and_what_rounds_proposed(http: HttpClient, chat: bool) -> None:
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
     body = {**prompt, "temperature": 0, "max_tokens": 48, "ignore_eos": True, "token_sources": True}
+    body["num_draft_tokens"] = 4
     chunks = await http.chunks("/v1/chat/completions" if chat else PATH, body)
     choices = [chunk["choices"][0] for chunk in chunks if "tokens" in chunk["choices"][0]]
     sources = [token["source"] for choice in choices for token in choice["tokens"]]
