@@ -92,6 +92,7 @@ async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int
                         await drained.wait()
                     await place.next_round()
         finally:
+            place.pause()  # it needs no place any more, and its client may be far behind
             queue.put_nowait(None)
 
     producing = asyncio.ensure_future(produce())

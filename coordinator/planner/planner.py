@@ -58,6 +58,9 @@ class Planner:
         self._learning = Learning(clock)
         self.sessions: dict[SessionPlanner, None] = {}
         self._window: _Window | None = None
+        self._speeds: dict[int, float] = {}  # tokens a second of each of so many sessions
+        self._mean_accepted: list[float] = []
+        self._speeds_end_at = 0
 
     def begin(
         self,
@@ -72,30 +75,38 @@ class Planner:
 
         Without `asks_model`, it proposes what was looked up and nothing else. While `is_paused`, it does not count.
         """
-        session = SessionPlanner(self, self._learning.of(client), sampling, num_draft_tokens, asks_model=asks_model)
-        session.is_paused = is_paused
+        learning = self._learning.of(client)
+        session = SessionPlanner(self, learning, sampling, num_draft_tokens, asks_model=asks_model, is_paused=is_paused)
         self.sessions[session] = None
         return session
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now."""
+        for session in self.sessions:
+            if session.is_paused():
+                session.planned_at = self.num_rounds  # it counts as soon as it goes on, and not from its next plan
         oldest = self.num_rounds - _WINDOW_ROUNDS * len(self.sessions)
         return [session for session in self.sessions if session.planned_at >= oldest and not session.is_paused()]
 
     def seconds_per_token(self, num_sessions: int) -> float:
-        """Return what a token takes, about, of each of so many sessions that run together; 0 before costs are known.
+        """Return about what a token takes, of each of so many sessions that run together; 0 before costs are known.
 
-        They are like those that have begun, with the best k of all.
+        They are taken to be like the present ones, all with the best k. It holds for some rounds.
         """
-        costs = self.cost_model.costs(num_sessions)
-        if costs is None:
-            return 0.0
-        if num_sessions > 1:
-            costs = replace(costs, draft_overhead=costs.draft_overhead + costs.draft_wait)
-        drafting = [session.acceptance.accepted() for session in self.sessions if session.may_draft and costs.draft]
-        accepted = [fmean(of_position) for of_position in zip(*drafting, strict=True)]
-        _, rate = choose_k(accepted, [1.0] * len(accepted), costs)
-        return 1 / rate
+        if self.num_rounds >= self._speeds_end_at:
+            self._speeds_end_at = self.num_rounds + _CONTROL_ROUNDS
+            drafting = [each.acceptance.accepted() for each in self.sessions if each.may_draft and not each.has_fault]
+            self._mean_accepted = [fmean(of_position) for of_position in zip(*drafting, strict=True)]
+            self._speeds.clear()
+        if num_sessions not in self._speeds:
+            costs = self.cost_model.costs(num_sessions)
+            if costs is None:
+                return 0.0
+            if num_sessions > 1:  # as in _Window.seconds
+                costs = replace(costs, draft_overhead=costs.draft_overhead + costs.draft_wait)
+            accepted = self._mean_accepted if costs.draft else []
+            self._speeds[num_sessions] = choose_k(accepted, [1.0] * len(accepted), costs)[1]
+        return 1 / self._speeds[num_sessions]
 
     def window(self) -> _Window | None:
         """Return the current window, a new one when the last is over or the batch has changed."""
@@ -125,11 +136,18 @@ class SessionPlanner:
     """
 
     def __init__(
-        self, shared: Planner, learning: ClientLearning, sampling: Sampling, fixed_k: int | None, *, asks_model: bool
+        self,
+        shared: Planner,
+        learning: ClientLearning,
+        sampling: Sampling,
+        fixed_k: int | None,
+        *,
+        asks_model: bool,
+        is_paused: Callable[[], bool],
     ) -> None:
         self.k = 0
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
-        self.is_paused: Callable[[], bool] = lambda: False
+        self.is_paused = is_paused
         self.has_fault = False  # the draft did not answer in the last round
         self.may_draft = asks_model and fixed_k is None
         self.learning = learning

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count, takewhile
 
 from coordinator.sessions.shares import affordable_sessions
 from specd.errors import InvalidRequestError, ResourceExhaustedError
 from specd.step_costs import MovingAverage
 
 _WEIGHT = 0.2  # of one session that ends, in the average time between two ends
-# A session has so many rounds before it gives way to another of its client that waits to go on.
+# Rounds of a session before it gives way to another of its client that waits to go on.
 _ROUNDS_OF_A_TURN = 8
 _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
@@ -29,7 +29,7 @@ class Place:
     _num_bytes: int = 0
     _runs: bool = False
     _pauses: bool = False
-    _num_rounds: int = 0  # of its turn
+    _num_rounds: int = 0  # since it began or went on
     _refusal: ResourceExhaustedError | None = None
 
     @property
@@ -50,7 +50,7 @@ class Place:
         self._admission._pause(self)
 
     async def next_round(self) -> None:
-        """Wait for the turn to go on, after a round or a pause: no time, unless it is that of others."""
+        """Wait until the session may go on, after a round or a pause: at once, unless it is others' turn."""
         await self._admission._next_round(self)
 
 
@@ -79,16 +79,16 @@ class Admission:
     goes next (dominant resource fairness, Ghodsi et al., NSDI 2011), and of those with as little the one whose last
     turn is longest ago. Nobody overtakes whose turn it is: small requests do not keep a large one waiting for ever.
 
-    One client alone can use everything, until others come. Then a session gives way between two rounds: if its client
-    runs more than another that waits, if more sessions run than all can afford (`affordable_sessions`), or to one of
-    its own client's that gave way before. It pauses until it is its turn again, which needs no memory. A round can be
-    long, so when all places are taken, one more is for a client that runs nothing while another runs several.
+    One client alone can use everything, until others come. Between two rounds a session then gives way and pauses, if
+    its client runs more than another that waits, or if more sessions run than all can afford (`affordable_sessions`).
+    To go on needs no memory. Sessions of a client of which some gave way take turns. A round can be long: so when all
+    places are taken, one more is for a client that runs nothing while another runs several.
 
     When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
     its requests gives way.
 
-    A session that waits for its client pauses, too, if no more do than may run and wait. Further ones keep their
-    places.
+    A session that waits for its client pauses, too, unless as many are paused as may run and wait: then it keeps its
+    place.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Admission:
     ) -> None:
         """The target has `capacity_bytes` for caches, now, of which a session's tokens and source take `bytes_for`.
 
-        So many sessions that run together have a token in `seconds_per_token` each.
+        `seconds_per_token` is what a token takes, of each of so many sessions that run together.
         """
         self.num_running = self.num_paused = 0
         self.reserved_bytes = 0
@@ -113,7 +113,6 @@ class Admission:
         self._capacity_bytes = capacity_bytes
         self._bytes_for = bytes_for
         self._seconds_per_token = seconds_per_token
-        self._affordable = max_sessions
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._turns = count()
@@ -163,7 +162,7 @@ class Admission:
             "try again later",
             retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
         )
-        others = [other for other in self._clients.values() if other is not client]
+        others = self._others(client)
         if not others:
             raise full
         waiting = max((other.waiting for other in others), key=len)
@@ -198,30 +197,36 @@ class Admission:
         await place._turn
 
     def _pause(self, place: Place) -> None:
-        assert place._runs
-        if self.num_paused < self._max_present:
+        if place._runs and self.num_paused < self._max_present:
             self._stop(place)
             self._admit_next()
 
     async def _next_round(self, place: Place) -> None:
+        client = place._client
         place._num_rounds += 1
-        if place._runs and self._gives_way(place):
-            self._stop(place)
+        if place._runs and len(self._clients) > 1:
+            if self._gives_way(client):
+                self._stop(place)
+            elif place._num_rounds >= _ROUNDS_OF_A_TURN:
+                place._num_rounds = 0
+                _drop_cancelled(client.paused)
+                if client.paused:
+                    self._stop(place)
+                    self._start(client.paused.popleft())
+                self._admit_next()  # what a batch costs may have changed
         if place._pauses:
             place._turn = asyncio.get_running_loop().create_future()
-            place._client.paused.append(place)
+            client.paused.append(place)
             self._admit_next()
             await place._turn
 
-    def _gives_way(self, place: Place) -> bool:
-        client = place._client
-        if client.paused and place._num_rounds >= _ROUNDS_OF_A_TURN:
-            return True
-        others = [other for other in self._clients.values() if other is not client]
-        if self.num_running > self._affordable:
-            return client.num_running >= max((other.num_running for other in others), default=0)
+    def _gives_way(self, client: _Client) -> bool:
+        """Return whether a client runs more than its part."""
+        runnable, others = self._runnable(), self._others(client)
+        if self.num_running > self._affordable(runnable):
+            return client.num_running >= max(other.num_running for other in others)
         rest = (client.num_running - 1) / self._max_sessions
-        return any(self._can_run(other) and self._share(other) < rest for other in others)
+        return any(self._share(other) < rest for other in runnable if other is not client)
 
     def _stop(self, place: Place) -> None:
         place._runs, place._pauses = False, True
@@ -229,69 +234,72 @@ class Admission:
         place._client.num_running -= 1
         self.num_paused += 1
 
-    def _admit_next(self) -> None:
-        self._affordable = self._count_affordable()
-        while (place := self._next()) is not None:
-            client = place._client
-            if place._pauses:
-                client.paused.popleft()
-                self.num_paused -= 1
-            else:
-                client.queue.popleft()
-                self.reserved_bytes += place._num_bytes
-                client.reserved_bytes += place._num_bytes
-            place._runs, place._pauses, place._num_rounds = True, False, 0
-            self.num_running += 1
-            client.num_running += 1
-            client.turn = next(self._turns)
-            assert place._turn is not None
-            place._turn.set_result(None)
+    def _start(self, place: Place) -> None:
+        client = place._client
+        if place._pauses:
+            self.num_paused -= 1
+        else:
+            self.reserved_bytes += place._num_bytes
+            client.reserved_bytes += place._num_bytes
+        place._runs, place._pauses, place._num_rounds = True, False, 0
+        self.num_running += 1
+        client.num_running += 1
+        client.turn = next(self._turns)
+        assert place._turn is not None
+        place._turn.set_result(None)
 
-    def _count_affordable(self) -> int:
-        wanted = [
-            client.num_running + len(client.paused) + len(client.queue)
-            for client in self._clients.values()
-            if client.num_running or self._can_run(client)
-        ]
-        if len(wanted) < 2:
+    def _admit_next(self) -> None:
+        while (client := self._next()) is not None:
+            self._start((client.paused or client.queue).popleft())
+
+    def _next(self) -> _Client | None:
+        """Return whose turn it is, if there is room for one more."""
+        runnable = self._runnable()
+        if not runnable or self.num_running > self._max_sessions:
+            return None
+        if self.num_running < self._affordable(runnable):
+            return runnable[0]
+        if all(client.num_running <= 1 for client in self._clients.values()):
+            return None
+        return next((client for client in runnable if not client.num_running), None)
+
+    def _runnable(self) -> list[_Client]:
+        """Return the clients that wait for a place and not for memory, in the order of their turns."""
+        waiting = [client for client in self._clients.values() if client.paused or client.queue]
+        runnable, is_blocked = [], False
+        for client in sorted(waiting, key=lambda each: (self._share(each), each.turn)):
+            _drop_cancelled(client.paused)
+            _drop_cancelled(client.queue)
+            if client.paused or (client.queue and not is_blocked and self._fits(client.queue[0])):
+                runnable.append(client)  # who goes on has its memory, and may hold what another waits for
+            elif client.queue:
+                is_blocked = True
+        return runnable
+
+    def _affordable(self, runnable: list[_Client]) -> int:
+        """Return how many sessions may run, while these clients wait for a place."""
+        clients = [client for client in self._clients.values() if client.num_running or client in runnable]
+        if len(clients) < 2:
             return self._max_sessions
+        wanted = [client.num_running + len(client.paused) + self._num_queued_that_fit(client) for client in clients]
         return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
 
-    def _next(self) -> Place | None:
-        """Return whose turn it is, if there is room for it."""
-        clients = self._clients.values()
-        is_full = self.num_running >= self._affordable
-        if self.num_running > self._max_sessions or not any(client.paused or client.queue for client in clients):
-            return None
-        if is_full and all(client.num_running <= 1 for client in clients):
-            return None
-        is_blocked = False
-        capacity = self._capacity_bytes()
-        for client in sorted(clients, key=lambda each: (self._share(each), each.turn)):
-            for waiting in (client.paused, client.queue):
-                _drop_cancelled(waiting)
-            if is_full and client.num_running:
-                continue
-            if client.paused:  # it needs no memory, and may hold what the one whose turn it is waits for
-                return client.paused[0]
-            if client.queue and not is_blocked:
-                if self._fits(client.queue[0], capacity):
-                    return client.queue[0]
-                is_blocked = True
-        return None
-
     def _share(self, client: _Client) -> float:
-        """Return a client's share of what it has most of. Whoever waits to go on has its memory already."""
+        """Return a client's share of what it has most of: places or memory. Who goes on needs no memory."""
         places = client.num_running / self._max_sessions
         return places if client.paused else max(places, client.reserved_bytes / max(self._capacity_bytes(), 1))
 
-    def _can_run(self, client: _Client) -> bool:
-        """Return whether a client waits for its turn, and not for memory."""
-        return bool(client.paused or (client.queue and self._fits(client.queue[0], self._capacity_bytes())))
-
-    def _fits(self, place: Place, capacity: int) -> bool:
+    def _fits(self, place: Place) -> bool:
         # The capacity can shrink when the worker comes back with less: one session runs in any case.
-        return self.reserved_bytes + place._num_bytes <= capacity or self.reserved_bytes == 0
+        return self.reserved_bytes + place._num_bytes <= self._capacity_bytes() or self.reserved_bytes == 0
+
+    def _num_queued_that_fit(self, client: _Client) -> int:
+        room = self._capacity_bytes() - self.reserved_bytes
+        needed = accumulate(place._num_bytes for place in client.queue)
+        return len([*takewhile(lambda num_bytes: num_bytes <= room, needed)])
+
+    def _others(self, client: _Client) -> list[_Client]:
+        return [other for other in self._clients.values() if other is not client]
 
     def _leave(self, place: Place) -> None:
         has_run = place._runs or place._pauses

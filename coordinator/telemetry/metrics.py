@@ -44,7 +44,7 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "active_sessions": ("Sessions under way.",),
     "sessions_by_state": ("Active sessions: prefilling or decoding.", "state"),
     "session_tokens": ("Tokens of the sessions under way.",),
-    "paused_sessions": ("Sessions that wait for their client to read, or gave way to another client.",),
+    "paused_sessions": ("Sessions that wait for their client to read, or gave way to another session.",),
     "queued_requests": ("Requests that wait until there is room for them.",),
     "max_sessions": ("Sessions that may run at the same time.",),
     "max_queued_requests": ("Requests beyond those that may wait.",),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from coordinator.sessions.admission import _ROUNDS_OF_A_TURN
 from specd.errors import ResourceExhaustedError
 from tests.unit.crowd import Crowd, Request, settle
 
@@ -30,12 +31,12 @@ class Clients(RuleBasedStateMachine):
     @initialize(
         max_sessions=st.integers(1, 6),
         max_queued=st.sampled_from([0, 2, 10]),
-        capacity=st.integers(4, 12),
+        capacity=st.integers(4, 12) | st.just(100),
         cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)),
     )
     def start(self, max_sessions: int, max_queued: int, capacity: int, cost: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self.seconds_per_token = SECONDS_PER_TOKEN[cost]
+        self.cost = cost
         self.crowd = Crowd(
             max_sessions=max_sessions,
             max_queued=max_queued,
@@ -45,6 +46,9 @@ class Clients(RuleBasedStateMachine):
         )
         # For each client that waits and has nothing: whose sessions have begun since.
         self.passed: dict[str, Counter[str]] = {}
+
+    def seconds_per_token(self, number: int) -> float:
+        return SECONDS_PER_TOKEN[self.cost](number)
 
     def settle(self) -> None:
         num_begun = len(self.crowd.begun)
@@ -101,24 +105,24 @@ class Clients(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.crowd.running)).next_round()
         self.settle()
 
-    @precondition(lambda self: self.crowd.running)
-    @rule()
-    def all_end_rounds(self) -> None:
-        """Let all that run end some rounds: whoever has more than its share gives way."""
-        crowd = self.crowd
-        for _ in range(2 * len(crowd.running)):
-            for one in [*crowd.running]:
+    @rule(cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)))
+    def all_end_rounds(self, cost: str) -> None:
+        """Let what a batch costs change, and all that run end so many rounds that they have noticed it."""
+        self.cost = cost
+        for _ in range(2 * len(self.crowd.running) + _ROUNDS_OF_A_TURN):
+            before = self.num_by_client(self.crowd.running)
+            for one in [*self.crowd.running]:
                 one.next_round()
             self.settle()
-        running = self.num_by_client(crowd.running)
-        shares = self.shares()
-        if len(shares) > 1:
-            n, fewest = len(shares), min(*shares.values(), max(crowd.max_sessions // len(shares), 1))
-            unfair = [c for c in range(n * fewest + 1, len(crowd.running) + 1) if not self.is_affordable(c)]
-            assert not unfair, "each client is as fast as with its part of the machine"
-        for client in filter(self.can_run, CLIENTS):
-            if self.goes_on(client) or all(self.fits(one) for one in self.heads.values()):  # else one keeps its turn
-                assert self.share(client) >= (max(running.values()) - 1) / crowd.max_sessions
+            running = self.num_by_client(self.crowd.running)
+            assert all(running[client] for client in before), "who wants one keeps one"
+        if self.is_clear:
+            assert self.is_affordable(len(self.crowd.running)), "each client is as fast as with its part of the machine"
+            most = max(running.values(), default=0)
+            for client in CLIENTS:
+                if client in self.heads or self.goes_on(client):
+                    assert self.share(client) >= (most - 1) / self.crowd.max_sessions
+            self.check_that_no_place_is_left_empty()
 
     def num_by_client(self, requests: list[Request]) -> Counter[str]:
         return Counter(one.client for one in requests)
@@ -127,14 +131,8 @@ class Clients(RuleBasedStateMachine):
         """Return the share of places, or of memory, by which a client gets its next turn."""
         crowd = self.crowd
         places = self.num_by_client(crowd.running)[client] / crowd.max_sessions
-        if self.goes_on(client):
-            return places
         reserved = sum(one.num_tokens for one in (*crowd.running, *crowd.paused) if one.client == client)
-        return max(places, reserved / crowd.capacity)
-
-    def can_run(self, client: str) -> bool:
-        """Return whether a client waits for nothing but its turn."""
-        return self.goes_on(client) or (client in self.heads and self.fits(self.heads[client]))
+        return places if self.goes_on(client) else max(places, reserved / crowd.capacity)
 
     @property
     def heads(self) -> dict[str, Request]:
@@ -144,26 +142,34 @@ class Clients(RuleBasedStateMachine):
     def goes_on(self, client: str) -> bool:
         return any(one.client == client and one.goes_on for one in self.crowd.paused)
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, requests: Iterable[Request]) -> bool:
+        """Return whether there is memory for each of them alone."""
         reserved = sum(one.num_tokens for one in (*self.crowd.running, *self.crowd.paused))
-        return reserved + request.num_tokens <= self.crowd.capacity or not reserved
+        return all(reserved + one.num_tokens <= self.crowd.capacity or not reserved for one in requests)
 
-    def shares(self) -> Counter[str]:
-        """Return how many each client would run that waits for no memory."""
-        crowd = self.crowd
-        going_on = [one for one in crowd.paused if one.goes_on]
-        wanted = self.num_by_client([*crowd.running, *going_on, *crowd.waiting])
-        running = self.num_by_client(crowd.running)
-        return Counter({c: number for c, number in wanted.items() if running[c] or self.can_run(c)})
+    @property
+    def is_clear(self) -> bool:
+        """Whether nobody waits for memory, or for another's."""
+        return (
+            self.fits(self.crowd.waiting) and sum(one.num_tokens for one in self.crowd.present) <= self.crowd.capacity
+        )
 
     def is_affordable(self, number: int) -> bool:
         """Return whether so many may run for all that those with the fewest are to have."""
-        shares = self.shares()
-        if len(shares) < 2:
+        crowd = self.crowd
+        going_on = [one for one in crowd.paused if one.goes_on]
+        wanted = self.num_by_client([*crowd.running, *going_on, *crowd.waiting])
+        if len(wanted) < 2:
             return True
-        fewest = min(*shares.values(), max(self.crowd.max_sessions // len(shares), 1))
-        is_fair = self.seconds_per_token(number) <= len(shares) * self.seconds_per_token(fewest)
-        return number <= len(shares) * fewest or is_fair
+        fewest = min(*wanted.values(), max(crowd.max_sessions // len(wanted), 1))
+        longest = len(wanted) * self.seconds_per_token(fewest)
+        return number <= max(len(wanted) * fewest, len(wanted)) or self.seconds_per_token(number) <= longest
+
+    def check_that_no_place_is_left_empty(self) -> None:
+        num_running = len(self.crowd.running)
+        if num_running < self.crowd.max_sessions and self.is_affordable(num_running + 1):
+            assert not self.crowd.waiting
+            assert not any(map(self.goes_on, CLIENTS))
 
     @property
     def sleeping(self) -> list[Request]:
@@ -177,26 +183,17 @@ class Clients(RuleBasedStateMachine):
             of_client = Counter(one.client for one in crowd.running)
             assert min(of_client.values()) == 1 < max(of_client.values())
         assert crowd.admission.num_queued <= crowd.max_sessions + crowd.max_queued
-        gave_way = sum(map(self.goes_on, CLIENTS)) and crowd.max_sessions + 1
+        gave_way = crowd.max_sessions + 1 if any(map(self.goes_on, CLIENTS)) else 0
         assert len(crowd.paused) <= crowd.max_sessions + crowd.max_queued + gave_way
         assert sum(one.num_tokens for one in (*crowd.running, *crowd.paused)) <= crowd.capacity
 
     @invariant()
-    def no_place_is_left_empty(self) -> None:
-        num_running = len(self.crowd.running)
-        if num_running < self.crowd.max_sessions and self.is_affordable(num_running + 1):
-            assert not any(map(self.goes_on, CLIENTS)), "one that goes on needs no memory"
-            assert not self.heads or not all(map(self.fits, self.heads.values()))
-
-    @invariant()
     def nobody_is_kept_out_by_one_who_runs_several(self) -> None:
-        of_client = self.num_by_client(self.crowd.running)
-        num_running = len(self.crowd.running)
-        is_full = num_running == self.crowd.max_sessions or not self.is_affordable(num_running + 1)
-        if is_full and num_running <= self.crowd.max_sessions and max(of_client.values()) > 1:
-            heads = [head for client, head in self.heads.items() if client not in of_client]
-            assert not any(self.goes_on(client) for client in CLIENTS if client not in of_client)
-            assert not heads or not all(map(self.fits, heads))
+        running = self.num_by_client(self.crowd.running)
+        if len(self.crowd.running) <= self.crowd.max_sessions and max(running.values(), default=0) > 1:
+            heads = [head for client, head in self.heads.items() if client not in running]
+            assert not any(self.goes_on(client) for client in CLIENTS if client not in running)
+            assert not heads or not self.fits(self.heads.values())
 
     @invariant()
     def who_waits_with_nothing_is_passed_once_by_each_other_at_most(self) -> None:

@@ -7,6 +7,20 @@ from collections import Counter
 from tests.unit.crowd import Crowd, Request, settle
 
 
+def linear(number: int) -> float:
+    """What a token takes of each of so many sessions, where they are computed one after the other."""
+    return float(number)
+
+
+async def rounds(crowd: Crowd, count: int) -> Counter[str]:
+    """Let all that run have so many rounds, and return how many of each client run."""
+    for _ in range(count):
+        for each in [*crowd.running]:
+            each.next_round()
+        await settle()
+    return Counter(each.client for each in crowd.running)
+
+
 async def test_the_place_of_a_paused_session_goes_to_the_next_and_its_memory_does_not() -> None:
     async with Crowd(max_sessions=1, capacity=10) as crowd:
         first, second, large = crowd.come(6), crowd.come(4), crowd.come(5)
@@ -73,15 +87,12 @@ async def test_who_runs_more_gives_way_between_rounds_until_all_run_as_many() ->
 
 
 async def test_where_a_batch_costs_time_a_client_with_one_session_has_half_of_the_machine() -> None:
-    async with Crowd(max_sessions=8, seconds_per_token=lambda number: number) as crowd:
+    async with Crowd(max_sessions=8, seconds_per_token=linear) as crowd:
         greedy = [crowd.come(client="a") for _ in range(8)]
         await settle()
         one = crowd.come(client="b")
         await settle()
-        for _ in range(2):
-            for each in [*crowd.running]:
-                each.next_round()
-            await settle()
+        await rounds(crowd, 2)
         assert crowd.running == [greedy[7], one]
         one.end()
         await settle()
@@ -89,18 +100,16 @@ async def test_where_a_batch_costs_time_a_client_with_one_session_has_half_of_th
 
 
 async def test_sessions_of_a_client_that_gave_way_take_turns() -> None:
-    async with Crowd(max_sessions=8, seconds_per_token=lambda number: number) as crowd:
+    async with Crowd(max_sessions=8, seconds_per_token=linear) as crowd:
         greedy = [crowd.come(client="a") for _ in range(4)]
         one = crowd.come(client="b")
-        rounds = Counter[Request]()
+        had = Counter[Request]()
         await settle()
         for _ in range(100):
-            for each in [*crowd.running]:
-                rounds[each] += 1
-                each.next_round()
-            await settle()
-        assert rounds[one] == 100
-        assert max(rounds[each] for each in greedy) - min(rounds[each] for each in greedy) <= 10
+            had.update(crowd.running)
+            await rounds(crowd, 1)
+        assert had[one] == 100
+        assert max(had[each] for each in greedy) - min(had[each] for each in greedy) <= 10
 
 
 async def test_who_is_about_to_leave_does_not_go_on() -> None:
@@ -117,3 +126,55 @@ async def test_who_is_about_to_leave_does_not_go_on() -> None:
         third = crowd.come()
         await settle()
         assert crowd.running == [third]
+
+
+async def test_a_client_that_runs_keeps_a_place_when_more_clients_come_than_there_are_places() -> None:
+    async with Crowd(max_sessions=2) as crowd:
+        for client in "aab":
+            crowd.come(client=client)
+        await settle()
+        await rounds(crowd, 2)
+        crowd.come(client="c")
+        assert await rounds(crowd, 50) == {"a": 1, "b": 1}
+
+
+async def test_nobody_gives_way_to_who_waits_for_memory_or_behind_one_who_does() -> None:
+    async with Crowd(max_sessions=8, capacity=20, seconds_per_token=linear) as crowd:
+        for _ in range(8):
+            crowd.come(2, client="a")
+        await settle()
+        crowd.come(15, client="b")
+        crowd.come(1, client="c")
+        assert await rounds(crowd, 30) == {"a": 8}
+
+
+async def test_what_has_no_memory_does_not_count_as_wanted() -> None:
+    async with Crowd(max_sessions=8, capacity=20, seconds_per_token=linear) as crowd:
+        for _ in range(8):
+            crowd.come(14, client="a")
+        await settle()
+        for _ in range(6):
+            crowd.come(1, client="b")
+        assert await rounds(crowd, 30) == {"a": 1, "b": 1}
+
+
+async def test_what_a_batch_costs_may_change() -> None:
+    slope = 0.0
+    async with Crowd(max_sessions=8, seconds_per_token=lambda number: 1 + slope * number) as crowd:
+        for client in "aaaaaaab":
+            crowd.come(client=client)
+        assert await rounds(crowd, 10) == {"a": 7, "b": 1}
+        slope = 100.0
+        assert await rounds(crowd, 10) == {"a": 1, "b": 1}
+        slope = 0.0
+        assert await rounds(crowd, 10) == {"a": 7, "b": 1}
+
+
+async def test_sessions_of_one_client_alone_do_not_take_turns() -> None:
+    async with Crowd(max_sessions=1) as crowd:
+        first, second = crowd.come(), crowd.come()
+        await settle()
+        first.pause()
+        first.next_round()
+        await rounds(crowd, 12)
+        assert crowd.running == [second]

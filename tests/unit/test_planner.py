@@ -97,7 +97,7 @@ def test_a_paused_session_does_not_count_as_active() -> None:
     planner.begin(Sampling(), is_paused=lambda: is_paused).plan()
     assert planner.active() == []
     is_paused = False
-    assert len(planner.active()) == 1
+    assert len(planner.active()) == 1, "before it plans again"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])

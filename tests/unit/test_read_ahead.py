@@ -105,8 +105,16 @@ async def test_it_pauses_when_it_is_ahead_and_goes_on_when_half_is_read_and_its_
         assert producer.produced > ahead
 
 
-async def test_a_client_that_keeps_up_never_pauses_it() -> None:
+async def test_a_client_that_keeps_up_does_not_pause_it_before_its_end() -> None:
     place = Place()
-    async for _ in read_ahead(Producer(100).items(), place, limit=5):
-        pass
-    assert place.events == []
+    async for item in read_ahead(Producer(100).items(), place, limit=5):
+        assert place.events == [] or item >= 94
+    assert place.events == ["pause"]
+
+
+async def test_what_has_ended_gives_its_place_to_others_however_slowly_it_is_read() -> None:
+    place = Place()
+    async with aclosing(read_ahead(Producer(4).items(), place, limit=5)) as items:
+        await anext(items)
+        await pass_time()
+        assert place.events == ["pause"]
