@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 
 from coordinator.core import Match, Plan, Round
 from coordinator.planner.acceptance import SessionAcceptance
@@ -58,9 +57,6 @@ class Planner:
         self._learning = Learning(clock)
         self.sessions: dict[SessionPlanner, None] = {}
         self._window: _Window | None = None
-        self._speeds: dict[int, float] = {}  # tokens a second of each of so many sessions
-        self._mean_accepted: list[float] = []
-        self._speeds_end_at = 0
 
     def begin(
         self,
@@ -87,26 +83,6 @@ class Planner:
                 session.planned_at = self.num_rounds  # it counts as soon as it goes on, and not from its next plan
         oldest = self.num_rounds - _WINDOW_ROUNDS * len(self.sessions)
         return [session for session in self.sessions if session.planned_at >= oldest and not session.is_paused()]
-
-    def seconds_per_token(self, num_sessions: int) -> float:
-        """Return about what a token takes, of each of so many sessions that run together; 0 before costs are known.
-
-        They are taken to be like the present ones, all with the best k. It holds for some rounds.
-        """
-        if self.num_rounds >= self._speeds_end_at:
-            self._speeds_end_at = self.num_rounds + _CONTROL_ROUNDS
-            drafting = [each.acceptance.accepted() for each in self.sessions if each.may_draft and not each.has_fault]
-            self._mean_accepted = [fmean(of_position) for of_position in zip(*drafting, strict=True)]
-            self._speeds.clear()
-        if num_sessions not in self._speeds:
-            costs = self.cost_model.costs(num_sessions)
-            if costs is None:
-                return 0.0
-            if num_sessions > 1:  # as in _Window.seconds
-                costs = replace(costs, draft_overhead=costs.draft_overhead + costs.draft_wait)
-            accepted = self._mean_accepted if costs.draft else []
-            self._speeds[num_sessions] = choose_k(accepted, [1.0] * len(accepted), costs)[1]
-        return 1 / self._speeds[num_sessions]
 
     def window(self) -> _Window | None:
         """Return the current window, a new one when the last is over or the batch has changed."""
@@ -163,6 +139,12 @@ class SessionPlanner:
         self._rate = 0.0  # expected tokens per second with k
         self._evidence: object = None
         self._probing: Probes | None = None
+
+    def accepted(self) -> Sequence[float]:
+        """Return the probabilities that the first draft tokens are accepted, of as many as it may ask for now."""
+        if self.has_fault or not self._asks_model:
+            return ()
+        return self.acceptance.accepted()[: self._fixed_k]
 
     def close(self) -> None:
         """End with the session."""

@@ -100,18 +100,6 @@ def test_a_paused_session_does_not_count_as_active() -> None:
     assert len(planner.active()) == 1, "before it plans again"
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4])
-def test_what_a_token_of_each_of_several_sessions_takes_comes_true(at_once: int) -> None:
-    simulation = Simulation(World())
-    simulation.run(num_sessions=32, at_once=at_once, tokens=128)
-    rate = simulation.run(num_sessions=32, at_once=at_once, tokens=128)
-    one = simulation.planner.begin(Sampling())
-    predicted = simulation.planner.seconds_per_token(at_once)
-    one.close()
-    print(f"predicted {predicted * 1e3:.1f} ms, actual {at_once / rate * 1e3:.1f} ms")
-    assert predicted == pytest.approx(at_once / rate, rel=0.2)
-
-
 def test_a_session_that_ended_does_not_count_as_active() -> None:
     simulation = Simulation(World())
     for _ in range(3):
