@@ -18,7 +18,6 @@ from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
-from coordinator.planner.speed import Speed
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.round_loop import decode, read_ahead
@@ -126,7 +125,7 @@ class Coordinator:
             max_queued=settings.max_queued,
             capacity_bytes=lambda: target.cache_bytes,
             bytes_for=lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
-            seconds_per_token=Speed(self.planner).seconds_per_token,
+            seconds_per_token=self.planner.speed.seconds_per_token,
             clock=time.perf_counter,
         )
         self.quotas = Quotas(time.perf_counter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from coordinator.core import Match, Plan, Round
@@ -10,6 +10,7 @@ from coordinator.planner.acceptance import SessionAcceptance
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.learning import ClientLearning, Learning, Probes
 from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
+from coordinator.planner.speed import Speed
 from specd.sampling import Sampling
 
 # A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
@@ -53,6 +54,7 @@ class Planner:
     def __init__(self, cost_model: CostModel, *, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self.cost_model = cost_model
+        self.speed = Speed()
         self.num_rounds = 0
         self._learning = Learning(clock)
         self.sessions: dict[SessionPlanner, None] = {}
@@ -140,12 +142,6 @@ class SessionPlanner:
         self._evidence: object = None
         self._probing: Probes | None = None
 
-    def accepted(self) -> Sequence[float]:
-        """Return the probabilities that the first draft tokens are accepted, of as many as it may ask for now."""
-        if self.has_fault or not self._asks_model:
-            return ()
-        return self.acceptance.accepted()[: self._fixed_k]
-
     def close(self) -> None:
         """End with the session."""
         self._shared.sessions.pop(self, None)
@@ -184,7 +180,10 @@ class SessionPlanner:
         if self._window is None:
             return 0.0
         self._shared.cost_model.observe(round_, self._window.num_active)
-        target_only_seconds = len(round_.commit.token_ids) * self._window.costs.target_only
+        num_tokens = len(round_.commit.token_ids)
+        target_only_seconds = num_tokens * self._window.costs.target_only
+        if not round_.verdict.was_retried and not self.has_fault:
+            self._shared.speed.add(self._window.num_active, round_.seconds, num_tokens)
         if self._fixed_k is None and round_.num_proposed:
             # The target's own count: a text that ends rejects nothing.
             num_drafted, num_accepted = proposal.num_drafted, round_.verdict.num_accepted

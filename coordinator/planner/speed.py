@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import zip_longest
-from statistics import fmean
+from specd.step_costs import MovingAverage, interpolate
 
-from coordinator.planner.planner import Planner
-from coordinator.planner.policy import choose_k
-
-_ROUNDS = 64  # of all sessions, for which a prediction holds: many are asked for at a time
+_WEIGHT = 0.02  # of one round in an average
 
 
 class Speed:
-    """Predicts what a token takes, of each of so many sessions that run together and are like the present ones."""
+    """What a token takes, of each of so many sessions that run together: as rounds have shown.
 
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
-        self._tokens_per_second: dict[int, float] = {}
-        self._accepted: list[float] = []
-        self._ends_at = 0
+    A number of sessions that was not seen yet is taken to be slower by as much as it is larger, or between those that
+    were. So whoever lets sessions run while they are fast enough comes to see how fast more of them are.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, MovingAverage] = {}
+        self._tokens: dict[int, MovingAverage] = {}
+
+    def add(self, num_sessions: int, seconds: float, num_tokens: int) -> None:
+        """Learn from a round of one of so many sessions."""
+        for averages, value in ((self._seconds, seconds), (self._tokens, num_tokens)):
+            averages.setdefault(num_sessions, MovingAverage(_WEIGHT)).add(value)
 
     def seconds_per_token(self, num_sessions: int) -> float:
-        """Return what a token of each takes, with the best k of all; 0 before costs are known."""
-        if self._planner.num_rounds >= self._ends_at:
-            self._ends_at = self._planner.num_rounds + _ROUNDS
-            of_sessions = [session.accepted() for session in self._planner.sessions]
-            self._accepted = [fmean(of_position) for of_position in zip_longest(*of_sessions, fillvalue=0.0)]
-            self._tokens_per_second.clear()
-        if num_sessions not in self._tokens_per_second:
-            costs = self._planner.cost_model.costs(num_sessions)
-            if costs is None:
-                return 0.0
-            if num_sessions > 1:
-                costs = replace(costs, draft_overhead=costs.draft_overhead + costs.draft_wait)
-            accepted = self._accepted if costs.draft else []
-            _, rate = choose_k(accepted, [1.0] * len(accepted), costs)
-            self._tokens_per_second[num_sessions] = rate
-        return 1 / self._tokens_per_second[num_sessions]
+        """Return what a token of each takes; 0 before any round."""
+        seen = {n: self._seconds[n].value / self._tokens[n].value for n in sorted(self._seconds)}
+        if not seen:
+            return 0.0
+        fewest, *more = seen
+        if num_sessions > (most := max(seen)):
+            return seen[most] * num_sessions / most
+        if num_sessions >= fewest:
+            return interpolate(seen, num_sessions)
+        slowest, fastest = seen[fewest], seen[fewest] * num_sessions / fewest
+        if not more:
+            return fastest
+        slope = (seen[more[-1]] - seen[fewest]) / (more[-1] - fewest)
+        return min(max(seen[fewest] - slope * (fewest - num_sessions), fastest), slowest)
