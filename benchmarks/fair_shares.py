@@ -95,7 +95,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             ended.set()
             reading.cancel()
             flooded = await flood
-    rejected = [1000 * answer.seconds for answer in flooded if not answer.num_tokens]
+    rejected = [1000 * answer.seconds for answer in flooded if not answer.num_tokens and not answer.waited]
 
     def first_tokens(answers: list[Answer]) -> dict[str, float]:
         times = [1000 * answer.seconds_to_first_token for answer in answers if answer.num_tokens]
@@ -110,7 +110,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "beside": {**first_tokens(beside), "per_output_token_ms": round_ms},
         "other": {
             "requests": len(flooded),
-            "rejected": len(rejected),
+            "rejected_at_once": len(rejected),
+            "gave_way": sum(answer.waited for answer in flooded),
             **{f"reject_ms_p{q}": float(np.percentile(rejected, q)) if rejected else 0.0 for q in (50, 99)},
         },
     }

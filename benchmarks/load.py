@@ -47,12 +47,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request came to, in seconds; turned away if it has no tokens."""
+    """What a request came to, in seconds; turned away if it has no tokens.
+
+    `waited` is whether it was turned away later, for the request of another client.
+    """
 
     seconds: float
     seconds_to_first_token: float = 0.0
     seconds_per_output_token: float = 0.0
     num_tokens: int = 0
+    waited: bool = False
 
 
 class Requests:
@@ -90,7 +94,7 @@ async def ask(client: RawClient, request: Request, k: int) -> Answer:
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
             raise
-        return Answer(time.perf_counter() - asked_at)
+        return Answer(time.perf_counter() - asked_at, waited="waits with fewer" in (error.details() or ""))
     return Answer(last_at - asked_at, first_at - asked_at, (last_at - first_at) / (num_tokens - 1), num_tokens)
 
 

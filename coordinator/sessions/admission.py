@@ -156,23 +156,23 @@ class Admission:
 
     def _make_way_for(self, client: _Client) -> None:
         """Turn away the latest request of whoever has most waiting. Raises ResourceExhaustedError if it is no other."""
-        full = ResourceExhaustedError(
-            "QUEUE_FULL",
-            f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may: "
-            "try again later",
-            retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
-        )
-        others = self._others(client)
-        if not others:
-            raise full
-        waiting = max((other.waiting for other in others), key=len)
+
+        def full(cause: str) -> ResourceExhaustedError:
+            return ResourceExhaustedError(
+                "QUEUE_FULL",
+                f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may{cause}: "
+                "try again later",
+                retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
+            )
+
+        waiting = max((other.waiting for other in self._others(client)), key=len, default=[])
         if len(waiting) < len(client.waiting) + 2:
-            raise full
+            raise full("")
         place = waiting[-1]
+        place._refusal = full(", and the request of a client that waits with fewer has come")
         self._forget(place)
-        place._refusal = full
         if place._turn is not None and not place._turn.done():
-            place._turn.set_exception(full)
+            place._turn.set_exception(place._refusal)
             place._turn.exception()  # read: it may be cancelled before it sees it
 
     def _until(self, num_ends: int) -> float:
