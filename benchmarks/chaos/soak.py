@@ -41,15 +41,23 @@ async def soak(run: Run, client: RawClient, seconds: float, num_sessions: int) -
         await asyncio.sleep(min(10.0, seconds / 20))
     await asyncio.gather(*asking)
     after = await counted(run.stack.coordinator)
-    settled = [point for point in curve if point["at"] >= _WARM_UP * seconds]
+    return {**tally.record(), "counters_are_the_sums": after - before == tally.sums, **growth(curve)}
+
+
+def growth(curve: list[dict[str, float]]) -> dict[str, Any]:
+    """Return how the memory of each process grew: a line through it after the warm-up, and the most of each third.
+
+    A worker's memory goes up and down with the caches that it holds, which hides a line of a few MiB.
+    """
+    names = [name for name in curve[0] if name != "at"]
+    settled = [point for point in curve if point["at"] >= _WARM_UP * curve[-1]["at"]]
     hours = [point["at"] / 3600 for point in settled]
-    names = [child.name for child in run.stack.children]
+    thirds = [curve[len(curve) * i // 3 : len(curve) * (i + 1) // 3] for i in range(3)]
     return {
-        **tally.record(),
-        "counters_are_the_sums": after - before == tally.sums,
         "growth_mib_per_hour": {
             name: float(np.polyfit(hours, [point[name] for point in settled], 1)[0]) for name in names
         },
+        "most_mib_of_each_third": {name: [max(point[name] for point in third) for third in thirds] for name in names},
         "memory_mib": curve,
     }
 

@@ -15,7 +15,7 @@ from specd.step_costs import MovingAverage
 
 _WEIGHT = 0.2  # of one session that ends, in the average time between two ends
 # Rounds of a session before it gives way to another of its client that waits to go on.
-_ROUNDS_OF_A_TURN = 8
+_ROUNDS_IN_A_ROW = 8
 _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
 
@@ -81,7 +81,7 @@ class Admission:
 
     One client alone can use everything, until others come. Between two rounds a session then gives way and pauses, if
     its client runs more than another that waits, or if more sessions run than all can afford (`affordable_sessions`).
-    To go on needs no memory. Sessions of a client of which some gave way take turns. A round can be long: so when all
+    To go on needs no memory. Sessions of a client of which some gave way alternate. A round can be long: so when all
     places are taken, one more is for a client that runs nothing while another runs several.
 
     When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
@@ -207,7 +207,7 @@ class Admission:
         if place._runs and len(self._clients) > 1:
             if self._gives_way(client):
                 self._stop(place)
-            elif place._num_rounds >= _ROUNDS_OF_A_TURN:
+            elif place._num_rounds >= _ROUNDS_IN_A_ROW:
                 place._num_rounds = 0
                 _drop_cancelled(client.paused)
                 if client.paused:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.sessions.admission import _ROUNDS_OF_A_TURN
+from coordinator.sessions.admission import _ROUNDS_IN_A_ROW
 from specd.errors import ResourceExhaustedError
 from tests.unit.crowd import Crowd, Request, settle
 
@@ -109,7 +109,7 @@ class Clients(RuleBasedStateMachine):
     def all_end_rounds(self, cost: str) -> None:
         """Let what a batch costs change, and all that run end so many rounds that they have noticed it."""
         self.cost = cost
-        for _ in range(2 * len(self.crowd.running) + _ROUNDS_OF_A_TURN):
+        for _ in range(2 * len(self.crowd.running) + _ROUNDS_IN_A_ROW):
             before = self.num_by_client(self.crowd.running)
             for one in [*self.crowd.running]:
                 one.next_round()

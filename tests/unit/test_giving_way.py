@@ -99,7 +99,7 @@ async def test_where_a_batch_costs_time_a_client_with_one_session_has_half_of_th
         assert set(crowd.running) == set(greedy)
 
 
-async def test_sessions_of_a_client_that_gave_way_take_turns() -> None:
+async def test_sessions_of_a_client_that_gave_way_alternate() -> None:
     async with Crowd(max_sessions=8, seconds_per_token=linear) as crowd:
         greedy = [crowd.come(client="a") for _ in range(4)]
         one = crowd.come(client="b")
@@ -170,7 +170,7 @@ async def test_what_a_batch_costs_may_change() -> None:
         assert await rounds(crowd, 10) == {"a": 7, "b": 1}
 
 
-async def test_sessions_of_one_client_alone_do_not_take_turns() -> None:
+async def test_sessions_of_one_client_alone_do_not_alternate() -> None:
     async with Crowd(max_sessions=1) as crowd:
         first, second = crowd.come(), crowd.come()
         await settle()
