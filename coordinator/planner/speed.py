@@ -17,15 +17,22 @@ class Speed:
     def __init__(self) -> None:
         self._seconds: dict[int, MovingAverage] = {}
         self._tokens: dict[int, MovingAverage] = {}
+        self._seen: dict[int, float] = {}  # by number of sessions, in order: admission asks for many in each round
 
     def add(self, num_sessions: int, seconds: float, num_tokens: int) -> None:
         """Learn from a round of one of so many sessions."""
         for averages, value in ((self._seconds, seconds), (self._tokens, num_tokens)):
             averages.setdefault(num_sessions, MovingAverage(_WEIGHT)).add(value)
+        is_new = num_sessions not in self._seen
+        self._seen[num_sessions] = self._seconds[num_sessions].value / self._tokens[num_sessions].value
+        if is_new:
+            self._seen = dict(sorted(self._seen.items()))
 
     def seconds_per_token(self, num_sessions: int) -> float:
         """Return what a token of each takes; 0 before any round."""
-        seen = {n: self._seconds[n].value / self._tokens[n].value for n in sorted(self._seconds)}
+        seen = self._seen
+        if num_sessions in seen:
+            return seen[num_sessions]
         if not seen:
             return 0.0
         fewest, *more = seen

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, count, islice, takewhile
 
 from coordinator.sessions.shares import affordable_sessions
 from specd.errors import InvalidRequestError, ResourceExhaustedError
@@ -278,7 +278,8 @@ class Admission:
 
     def _affordable(self, runnable: list[_Client]) -> int:
         """Return how many sessions may run, while these clients wait for a place."""
-        clients = [client for client in self._clients.values() if client.num_running or client in runnable]
+        can_run = set(runnable)
+        clients = [client for client in self._clients.values() if client.num_running or client in can_run]
         if len(clients) < 2:
             return self._max_sessions
         wanted = [client.num_running + len(client.paused) + self._num_queued_that_fit(client) for client in clients]
@@ -295,7 +296,7 @@ class Admission:
 
     def _num_queued_that_fit(self, client: _Client) -> int:
         room = self._capacity_bytes() - self.reserved_bytes
-        needed = accumulate(place._num_bytes for place in client.queue)
+        needed = accumulate(place._num_bytes for place in islice(client.queue, self._max_sessions))
         return len([*takewhile(lambda num_bytes: num_bytes <= room, needed)])
 
     def _others(self, client: _Client) -> list[_Client]:
