@@ -19,9 +19,9 @@ MAX_TOKENS = 64
 # For whatever does not take nearly as long on an idle machine.
 PATIENCE_SECONDS = 120.0
 
-# Workers with one thread each get along on two cores, also while one of them restarts.
 # A machine that does other things beside the tests can take seconds for a proposal, and that is no fault of the draft.
 PATIENT = {"SPECD_COORDINATOR_DRAFT_TIMEOUT_SECONDS": "60"}
+# Workers with one thread each get along on two cores, also while one of them restarts.
 ENVIRONMENT = PATIENT | {"OPENBLAS_NUM_THREADS": "1"}
 
 Undisturbed = Callable[..., Awaitable[Completion]]
