@@ -19,6 +19,7 @@ from specd.worker.cpu.openblas import load_blas
 from tests.e2e.calls import Worker, responses_to
 from tests.e2e.completions import MAX_TOKENS, Completion, complete
 from tests.e2e.faults import ENVIRONMENT, PATIENT, Undisturbed, eventually, is_whole, undisturbed_by
+from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, wait_until_idle
 
 # Before any test imports MLX, with which some compute what the processes must give. One thread, because the processes
@@ -119,7 +120,9 @@ async def greedy(client: RawClient) -> Completion:
 
 @pytest.fixture(scope="module")
 async def stack_to_harm() -> AsyncIterator[Stack]:
-    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT) as running:
+    async with at_the_pace_of_tests(
+        Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT)
+    ) as running:
         yield running
 
 

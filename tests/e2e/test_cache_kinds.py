@@ -18,6 +18,7 @@ from specd.worker.model.loader import LoadedModel, load
 from tests.e2e.calls import responses_to
 from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT, kill
+from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, read_metric, resident_mib, wait_until_idle
 from tests.e2e.reference import decode_with_mlx_lm
 from tests.worker.models import LARGE_WINDOW, SAVED, save_random_model
@@ -38,7 +39,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 async def kind_stack(pair: tuple[str, str]) -> AsyncIterator[Stack]:
     target, draft = pair
-    async with Stack(target=target, draft=draft, environment=ENVIRONMENT) as running:
+    async with at_the_pace_of_tests(Stack(target=target, draft=draft, environment=ENVIRONMENT)) as running:
         yield running
 
 

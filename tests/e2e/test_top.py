@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 
@@ -47,7 +48,11 @@ def test_a_frame_has_the_numbers_of_the_metrics(stack: Stack) -> None:
     assert re.search(rf"sessions +running +0 of {counter('max_sessions'):.0f} *$", done.stdout, re.MULTILINE)
 
 
-def test_it_goes_on_until_ctrl_c_and_says_when_the_coordinator_is_gone(harmed_stack: Stack) -> None:
+async def test_it_goes_on_until_ctrl_c_and_says_when_the_coordinator_is_gone(harmed_stack: Stack) -> None:
+    await asyncio.to_thread(watch_and_kill, harmed_stack)
+
+
+def watch_and_kill(harmed_stack: Stack) -> None:
     address = harmed_stack.coordinator.facts["metrics_address"]
     with Terminal("top", address, "--interval", "0.2") as terminal, Client(harmed_stack.address) as client:
         terminal.wait_for(r"running +0 of")
