@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, cast
@@ -50,6 +51,7 @@ _REASONS = frozenset(
         *("EMPTY_TOKEN_IDS", "NON_FINITE_LOGITS", "OUT_OF_RANGE", "STARTING", "STOPPING", "TOKEN_OUT_OF_VOCABULARY"),
     }
 )
+_SECONDS_TO_END = 5.0  # for a worker that is told that nothing more comes
 _MOST_CHARACTERS = 500  # of a worker's error
 _MOST_SESSIONS, _MOST_STEP_TOKENS = 2**12, 2**20  # of a step
 # grpc.aio puts this, with INTERNAL, in place of the real status when a write meets the end of its stream.
@@ -71,17 +73,33 @@ class WorkerStream(Generic[Request, Response]):
         self._incarnation = incarnation
         self._worker = worker
         self._request: Request | None = None
+        self._is_at_work = False  # the worker, for this request
         self._sent_at = 0.0
         self._sent_bytes = 0
         self._ended: WorkerError | None = None
         self._answered: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
         # One reader for the life of the stream: to cancel a single read would cancel the whole call.
         self._reading = asyncio.ensure_future(self._read())
+        self._ending: asyncio.Future[None] | None = None
 
     def close(self) -> None:
-        """End the stream; the worker frees the session."""
-        self._reading.cancel()
-        self._call.cancel()
+        """End the stream; the worker frees the session.
+
+        A call is cancelled only if the worker is still at work for it, and tasks never: each time, grpc.aio loses 80
+        bytes and more, here and in the worker (grpc/grpc#43360).
+        """
+        if self._is_at_work:
+            self._call.cancel()
+        else:
+            self._ending = asyncio.ensure_future(self._end())
+
+    async def _end(self) -> None:
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):  # which says that it has ended already
+            async with asyncio.timeout(_SECONDS_TO_END):
+                await self._call.done_writing()
+                await asyncio.shield(self._reading)
+        if not self._reading.done():
+            self._call.cancel()
 
     async def _send(self, request: Request, timeout_seconds: float) -> None:
         """Number and send a request, which supersedes an unanswered one. Raises WorkerError."""
@@ -91,6 +109,7 @@ class WorkerStream(Generic[Request, Response]):
             request.source_token_ids.extend(self._setup.source)
             request.namespace = self._setup.namespace
         self._request = request
+        self._is_at_work = True
         self._sent_at = time.perf_counter()
         self._answered = asyncio.get_running_loop().create_future()
         if self._ended is not None:
@@ -146,6 +165,7 @@ class WorkerStream(Generic[Request, Response]):
             if num_answers > num_asked or response.round > num_asked:
                 return WorkerError(self._reason("BROKEN"), f"the {self._worker} worker answered what it was not asked")
             if response.round == num_asked:
+                self._is_at_work = False
                 self._settle(response)
         return WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
 

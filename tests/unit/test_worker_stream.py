@@ -36,10 +36,12 @@ LIFE = "0123"
 class Call:
     """A call to a worker that answers each request with these responses, or with an error."""
 
-    def __init__(self, *answers: VerifyResponse | Exception, life: str | None = LIFE) -> None:
+    def __init__(self, *answers: VerifyResponse | Exception, life: str | None = LIFE, ends: bool = True) -> None:
         self.metadata = grpc.aio.Metadata(*([(INCARNATION, life)] if life is not None else []))
         self._answers = list(answers)
         self._asked = asyncio.Event()
+        self._ends = ends  # when it is told that nothing more comes
+        self._ended = asyncio.Event()
         self.is_cancelled = False
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
@@ -52,14 +54,20 @@ class Call:
     async def read(self) -> Any:
         await self._asked.wait()
         if not self._answers:
+            await self._ended.wait()
             return grpc.aio.EOF
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
+    async def done_writing(self) -> None:
+        if self._ends:
+            self._ended.set()
+
     def cancel(self) -> None:
-        self.is_cancelled = True
+        self.is_cancelled |= not self._ended.is_set()
+        self._ended.set()
 
 
 def ask(*answers: VerifyResponse | Exception, life: str | None = LIFE) -> tuple[VerifyResponse, Exchange]:
@@ -73,7 +81,7 @@ def ask(*answers: VerifyResponse | Exception, life: str | None = LIFE) -> tuple[
             return await stream._receive(5.0)
         finally:
             stream.close()
-            assert call.is_cancelled
+            await asyncio.wait([stream._reading])
 
     return asyncio.run(exchange())
 
@@ -140,6 +148,28 @@ def test_answers_to_nothing_end_the_stream(rounds: Sequence[int]) -> None:
     with pytest.raises(WorkerError) as error:
         ask(*(VerifyResponse(round=number) for number in rounds))
     assert error.value.reason == "TARGET_BROKEN"
+
+
+@pytest.mark.parametrize("is_ended_by_worker", [True, False])
+@pytest.mark.parametrize("num_answers", [0, 1])
+def test_only_a_worker_at_work_has_its_call_cancelled(
+    num_answers: int, is_ended_by_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one that goes on when it is told that nothing more comes."""
+    monkeypatch.setattr("coordinator.workers.stream._SECONDS_TO_END", 0.01)
+
+    async def exchange() -> None:
+        call: Any = Call(*[VerifyResponse(round=1)] * num_answers, ends=is_ended_by_worker)
+        stream = WorkerStream[VerifyRequest, VerifyResponse](call, SessionSetup("s", Sampling()), LIFE, worker="target")
+        await stream._send(VerifyRequest(token_ids=[1]), 5.0)
+        if num_answers:
+            await stream._receive(5.0)
+        stream.close()
+        await asyncio.sleep(0.1)
+        assert stream._reading.done()
+        assert call.is_cancelled == (not num_answers or not is_ended_by_worker)
+
+    asyncio.run(exchange())
 
 
 @pytest.mark.parametrize(
