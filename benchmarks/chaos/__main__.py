@@ -36,13 +36,18 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.faults import scrape
 
 _DRAFT_TIMEOUT_SECONDS = 0.5
+_KEPT_SECONDS = 60
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return what came of all phases."""
     rng = random.Random(options.seed)
     requests = make_requests(rng, options.requests)
-    settings = {"SPECD_COORDINATOR_DRAFT_TIMEOUT_SECONDS": str(_DRAFT_TIMEOUT_SECONDS)}
+    settings = {
+        "SPECD_COORDINATOR_DRAFT_TIMEOUT_SECONDS": str(_DRAFT_TIMEOUT_SECONDS),
+        # Or the sessions that are kept would look like growth for the first ten minutes.
+        "SPECD_COORDINATOR_SESSION_IDLE_SECONDS": str(_KEPT_SECONDS),
+    }
     stack = Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=settings)
     report: dict[str, Any] = {}
     async with (

@@ -90,7 +90,7 @@ def test_a_repetition_goes_on_beyond_the_text() -> None:
     assert index.continuation(5) == [1, 2, 1, 2, 1]
 
 
-def test_the_index_takes_at_most_400_bytes_and_20_microseconds_a_token() -> None:
+def test_the_index_takes_at_most_400_bytes_a_token_and_as_long_for_a_late_one_as_for_an_early_one() -> None:
     """Asked at each token of 32,000: of text that repeats often, has few symbols, one, or never repeats."""
     rng = random.Random(0)
     phrases = [[rng.randrange(5, 8000) for _ in range(rng.randint(3, 40))] for _ in range(60)]
@@ -102,9 +102,8 @@ def test_the_index_takes_at_most_400_bytes_and_20_microseconds_a_token() -> None
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size / len(text) < 400
-        best = min(_seconds_a_token(text) for _ in range(3))
-        print(f"{1e6 * best:.1f} µs, {size / len(text):.0f} bytes a token")
-        assert best < 100e-6  # speed is measured, not asserted: this is for a search that is not constant
+        early, late = (min(_seconds_a_token(text[:length]) for _ in range(3)) for length in (2000, 32_000))
+        assert late < 5 * early  # 16 times as long for a search that goes through the text
 
 
 def _seconds_a_token(text: Sequence[int]) -> float:
