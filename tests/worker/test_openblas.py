@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specd.errors import StartupError
 from specd.worker.cpu import openblas
 from specd.worker.model.disk_cache import user_cache_directory
 
@@ -51,6 +54,43 @@ def test_a_damaged_copy_is_made_again_at_once(size: int, is_named_after_its_size
     assert "OpenBLAS" in load_in_a_process().splitlines()[-1]
     assert [*kept.iterdir()] == [copy]
     ctypes.CDLL(str(copy))
+
+
+def test_a_library_is_refused_if_any_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with kernels for Arm's SME, of which some products are right."""
+    library = openblas._load_wheel_library()
+    openblas._check_products(library, "Emulated")
+    multiply, num_calls = library.cblas_sgemm, 0
+
+    def multiply_wrongly(*arguments: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        multiply(*arguments)
+        if num_calls == len(openblas._PRODUCTS):
+            ctypes.cast(arguments[-2], ctypes.POINTER(ctypes.c_float))[5] += 1
+
+    monkeypatch.setattr(library, "cblas_sgemm", multiply_wrongly)
+    with pytest.raises(StartupError, match=r"wrong products .* for Emulated.* OPENBLAS_CORETYPE"):
+        openblas._check_products(library, "Emulated")
+
+
+def test_a_processor_with_sme_gets_the_kernels_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3.34 gives wrong products there; whoever chooses others has the last word."""
+    monkeypatch.setattr(openblas, "_has_sme", lambda: True)
+    for given, expected in ((None, "NEOVERSEN1"), ("ARMV8", "ARMV8")):
+        monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+        if given:
+            monkeypatch.setenv("OPENBLAS_CORETYPE", given)
+        seen: list[str] = []
+
+        def load(seen: list[str] = seen) -> ctypes.CDLL:
+            seen.append(os.environ["OPENBLAS_CORETYPE"])
+            raise OSError("not for this test")
+
+        monkeypatch.setattr(openblas, "_load_wheel_library", load)
+        monkeypatch.setattr(openblas, "_load_system_library", load)
+        openblas._load_openblas(1)
+        assert seen == [expected, expected]
 
 
 def test_nothing_stays_of_a_copy_that_fails(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

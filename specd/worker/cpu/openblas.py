@@ -17,13 +17,23 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import structlog
 
+from specd.errors import StartupError
 from specd.worker.model.disk_cache import user_cache_directory
 
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
 # The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
 _CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
+
+# Arm's matrix unit, of the Apple M4 for one, which a virtual machine may have, too. The kernels for it give wrong
+# products (OpenBLAS issues 5528 and 5873; 0.3.34, emulated); those of this older processor run there and are right.
+_AT_HWCAP2, _HWCAP2_SME = 26, 1 << 23
+_CORE_IN_PLACE_OF_SME = "NEOVERSEN1"
+# Rows, columns and depth of products that show whether kernels are right.
+_PRODUCTS = ((1, 64, 16), (4, 64, 300), (33, 513, 300))
+_ROW_MAJOR, _NOT_TRANSPOSED = 101, 111  # of cblas.h
 
 log = structlog.get_logger()
 
@@ -49,6 +59,7 @@ def load_blas(num_threads: int) -> str:
     """Make MLX use OpenBLAS with this many threads, on Linux; on macOS there is Accelerate.
 
     Returns a description of the library, for people. Must run before the first import of `mlx.core` in the process.
+    Raises StartupError if its products are wrong.
     """
     if sys.platform != "linux":
         return "Accelerate"
@@ -105,6 +116,8 @@ def _load_openblas(num_threads: int) -> str:
     os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)  # which the library reads when it is loaded
     # Idle threads spin for 2^26 cycles by default, which steals the core of the other worker: 2^4 measured no slower.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+    if _has_sme():
+        os.environ.setdefault("OPENBLAS_CORETYPE", _CORE_IN_PLACE_OF_SME)
     problems = []
     for load in (_load_wheel_library, _load_system_library):
         try:
@@ -112,6 +125,7 @@ def _load_openblas(num_threads: int) -> str:
             library.openblas_get_config.restype = ctypes.c_char_p
             library.openblas_get_corename.restype = ctypes.c_char_p
             _LOADED.library, _LOADED.core = library, library.openblas_get_corename().decode()
+            _check_products(library, _LOADED.core)
             version = " ".join(library.openblas_get_config().decode().split()[:2])
             return f"{version} for {_LOADED.core}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:
@@ -122,6 +136,32 @@ def _load_openblas(num_threads: int) -> str:
         problems=problems,
     )
     return "reference BLAS (slow)"
+
+
+def _has_sme() -> bool:
+    if platform.machine() != "aarch64":
+        return False
+    system = ctypes.CDLL(None)
+    system.getauxval.restype = ctypes.c_ulong
+    return bool(system.getauxval(_AT_HWCAP2) & _HWCAP2_SME)
+
+
+def _check_products(library: ctypes.CDLL, core: str) -> None:
+    """Raise StartupError if the library computes wrong products of small whole numbers, which are exact in float32."""
+    for rows, columns, depth in _PRODUCTS:
+        left, right = (np.arange(n * m).reshape(n, m) % 7 for n, m in ((rows, depth), (depth, columns)))
+        a, b, product = left.astype(np.float32), right.astype(np.float32), np.zeros((rows, columns), np.float32)
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        operands = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, product)]
+        library.cblas_sgemm(
+            *(_ROW_MAJOR, _NOT_TRANSPOSED, _NOT_TRANSPOSED, rows, columns, depth),
+            *(one, operands[0], depth, operands[1], columns, zero, operands[2], columns),
+        )
+        if not np.array_equal(product, left @ right):
+            raise StartupError(
+                f"OpenBLAS computes wrong products with its kernels for {core}, on this processor: choose others with "
+                "the variable OPENBLAS_CORETYPE, such as NEOVERSEN1 on Arm or HASWELL on x86"
+            )
 
 
 def _load_wheel_library() -> ctypes.CDLL:
