@@ -18,8 +18,8 @@ from prometheus_client.samples import Sample
 
 from specd.cli.supervisor import Child, Stack
 
-# Whatever a test waits for comes within a few seconds, on a busy machine too. What takes longer never comes.
-PATIENCE_SECONDS = 60
+# Whatever a test waits for comes within seconds, and within this on a machine that does much else.
+PATIENCE_SECONDS = 120
 
 _COMMAND = [sys.executable, "-m", "specd"]
 _HERE = Path(__file__).parent  # where no specd.toml lies

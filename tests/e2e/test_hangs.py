@@ -145,7 +145,8 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
             )
         assert_same(completion, expected)
         assert completion.statistics.rounds_without_draft > 0
-        assert completion.statistics.draft_fault == "DRAFT_LATE"
+        # A generation that takes longer than keepalive's 15 s sees the connection given up, too.
+        assert completion.statistics.draft_fault in {"DRAFT_LATE", "DRAFT_UNAVAILABLE"}
 
         async def drafts_again() -> bool:
             completion = await complete(client, prompts[2])

@@ -16,7 +16,6 @@ from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (
-    PATIENCE_SECONDS,
     Undisturbed,
     are_free,
     assert_same,
@@ -26,7 +25,7 @@ from tests.e2e.faults import (
     scrape,
     sessions_and_tokens,
 )
-from tests.e2e.processes import draft_of
+from tests.e2e.processes import PATIENCE_SECONDS, draft_of
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 # With four draft tokens the short prompts take 16 rounds or more: a kill in one of these leaves some to do.

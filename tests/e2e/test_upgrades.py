@@ -14,9 +14,9 @@ from specd.cli.supervisor import Child, Stack
 from specd.client import Retrying, RetryPolicy
 from specd.errors import SpecdError
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.e2e.faults import ENVIRONMENT, PATIENCE_SECONDS, SEED, is_whole
+from tests.e2e.faults import ENVIRONMENT, SEED, is_whole
 from tests.e2e.faults import eventually as eventually_async
-from tests.e2e.processes import draft_of
+from tests.e2e.processes import PATIENCE_SECONDS, draft_of
 
 PROMPTS = ("class Stack:\n    def", "def fibonacci(n):", "import os\n\n\ndef walk(")
 
