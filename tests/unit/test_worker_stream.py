@@ -70,18 +70,26 @@ class Call:
         self._ended.set()
 
 
+def stream_of(call: Any) -> WorkerStream[VerifyRequest, VerifyResponse]:
+    return WorkerStream(call, SessionSetup("s", Sampling()), LIFE, worker="target")
+
+
+async def has_ended(stream: WorkerStream[VerifyRequest, VerifyResponse]) -> None:
+    _, pending = await asyncio.wait([stream._reading], timeout=5)
+    assert not pending
+
+
 def ask(*answers: VerifyResponse | Exception, life: str | None = LIFE) -> tuple[VerifyResponse, Exchange]:
     """Send a request on a new stream, and return its answer."""
 
     async def exchange() -> tuple[VerifyResponse, Exchange]:
-        call: Any = Call(*answers, life=life)
-        stream = WorkerStream[VerifyRequest, VerifyResponse](call, SessionSetup("s", Sampling()), LIFE, worker="target")
+        stream = stream_of(Call(*answers, life=life))
         try:
             await stream._send(VerifyRequest(token_ids=[1]), 5.0)
             return await stream._receive(5.0)
         finally:
             stream.close()
-            await asyncio.wait([stream._reading])
+            await has_ended(stream)
 
     return asyncio.run(exchange())
 
@@ -159,14 +167,13 @@ def test_only_a_worker_at_work_has_its_call_cancelled(
     monkeypatch.setattr("coordinator.workers.stream._SECONDS_TO_END", 0.01)
 
     async def exchange() -> None:
-        call: Any = Call(*[VerifyResponse(round=1)] * num_answers, ends=is_ended_by_worker)
-        stream = WorkerStream[VerifyRequest, VerifyResponse](call, SessionSetup("s", Sampling()), LIFE, worker="target")
+        call = Call(*[VerifyResponse(round=1)] * num_answers, ends=is_ended_by_worker)
+        stream = stream_of(call)
         await stream._send(VerifyRequest(token_ids=[1]), 5.0)
         if num_answers:
             await stream._receive(5.0)
         stream.close()
-        await asyncio.sleep(0.1)
-        assert stream._reading.done()
+        await has_ended(stream)
         assert call.is_cancelled == (not num_answers or not is_ended_by_worker)
 
     asyncio.run(exchange())
