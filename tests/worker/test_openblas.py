@@ -67,7 +67,7 @@ def test_a_library_is_refused_if_any_product_is_wrong(monkeypatch: pytest.Monkey
         num_calls += 1
         multiply(*arguments)
         if num_calls == len(openblas._PRODUCTS):
-            ctypes.cast(arguments[-2], ctypes.POINTER(ctypes.c_float))[5] += 1
+            arguments[-2].data_as(ctypes.POINTER(ctypes.c_float))[5] += 1
 
     monkeypatch.setattr(library, "cblas_sgemm", multiply_wrongly)
     with pytest.raises(StartupError, match=r"wrong products .* for Emulated.* OPENBLAS_CORETYPE"):

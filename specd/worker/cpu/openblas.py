@@ -27,8 +27,8 @@ _PREFIX = "scipy_"  # on every symbol of the wheel's library
 # The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
 _CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 
-# Arm's matrix unit, of the Apple M4 for one, which a virtual machine may have, too. The kernels for it give wrong
-# products (OpenBLAS issues 5528 and 5873; 0.3.34, emulated); those of this older processor run there and are right.
+# Some Arm processors have the matrix extension SME, Apple's M4 for one, and so may virtual machines on it. Kernels for
+# SME compute wrong products (OpenBLAS issues 5528 and 5873; 0.3.34, emulated); this older processor's are right there.
 _AT_HWCAP2, _HWCAP2_SME = 26, 1 << 23
 _CORE_IN_PLACE_OF_SME = "NEOVERSEN1"
 # Rows, columns and depth of products that show whether kernels are right.
@@ -139,6 +139,7 @@ def _load_openblas(num_threads: int) -> str:
 
 
 def _has_sme() -> bool:
+    """Return whether this is an Arm processor with SME, as the kernel says."""
     if platform.machine() != "aarch64":
         return False
     system = ctypes.CDLL(None)
@@ -152,10 +153,9 @@ def _check_products(library: ctypes.CDLL, core: str) -> None:
         left, right = (np.arange(n * m).reshape(n, m) % 7 for n, m in ((rows, depth), (depth, columns)))
         a, b, product = left.astype(np.float32), right.astype(np.float32), np.zeros((rows, columns), np.float32)
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        operands = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, product)]
         library.cblas_sgemm(
             *(_ROW_MAJOR, _NOT_TRANSPOSED, _NOT_TRANSPOSED, rows, columns, depth),
-            *(one, operands[0], depth, operands[1], columns, zero, operands[2], columns),
+            *(one, a.ctypes, depth, b.ctypes, columns, zero, product.ctypes, columns),
         )
         if not np.array_equal(product, left @ right):
             raise StartupError(
