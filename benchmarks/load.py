@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 
 from specd.bench.prompts import load_prompts
 from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
+from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import StopConditions
@@ -94,7 +95,7 @@ async def ask(client: RawClient, request: Request, k: int) -> Answer:
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
             raise
-        return Answer(time.perf_counter() - asked_at, waited="waits with fewer" in (error.details() or ""))
+        return Answer(time.perf_counter() - asked_at, waited="gave_way" in error_info(error).metadata)
     return Answer(last_at - asked_at, first_at - asked_at, (last_at - first_at) / (num_tokens - 1), num_tokens)
 
 

@@ -157,19 +157,20 @@ class Admission:
     def _make_way_for(self, client: _Client) -> None:
         """Turn away the latest request of whoever has most waiting. Raises ResourceExhaustedError if it is no other."""
 
-        def full(cause: str) -> ResourceExhaustedError:
+        def full(cause: str = "", **metadata: str) -> ResourceExhaustedError:
             return ResourceExhaustedError(
                 "QUEUE_FULL",
                 f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may{cause}: "
                 "try again later",
+                metadata=metadata,
                 retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
             )
 
         waiting = max((other.waiting for other in self._others(client)), key=len, default=[])
         if len(waiting) < len(client.waiting) + 2:
-            raise full("")
+            raise full()
         place = waiting[-1]
-        place._refusal = full(", and the request of a client that waits with fewer has come")
+        place._refusal = full(", and the request of a client that waits with fewer has come", gave_way="true")
         self._forget(place)
         if place._turn is not None and not place._turn.done():
             place._turn.set_exception(place._refusal)

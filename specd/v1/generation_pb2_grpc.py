@@ -59,8 +59,9 @@ class GenerationServiceServicer:
         CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, of every method, for bytes that are no message
         of its request's type), FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
         DEADLINE_EXCEEDED (CLIENT_STALLED, after the client has left a message unread for too long),
-        RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's
-        limits; CACHE_FULL, when others use the workers too),
+        RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once, or, with `gave_way` in the ErrorInfo's metadata, when it
+        gives way to a client that waits with fewer; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's limits; CACHE_FULL,
+        when others use the workers too),
         UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
         INTERNAL (NON_FINITE_LOGITS and others).
         A coordinator that is stopping refuses new calls with UNAVAILABLE alone. A call that has not ended by the end of its

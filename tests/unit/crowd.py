@@ -45,6 +45,10 @@ class Request:
         return "" if self.refusal is None else self.refusal.reason
 
     @property
+    def refusal_metadata(self) -> dict[str, str]:
+        return {} if self.refusal is None else self.refusal.metadata
+
+    @property
     def retry_after_seconds(self) -> float:
         return 0.0 if self.refusal is None else self.refusal.retry_after_seconds
 
