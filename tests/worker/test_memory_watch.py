@@ -140,3 +140,18 @@ async def test_a_session_that_was_given_up_stays_so_when_there_is_memory_again(w
     await worker.look(RESERVE)
     with pytest.raises(ResourceExhaustedError):
         worker.caches.reserve(cache, 6)
+
+
+async def test_a_session_may_end_while_the_largest_is_looked_for(worker: Worker) -> None:
+    """As the engine's thread discards it, in the middle of the look."""
+    ending, large = worker.begin(5), worker.begin(20)
+    worker.begin(6)
+
+    class GivenUp(set[SessionCache]):
+        def __contains__(self, cache: object) -> bool:
+            worker.caches.discard(ending)
+            return super().__contains__(cache)
+
+    worker.caches._given_up = GivenUp()
+    assert worker.caches.give_up_largest()
+    assert {*worker.caches._given_up} == {large}

@@ -60,7 +60,7 @@ class CacheCapacity:
 
     def give_up_largest(self) -> bool:
         """Refuse the next request of the session that holds most, which ends it; return whether there is one."""
-        held = {cache: size for cache, size in self._reserved.items() if size and cache not in self._given_up}
+        held = {cache: size for cache, size in tuple(self._reserved.items()) if size and cache not in self._given_up}
         if held:
             self._given_up.add(max(held, key=lambda cache: held[cache]))
         return bool(held)
