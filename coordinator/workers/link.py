@@ -33,6 +33,7 @@ _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _DESCRIBE_SECONDS = 10.0
 RENEW_SECONDS = 5.0
+_LONGEST_SESSION_SECONDS = 24 * 3600.0  # on the connection of an older certificate
 _MOST_CHARACTERS = 500  # of an error
 _MOST_CONFIG_BYTES = 2 * 2**20  # of a chat template and the special tokens
 
@@ -69,7 +70,7 @@ class WorkerLink(RemoteWorker[Stream]):
         self._certificates = certificates
         self._credentials = _credentials(worker, address, certificates)
         self._channel, self._generation = self._open_channel()
-        self._retired: grpc.aio.Channel | None = None
+        self._retired: dict[grpc.aio.Channel, asyncio.Future[None]] = {}  # and what closes each
         self._open_stream = open_stream
         self._accept = accept
         self._on_change = on_change
@@ -102,13 +103,17 @@ class WorkerLink(RemoteWorker[Stream]):
         self._watching.cancel()
         self._stop_learning()
         await asyncio.gather(self._watching, return_exceptions=True)
-        for channel in (self._channel, self._retired):
-            if channel is not None:
-                await channel.close()
+        for channel in (self._channel, *self._retired):
+            await channel.close()
 
     def _open_channel(self) -> tuple[grpc.aio.Channel, int]:
         generation = self._certificates.generation if self._certificates is not None else 0
         return open_channel(self.address, self._credentials), generation
+
+    async def _retire(self, channel: grpc.aio.Channel) -> None:
+        """Close a channel when its streams have ended."""
+        await channel.close(_LONGEST_SESSION_SECONDS)
+        del self._retired[channel]
 
     async def _watch(self) -> None:
         tasks = [asyncio.ensure_future(self._remind()), asyncio.ensure_future(self._renew())]
@@ -156,12 +161,12 @@ class WorkerLink(RemoteWorker[Stream]):
 
     async def _check_model(self) -> None:
         self._stop_learning()
-        response = await self._describe()
+        response = await _describe(self._channel)
         must_match = self.life.whole_fingerprint if self._keeps_model else ""
         if must_match and not response.model.whole_fingerprint:
             self._why = "it has yet to say which weights it holds"
             await self._lose()
-            response = await self._describe(wait_for_whole_fingerprint=True)
+            response = await _describe(self._channel, wait_for_whole_fingerprint=True)
         model, footprint = model_from(response.model), footprint_from(response)
         check_description(model, footprint, response.incarnation)
         step_costs = step_costs_from(response.step_costs)
@@ -182,18 +187,11 @@ class WorkerLink(RemoteWorker[Stream]):
         if self._keeps_model and not model.whole_fingerprint:
             self._learning = asyncio.ensure_future(self._learn_fingerprint(self.life))
 
-    async def _describe(self, *, wait_for_whole_fingerprint: bool = False) -> model_pb2.DescribeResponse:
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
-        request = model_pb2.DescribeRequest(wait_for_whole_fingerprint=wait_for_whole_fingerprint)
-        timeout = None if wait_for_whole_fingerprint else _DESCRIBE_SECONDS
-        response: model_pb2.DescribeResponse = await stub.Describe(request, timeout=timeout)
-        return response
-
     async def _learn_fingerprint(self, life: WorkerLife) -> None:
         """Wait until the worker has digested its model, to know it again when it comes back."""
         while not life.whole_fingerprint:
             try:
-                response = await self._describe(wait_for_whole_fingerprint=True)
+                response = await _describe(self._channel, wait_for_whole_fingerprint=True)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(_REMIND_SECONDS)
                 continue
@@ -226,7 +224,7 @@ class WorkerLink(RemoteWorker[Stream]):
         await self._on_change(model is not None)
 
     async def _renew(self) -> None:
-        """Connect anew when there is a new certificate. Streams that run keep the old connection."""
+        """Connect anew when there is a new certificate that the worker takes. Streams that run stay where they are."""
         while self._certificates is not None and self._credentials.ca is not None:
             await asyncio.sleep(RENEW_SECONDS)
             self._certificates.refresh()
@@ -237,11 +235,16 @@ class WorkerLink(RemoteWorker[Stream]):
             except StartupError as error:  # a file is being replaced
                 log.warning("cannot use a new certificate yet", worker=self.worker, error=str(error))
                 continue
-            if self._retired is not None:
-                await self._retired.close()  # of the certificate before the last
-            self._retired, self._channel, self._generation = self._channel, channel, generation
+            try:
+                await _describe(channel)
+            except grpc.aio.AioRpcError as error:  # it may not know the new authority yet
+                log.warning("the worker takes no new certificate yet", worker=self.worker, error=error.details())
+                await channel.close()
+                continue
+            old, self._channel, self._generation = self._channel, channel, generation
             if self._following is not None:
                 self._following.cancel()
+            self._retired[old] = asyncio.ensure_future(self._retire(old))
 
     @property
     def _is_away(self) -> bool:
@@ -254,6 +257,17 @@ class WorkerLink(RemoteWorker[Stream]):
                 why = why or self._why
                 log.info("waiting for a worker", worker=self.worker, address=self.address, why=why)
             await asyncio.sleep(_REMIND_SECONDS)
+
+
+async def _describe(
+    channel: grpc.aio.Channel, *, wait_for_whole_fingerprint: bool = False
+) -> model_pb2.DescribeResponse:
+    request = model_pb2.DescribeRequest(wait_for_whole_fingerprint=wait_for_whole_fingerprint)
+    timeout = None if wait_for_whole_fingerprint else _DESCRIBE_SECONDS
+    response: model_pb2.DescribeResponse = await model_pb2_grpc.ModelServiceStub(channel).Describe(
+        request, timeout=timeout
+    )
+    return response
 
 
 def _credentials(worker: str, address: str, certificates: Certificates | None) -> ClientCredentials:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, cast
@@ -79,13 +80,13 @@ class WorkerStream(Generic[Request, Response]):
         self._answered: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
         # One reader for the life of the stream: to cancel a single read would cancel the whole call.
         self._reading = asyncio.ensure_future(self._read())
-        self._ending: asyncio.Future[None] | None = None  # asyncio keeps no task that nobody else does
+        self._ending: asyncio.Future[None] | None = None
 
     def close(self) -> None:
         """End the stream; the worker frees the session.
 
-        Its reader is never cancelled, and the call only while the worker is at work for it: grpc.aio leaks 80 bytes and
-        more each time, here and in the worker (grpc/grpc#43360).
+        Without a cancel, unless the worker is at work for it or goes on: of each call that is cancelled, grpc.aio leaks
+        80 bytes and more, here and in the worker (grpc/grpc#43360).
         """
         if self._is_at_work:
             self._call.cancel()
@@ -93,12 +94,11 @@ class WorkerStream(Generic[Request, Response]):
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SECONDS_TO_END):
                 await self._call.done_writing()
                 await asyncio.shield(self._reading)
-        except TimeoutError:
-            self._call.cancel()
+        self._call.cancel()  # one that has ended stays as it is
 
     async def _send(self, request: Request, timeout_seconds: float) -> None:
         """Number and send a request, which supersedes an unanswered one. Raises WorkerError."""
@@ -181,6 +181,9 @@ class WorkerStream(Generic[Request, Response]):
             self._ended = WorkerError(
                 self._reason("BROKEN"), f"the {self._worker} worker's answer is broken: {error!r}"
             )
+        except asyncio.CancelledError:  # not of this task: grpc.aio raises it where a call, or its channel, was closed
+            closed = f"the stream to the {self._worker} worker was closed"
+            self._ended = self._ended or WorkerLostError(self._reason("UNAVAILABLE"), closed)
         self._settle(self._ended)
 
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:

@@ -20,7 +20,17 @@ from specd.errors import error_info
 from specd.identity.roles import Role
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
-from tests.e2e.guarded import Guarded, credentials, expire, files_of, guarded, make_certificates, workers_of
+from specd.v1.generation_pb2 import StopConditions
+from tests.e2e.guarded import (
+    Guarded,
+    credentials,
+    expire,
+    files_of,
+    guarded,
+    make_certificates,
+    read_metrics_over_tls,
+    workers_of,
+)
 from tests.e2e.processes import complaint, run_specd, start_specd
 
 PROMPT = "def fibonacci(n):"
@@ -231,7 +241,9 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         shutil.copytree(running.certs, old)
         address = running.address("coordinator")
         pid = running.children["coordinator"].pid
-        fields: Any = {"max_tokens": 200, "num_draft_tokens": 0}
+        # Messages so large that the client, which reads none, holds the rounds up.
+        large: Any = {"max_tokens": 400, "stop": StopConditions(ignore_eos=True), "top_log_probabilities": 20}
+        fields: Any = {**large, "num_draft_tokens": 0}
         async with RawClient(address, credentials(old, Role.CLIENT)) as client:
             expected = [r async for r in client.generate(PROMPT, **fields)]
             for name, child in running.children.items():
@@ -239,17 +251,23 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
                 served = await asyncio.to_thread(presented, metrics, credentials(old, Role.MONITORING))
                 assert served == (old / f"{name}.crt").read_text()
             call = aiter(client.generate(PROMPT, **fields))
-            got = [await anext(call)]  # rounds do not run further ahead than 64
+            got = [await anext(call)]
+            (running.certs / "coordinator.crt").touch()  # the first of two changes: the session outlives both
+            await asyncio.sleep(RENEW_SECONDS + 1)
             for path in sorted(new.iterdir(), reverse=True):
                 shutil.copy(path, running.certs / path.name)
+            monitoring = credentials(new, Role.MONITORING)
             for name, child in running.children.items():
                 role = Role.CLIENT if name == "coordinator" else Role.COORDINATOR
                 served = await asyncio.to_thread(presented, child.facts["address"], credentials(new, role))
                 assert served == (new / f"{name}.crt").read_text()
-                monitoring = credentials(new, Role.MONITORING)
                 served = await asyncio.to_thread(presented, child.facts["metrics_address"], monitoring)
                 assert served == (new / f"{name}.crt").read_text()
             await asyncio.sleep(RENEW_SECONDS + 1)  # by then the coordinator has connected to its workers anew
+            _, metrics_text = await asyncio.to_thread(
+                read_metrics_over_tls, running.children["coordinator"], monitoring
+            )
+            assert "\nspecd_active_sessions 1.0\n" in metrics_text
             got += [each async for each in call]
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
 
@@ -266,3 +284,27 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
             assert (await client.model_info()).draft_fault == ""
         assert running.children["coordinator"].pid == pid
+
+
+async def test_a_coordinator_with_a_certificate_that_workers_do_not_take_yet_keeps_the_old(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        running = Guarded(make_certificates(tmp_path / "workers"))
+        for worker in (Role.TARGET_WORKER, Role.DRAFT_WORKER):
+            await running.start(stack, worker)
+        running.certs = Path(shutil.copytree(running.certs, tmp_path / "coordinator"))
+        await running.start(stack, Role.COORDINATOR, *workers_of(running))
+        address = running.address("coordinator")
+        new = make_certificates(tmp_path / "new")
+        shutil.copytree(new, running.certs, dirs_exist_ok=True)
+        for change in ("coordinator alone", "workers"):
+            await asyncio.sleep(RENEW_SECONDS + 1)
+            async with RawClient(address, credentials(new, Role.CLIENT)) as client:
+                got = [each async for each in client.generate(PROMPT, max_tokens=20)]
+                assert got[-1].statistics.accepted_tokens > 0, change
+            shutil.copytree(new, tmp_path / "workers", dirs_exist_ok=True)
+        # Workers that trust the new authority alone are there for a coordinator that has come over.
+        await running.children["target-worker"].stop()
+        await running.children["target-worker"].start()
+        async with RawClient(address, credentials(new, Role.CLIENT)) as client:
+            got = [each async for each in client.generate(PROMPT, max_tokens=20)]
+            assert got[-1].statistics.generated_tokens == 20

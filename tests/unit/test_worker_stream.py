@@ -36,7 +36,7 @@ LIFE = "0123"
 class Call:
     """A call to a worker that answers each request with these responses, or with an error."""
 
-    def __init__(self, *answers: VerifyResponse | Exception, life: str | None = LIFE, ends: bool = True) -> None:
+    def __init__(self, *answers: VerifyResponse | Exception | None, life: str | None = LIFE, ends: bool = True) -> None:
         self.metadata = grpc.aio.Metadata(*([(INCARNATION, life)] if life is not None else []))
         self._answers = list(answers)
         self._asked = asyncio.Event()
@@ -49,12 +49,16 @@ class Call:
         return self.metadata
 
     async def write(self, request: VerifyRequest) -> None:
+        if self.is_cancelled:
+            raise asyncio.InvalidStateError("RPC already finished.")
         self._asked.set()
 
     async def read(self) -> Any:
         await self._asked.wait()
         if not self._answers:
             await self._ended.wait()
+            if self.is_cancelled:
+                raise asyncio.CancelledError
             return grpc.aio.EOF
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
@@ -175,6 +179,40 @@ def test_only_a_worker_at_work_has_its_call_cancelled(
         stream.close()
         await has_ended(stream)
         assert call.is_cancelled == (not num_answers or not is_ended_by_worker)
+
+    asyncio.run(exchange())
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_stream_whose_channel_is_closed_is_lost(is_asked_before: bool) -> None:
+    """Its call is cancelled, which grpc.aio says as if whoever waits for it were."""
+
+    async def exchange() -> None:
+        call = Call(*[VerifyResponse(round=1)] * (not is_asked_before))
+        stream = stream_of(call)
+        await stream._send(VerifyRequest(token_ids=[1]), 5.0)
+        if not is_asked_before:
+            await stream._receive(5.0)
+        call.cancel()
+        with pytest.raises(WorkerLostError):
+            if not is_asked_before:
+                await stream._send(VerifyRequest(token_ids=[2]), 5.0)
+            await stream._receive(5.0)
+        await has_ended(stream)
+
+    asyncio.run(exchange())
+
+
+def test_a_worker_that_answers_and_then_breaks_has_its_call_cancelled() -> None:
+    async def exchange() -> None:
+        call = Call(VerifyResponse(round=1), None)
+        stream = stream_of(call)
+        await stream._send(VerifyRequest(token_ids=[1]), 5.0)
+        await stream._receive(5.0)
+        await has_ended(stream)
+        stream.close()
+        await asyncio.sleep(0.01)
+        assert call.is_cancelled
 
     asyncio.run(exchange())
 
