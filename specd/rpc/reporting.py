@@ -23,18 +23,19 @@ async def reporting_errors(
 ) -> AsyncIterator[None]:
     """End the call with the status of an error raised inside, and count it by code and reason.
 
-    `before_status` waits until the status can be sent.
-
-    Any error but a SpecdError is a bug: the log gets the traceback, the caller INTERNAL.
+    `before_status` waits until the status can be sent. Any error but a SpecdError is a bug: the log gets
+    the traceback, the caller INTERNAL.
     """
     try:
         yield
     except SpecdError as error:
         errors.labels(error.code.name, error.reason).inc()
-        # What is wrong with a request is said in its own words, which are for its sender and not for a log.
-        why = {} if error.code is grpc.StatusCode.INVALID_ARGUMENT else {"error": str(error)}
-        log.info("request ended with an error", reason=error.reason, **why)
-        log.debug("request ended with an error", reason=error.reason, error=str(error))
+        if error.code is grpc.StatusCode.INVALID_ARGUMENT:
+            log.info("request ended with an error", reason=error.reason)
+            # What is wrong with a request is said in its own words, which are for its sender and not for a log.
+            log.debug("what was wrong with the request", error=str(error))
+        else:
+            log.info("request ended with an error", reason=error.reason, error=str(error))
         if before_status is not None:
             await before_status()
         await context.abort_with_status(to_status(error))
