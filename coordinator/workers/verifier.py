@@ -63,6 +63,7 @@ class Verifier:
         self._cached = CachedPrefix()
         self._vocabulary_size = 0
         self._life: WorkerLife | None = None  # of the target that said the latest tokens
+        self._stream_life: WorkerLife | None = None
 
     async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
         """Return the target's verdict on a proposal to come after `token_ids`.
@@ -110,7 +111,7 @@ class Verifier:
                     "on with others: send the request again",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
-            self._life = self._worker.life
+            self._stream_life = self._worker.life
             self._stream = self._worker.open_stream(self._setup)
             self._vocabulary_size = self._worker.model.vocabulary_size
         position = self._cached.position(token_ids)
@@ -123,6 +124,7 @@ class Verifier:
             vocabulary_size=self._vocabulary_size,
             is_first=position == 0,
         )
+        self._life = self._stream_life
         self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
         return verdict
 

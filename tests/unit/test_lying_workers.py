@@ -248,6 +248,25 @@ def test_a_proposal_from_no_distribution_does_not_reach_the_target(distribution:
     assert error.value.reason == "DRAFT_BROKEN"
 
 
+class ReplacedTarget(FakeTarget):
+    """One that is there again in a later life when it was lost."""
+
+    def __init__(self, outcomes: list[str], earlier: WorkerLife, later: WorkerLife) -> None:
+        super().__init__(outcomes)
+        self.life, self._later = earlier, later
+
+    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+        self.life = self._later
+        return True
+
+
+def test_a_session_begins_with_any_weights_until_it_has_tokens() -> None:
+    target = ReplacedTarget(["lost"], WorkerLife("a", ""), WorkerLife("b", "w"))
+    session = make_session([1, 2], 12, end_token=None)
+    run(session, 0, FakeDraft(next_token, []), target)
+    assert session.token_ids[2:] == decode_with_target_alone([1, 2], 12, end_token=None)
+
+
 @pytest.mark.parametrize(
     ("earlier", "later", "goes_on"),
     [
@@ -260,13 +279,7 @@ def test_a_proposal_from_no_distribution_does_not_reach_the_target(distribution:
     ],
 )
 def test_a_session_goes_on_only_with_the_same_weights(earlier: WorkerLife, later: WorkerLife, goes_on: bool) -> None:
-    class ReplacedTarget(FakeTarget):
-        async def wait_until_ready(self, timeout_seconds: float) -> bool:
-            self.life = later
-            return True
-
-    target = ReplacedTarget(["ok", "ok", "lost"])
-    target.life = earlier
+    target = ReplacedTarget(["ok", "ok", "lost"], earlier, later)
     session = make_session([1, 2], 12, end_token=None)
     if goes_on:
         run(session, 0, FakeDraft(next_token, []), target)
