@@ -40,15 +40,18 @@ _LOST_CODES = frozenset(
 # What workers say for programs.
 _REASONS = frozenset(
     {
-        *(
-            "BROKEN_DISTRIBUTION",
-            "BROKEN_MESSAGE",
-            "CACHE_FULL",
-            "CACHE_TOO_SHORT",
-            "CONTEXT_EXCEEDED",
-            "CONTRADICTION",
-        ),
-        *("EMPTY_TOKEN_IDS", "NON_FINITE_LOGITS", "OUT_OF_RANGE", "STARTING", "STOPPING", "TOKEN_OUT_OF_VOCABULARY"),
+        "BROKEN_DISTRIBUTION",
+        "BROKEN_MESSAGE",
+        "CACHE_FULL",
+        "CACHE_TOO_SHORT",
+        "CONTEXT_EXCEEDED",
+        "CONTRADICTION",
+        "EMPTY_TOKEN_IDS",
+        "NON_FINITE_LOGITS",
+        "OUT_OF_RANGE",
+        "STARTING",
+        "STOPPING",
+        "TOKEN_OUT_OF_VOCABULARY",
     }
 )
 _SECONDS_TO_END = 5.0  # for a worker that is told that nothing more comes
