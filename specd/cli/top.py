@@ -135,7 +135,7 @@ def _table(now: Span, ever: Span, rates: list[float]) -> Table:
     prefilling = last.value("specd_sessions_by_state", state="prefilling")
     of("sessions", "running", active, most, f"{active:.0f} of {most:.0f}")
     row("", "of them prefilling", f"{prefilling:.0f}")
-    row("", "paused by their client", f"{last.value('specd_paused_sessions'):.0f}")
+    row("", "paused", f"{last.value('specd_paused_sessions'):.0f}")
     of("", "queued requests", queued, most_queued, f"{queued:.0f} of {most_queued:.0f}")
     of("", "cache reserved", reserved, capacity, f"{reserved / 2**30:.2f} of {capacity / 2**30:.2f} GiB")
 
