@@ -21,15 +21,7 @@ from specd.identity.roles import Role
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.v1.generation_pb2 import StopConditions
-from tests.e2e.guarded import (
-    Guarded,
-    credentials,
-    expire,
-    files_of,
-    guarded,
-    make_certificates,
-    workers_of,
-)
+from tests.e2e.guarded import Guarded, credentials, expire, files_of, guarded, make_certificates, workers_of
 from tests.e2e.processes import complaint, run_specd, start_specd
 
 PROMPT = "def fibonacci(n):"
@@ -240,9 +232,13 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         shutil.copytree(running.certs, old)
         address = running.address("coordinator")
         pid = running.children["coordinator"].pid
-        # Long enough to run through both changes; on a fast machine it can end before the second.
-        large: Any = {"max_tokens": 400, "stop": StopConditions(ignore_eos=True), "top_log_probabilities": 20}
-        fields: Any = {**large, "num_draft_tokens": 0}
+        # Many tokens, each of which costs much, so that a session outlives both changes unless the machine is fast.
+        fields: Any = {
+            "max_tokens": 400,
+            "num_draft_tokens": 0,
+            "stop": StopConditions(ignore_eos=True),
+            "top_log_probabilities": 20,
+        }
         async with RawClient(address, credentials(old, Role.CLIENT)) as client:
             expected = [r async for r in client.generate(PROMPT, **fields)]
             for name, child in running.children.items():
@@ -251,7 +247,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
                 assert served == (old / f"{name}.crt").read_text()
             call = aiter(client.generate(PROMPT, **fields))
             got = [await anext(call)]
-            (running.certs / "coordinator.crt").touch()  # the first of two changes: the session outlives both
+            (running.certs / "coordinator.crt").touch()  # the first of two changes
             await asyncio.sleep(RENEW_SECONDS + 1)
             for path in sorted(new.iterdir(), reverse=True):
                 shutil.copy(path, running.certs / path.name)
