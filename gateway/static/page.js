@@ -107,10 +107,7 @@ class Answer {
     this.rounds = [];
     this.first = 0; // tokens of the first round
     this.askedAt = performance.now();
-    if (!compared) {
-      byId("answer").replaceChildren();
-      if (body.prompt) append(body.prompt, "prompt");
-    }
+    if (!compared) byId("answer").replaceChildren();
     this.draw();
   }
 
@@ -125,6 +122,7 @@ class Answer {
     } else {
       this.beganAt = performance.now(); // the first round computes the prompt, and counts for no rate
       this.first = choice.tokens.length;
+      if (this.body.prompt && !this.compared) append(this.body.prompt, "prompt"); // a request that fails shows its error alone
     }
     for (const { text, source } of choice.tokens) {
       if (!this.compared) append(text, source);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops
 from playwright.async_api import Browser, Page, expect
 from playwright.async_api import Error as BrowserError
 
@@ -162,6 +164,7 @@ async def test_errors_are_said_in_words(page: Page, guarded_stack: Stack, token:
     await page.get_by_label("Text to continue").fill("x = 1\n" * 2000)
     await page.get_by_role("button", name="Generate").click()
     await expect(page.get_by_role("alert")).to_contain_text("context")
+    await expect(page.locator("#answer")).to_have_text("")  # and not the prompt, as if it were an answer
 
     # The coordinator dies in the middle, and comes back.
     await page.get_by_label("Text to continue").fill(PROMPT)
@@ -241,3 +244,39 @@ async def test_it_is_light_or_dark_as_the_system_is_or_as_it_is_told(page: Page,
     assert await background() == light
     await page.get_by_role("button", name="Light or dark").click()
     assert await background() == dark
+
+
+SHOW_AS_TOKEN = """([source, text, font]) => {
+    const token = Object.assign(document.createElement("span"), { className: source, textContent: text });
+    document.getElementById("answer").style.fontFamily = font;
+    document.getElementById("answer").replaceChildren(token);
+}"""
+
+
+async def picture_of(page: Page, *shown: str) -> Image.Image:
+    """Return how the page shows a token, with the lines around it."""
+    await page.evaluate(SHOW_AS_TOKEN, list(shown))
+    box = await page.locator("#answer span").bounding_box()
+    assert box is not None
+    clip = {"x": box["x"], "y": box["y"] - 6, "width": 32, "height": box["height"] + 12}
+    return Image.open(io.BytesIO(await page.screenshot(clip=clip))).convert("L")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("font", ["monospace", "DejaVu Sans Mono", "Liberation Mono"])
+@pytest.mark.parametrize("source", SOURCES)
+async def test_underscores_are_seen(page: Page, arranged_stack: Stack, source: str, font: str) -> None:
+    await page.goto(origin_of(arranged_stack))
+    underscores, spaces = [await picture_of(page, source, 4 * character, font) for character in ("_", "\u00a0")]
+    assert ImageChops.difference(underscores, spaces).getextrema()[1] > 64  # of 255 shades
+
+
+async def test_it_fits_a_phone(page: Page, guarded_stack: Stack, token: tuple[str, Path]) -> None:
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await open_with_token(page, guarded_stack, token[0])
+    await expect(page.locator("#model")).to_contain_text("pycode-47m-4bit (float32) with draft pycode-3.6m-8bit")
+    model, header = [await page.locator(selector).bounding_box() for selector in ("#model", "header")]
+    assert model is not None
+    assert header is not None
+    assert model["height"] < 50  # two lines
+    assert header["height"] < 844 / 5
+    assert await page.evaluate("document.documentElement.scrollWidth") == 390
