@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specd.client import AsyncClient, Client, ClientCredentials
 
-__version__ = version("specd")
+    __version__: str
+
 __all__ = ["AsyncClient", "Client", "ClientCredentials", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the client when it is asked for: gRPC takes a while, and workers want none of it."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("specd")
     if name in __all__:
         import specd.client
 

@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from specd.startup_error import StartupError as StartupError  # noqa: PLC0414 - one of these for those who have gRPC
+
 DOMAIN = "specd"
 
 # A message can quote a request of any length, and gRPC fails on a status longer than a few KiB.
@@ -114,10 +116,6 @@ class UnavailableError(SpecdError):
 
 class InternalError(SpecdError):
     """specd failed; the session ends, and no other request would help."""
-
-
-class StartupError(Exception):
-    """The process cannot start; the message says why and what to do about it."""
 
 
 def to_status(error: SpecdError) -> grpc.Status:

@@ -21,15 +21,17 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args
 
 import typer
-from pydantic.fields import FieldInfo
-from rich.console import Console
+from typer.core import TyperGroup
 
-from specd.errors import StartupError
-from specd.logs import configure_logging
-from specd.settings import LogSettings, Settings, SettingsT, load_settings
+from specd.startup_error import StartupError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from specd.settings import Settings, SettingsT
 
 # Help text of each process. The package of a process has the same name, with underscores.
 PROCESSES = {
@@ -42,10 +44,11 @@ PROCESSES = {
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT"}
 
 
-def new_app(name: str) -> typer.Typer:
-    """Return a command line without commands."""
+def new_app(name: str, *, cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """Return a command line without commands, of a class of groups that may know some."""
     return typer.Typer(
         name=name,
+        cls=cls,
         add_completion=False,
         rich_markup_mode=None,  # the panels cut off variable names that are longer than their last column
         pretty_exceptions_enable=False,
@@ -86,11 +89,16 @@ def check_servers_are_installed() -> None:
 
 def start_logging(process: str) -> None:
     """Configure logging from the settings."""
+    from specd.logs import configure_logging
+    from specd.settings import LogSettings, load_settings
+
     configure_logging(load_settings(LogSettings, {}), process=process)
 
 
 def complain(message: str) -> None:
     """Write an error for people, in one line."""
+    from rich.console import Console
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]specd:[/]", end=" ")
     console.print(" ".join(message.split()), markup=False)  # libraries' messages can have several lines
@@ -101,6 +109,8 @@ def settings_options(cls: type[SettingsT]) -> Callable[[Callable[[SettingsT], No
 
     The options override environment and file.
     """
+
+    from specd.settings import load_settings
 
     def decorate(command: Callable[[SettingsT], None]) -> Callable[..., None]:
         def run(**options: Any) -> None:

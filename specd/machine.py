@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specd.errors import StartupError
+from specd.startup_error import StartupError
 
 
 def part_of_memory(divisor: int) -> Any:

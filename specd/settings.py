@@ -20,8 +20,8 @@ from pydantic_settings import (
 )
 
 from specd.addresses import check_address, check_endpoint, check_optional_address, check_tcp_address, is_local
-from specd.errors import StartupError
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
+from specd.startup_error import StartupError
 
 # A draft of this name is none: look-up alone proposes.
 LOOKUP = "lookup"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
-
-from specd.launch import run_app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, or those of the process."""
-    from specd.cli.app import app  # imports gRPC, for which specd.launch has set variables
+    # Ctrl-C ends what is still being imported, and leaves no traceback. A command that heeds it says so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    from specd.cli.app import app
+    from specd.launch import run_app  # sets variables for gRPC, which the commands import
 
     run_app(app, arguments, name="specd")

@@ -4,42 +4,91 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from specd import __version__
-from specd.cli import token
-from specd.cli.bench import bench
-from specd.cli.certs import certs
-from specd.cli.chat import chat
-from specd.cli.convert import convert
-from specd.cli.generate import generate
-from specd.cli.health import health
-from specd.cli.top import top
-from specd.cli.up import demo, up
-from specd.launch import PROCESSES, check_servers_are_installed, new_app, settings_options
-from specd.settings import UpSettings
+from specd.launch import PROCESSES, check_servers_are_installed, new_app
 
-app = new_app("specd")
+# The module of each command, and its help. It is imported when it runs, because gRPC and settings take half a second.
+COMMANDS = {
+    **{name: ("", summary) for name, summary in PROCESSES.items()},
+    "up": (
+        "specd.cli.up",
+        "Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C.",
+    ),
+    "generate": ("specd.cli.generate", "Stream a completion from a running coordinator."),
+    "chat": ("specd.cli.chat", "Talk with a chat model."),
+    "top": ("specd.cli.top", "Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes."),
+    "health": ("specd.cli.health", "Print the health of a process; exit with 1 unless it is SERVING."),
+    "demo": ("specd.cli.demo", "Start all processes on an embedded pair, stream a completion, print statistics, stop."),
+    "bench": ("specd.cli.bench", "Compare specd with its target alone and with mlx-lm, on the same prompts."),
+    "convert": ("specd.cli.convert", "Write a model in another precision, or quantised, as safetensors."),
+    "certs": (
+        "specd.cli.certs",
+        "Make a private authority, and certificates of it for the processes, a client and Prometheus.",
+    ),
+    "token": ("specd.cli.token", "Give clients tokens, and take them back; a running coordinator follows."),
+}
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a call failed, or what was asked does not hold; 2 wrong usage or settings, or a process "
+    "that cannot start."
+)
+
+
+class _Commands(TyperGroup):
+    """The commands, each imported when it is asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # for their names: see get_command
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name not in COMMANDS:
+            return None
+        module, summary = COMMANDS[cmd_name]
+        if not module:
+            return typer.main.get_command(_process(cmd_name, summary))
+        imported = import_module(module)
+        if cmd_name != "up" and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # it has a handler of its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        group = getattr(imported, "app", None)
+        if group is None:
+            group = new_app(cmd_name)
+            group.command(epilog=EXIT_CODES)(getattr(imported, cmd_name))
+        return typer.main.get_command(group)
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+app = new_app("specd", cls=_Commands)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from specd import __version__
+
         typer.echo(f"specd {__version__}")
         raise typer.Exit
 
 
-@app.callback(no_args_is_help=True)
+@app.callback(no_args_is_help=True, epilog=EXIT_CODES)
 def configure(
     config: Annotated[
         Path | None, typer.Option(help="Settings file, TOML. [SPECD_CONFIG] (default: specd.toml if there is one)")
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error. [SPECD_LOG_LEVEL] (default: info)")
+        str | None,
+        typer.Option(
+            help="debug, info, warning or error. [SPECD_LOG_LEVEL] (default: info; of up on a terminal: warning)"
+        ),
     ] = None,
     log_format: Annotated[
         str | None,
@@ -59,22 +108,15 @@ def configure(
             os.environ[f"SPECD_{variable}"] = str(value)
 
 
-def _start(process: str) -> Callable[[typer.Context], None]:
+def _process(name: str, summary: str) -> typer.Typer:
     """Return the command of a process: it runs the package, which parses the arguments."""
+    process = new_app(name)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    def command(context: typer.Context) -> None:
+    @process.command(help=summary, add_help_option=False, context_settings=settings)
+    def run(context: typer.Context) -> None:
         check_servers_are_installed()
         sys.argv[1:] = context.args
-        runpy.run_module(process.replace("-", "_"), run_name="__main__", alter_sys=True)
+        runpy.run_module(name.replace("-", "_"), run_name="__main__", alter_sys=True)
 
-    return command
-
-
-_PASS_ARGUMENTS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-for process, summary in PROCESSES.items():
-    app.command(process, help=summary, add_help_option=False, context_settings=_PASS_ARGUMENTS_ON)(_start(process))
-app.command()(settings_options(UpSettings)(up))
-for command in (generate, chat, top, health, demo, bench, convert, certs):
-    app.command()(command)
-app.add_typer(token.app)
+    return process

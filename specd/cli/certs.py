@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specd.errors import StartupError
 from specd.identity.roles import Role
+from specd.startup_error import StartupError
 
 
 def certs(

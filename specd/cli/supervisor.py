@@ -18,8 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from specd.errors import StartupError
 from specd.lifeline import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
+from specd.startup_error import StartupError
 
 log = structlog.get_logger()
 

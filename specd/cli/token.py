@@ -13,9 +13,9 @@ from filelock import FileLock
 from rich.console import Console
 from rich.table import Table
 
-from specd.errors import StartupError
 from specd.identity.tokens import Token, new_token, read_tokens, write_tokens
 from specd.launch import new_app
+from specd.startup_error import StartupError
 
 app = new_app("token")
 

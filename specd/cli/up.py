@@ -1,24 +1,23 @@
-"""The commands that start the whole stack: `specd up` and `specd demo`."""
+"""The command `specd up`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
-import os
 import signal
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
-from specd.cli.comparison import DEMO_PROMPT, DEMO_SOURCE, show_comparison
-from specd.cli.supervisor import Stack
-from specd.errors import StartupError
-from specd.launch import check_servers_are_installed, start_logging
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET, LOOKUP, UpSettings
+from specd.launch import check_servers_are_installed, settings_options, start_logging
+from specd.settings import LOOKUP, UpSettings
+from specd.startup_error import StartupError
+
+if TYPE_CHECKING:
+    from specd.cli.supervisor import Stack
 
 
+@settings_options(UpSettings)
 def up(settings: UpSettings) -> None:
     """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C."""
     check_servers_are_installed()
@@ -27,6 +26,8 @@ def up(settings: UpSettings) -> None:
 
 
 async def _up(settings: UpSettings) -> None:
+    from specd.cli.supervisor import Stack
+
     stack = Stack(
         target=settings.target,
         draft="" if settings.draft == LOOKUP else settings.draft,
@@ -73,31 +74,3 @@ async def _hold(stack: Stack) -> None:
                 console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}")
         console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
         await stack.wait()
-
-
-class Pair(enum.Enum):
-    """The embedded pairs."""
-
-    CODE = "code"
-    T5 = "t5"
-
-
-def demo(
-    pair: Annotated[Pair, typer.Option(help="The decoders that complete code, or the T5s that summarise it.")] = (
-        Pair.CODE
-    ),
-) -> None:
-    """Start all processes on an embedded pair, stream a completion, print statistics, stop."""
-    check_servers_are_installed()
-    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
-    start_logging("demo")
-    if pair is Pair.T5:
-        asyncio.run(_demo(EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT, DEMO_SOURCE))
-    else:
-        asyncio.run(_demo(EMBEDDED_TARGET, EMBEDDED_DRAFT, DEMO_PROMPT))
-
-
-async def _demo(target: str, draft: str, prompt: str) -> None:
-    Console(stderr=True).print("starting draft worker, target worker and coordinator …", style="dim")
-    async with Stack(target=target, draft=draft) as stack:
-        await show_comparison(stack.address, prompt)

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from specd.errors import StartupError
 from specd.identity.names import check_name
 from specd.identity.roles import Role, roles_in
+from specd.startup_error import StartupError
 
 CA = "ca"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from specd.errors import StartupError
 from specd.identity.file_state import FileState, state_of
 from specd.identity.roles import Role, roles_in
 from specd.settings import CertificateSettings
+from specd.startup_error import StartupError
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specd.errors import StartupError
+from specd.startup_error import StartupError
 
 
 def is_name(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from huggingface_hub import snapshot_download
 
-from specd.errors import StartupError
+from specd.startup_error import StartupError
 from specd.worker.model.files import WANTED_FILES, read_object
 
 log = structlog.get_logger()

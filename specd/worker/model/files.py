@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from specd.errors import StartupError
 from specd.model_info import MAX_TOKENIZER_BYTES
+from specd.startup_error import StartupError
 from specd.worker.model.safetensors_file import tensor_names
 
 WEIGHTS = "model*.safetensors"

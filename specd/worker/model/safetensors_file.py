@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specd.errors import StartupError
+from specd.startup_error import StartupError
 
 # Bytes of an element, of the types that MLX loads.
 _ITEM_BYTES = {
