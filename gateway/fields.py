@@ -91,7 +91,6 @@ class SamplingFields(StrictModel):
 
     def generation(self, prompt: Prompt, seed: int, **more: Any) -> Generation:
         """Return the generation that the fields ask for. Raises ApiError."""
-        penalises = self.frequency_penalty or self.presence_penalty
         return Generation(
             prompt=prompt,
             seed=seed,
@@ -102,8 +101,8 @@ class SamplingFields(StrictModel):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            # OpenAI's penalties look at the whole text.
-            penalty_context_size=0 if penalises and self.penalty_context_size is None else self.penalty_context_size,
+            # All penalties look at the whole text, as OpenAI's do; without it, gRPC's look at 20 tokens.
+            penalty_context_size=self.penalty_context_size or 0,
             logit_bias=_biases(self.logit_bias or {}),
             acceptance=Acceptance(self.acceptance or "coupled"),
             lenience=self.lenience or 0.0,

@@ -95,3 +95,15 @@ def test_null_is_the_same_as_nothing(name: str) -> None:
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1, 0])
 def test_each_seed_of_openai_is_one(seed: int) -> None:
     assert validated(ChatFields, {"messages": MESSAGES, "seed": seed}).seed == seed
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [{"repetition_penalty": 1.3}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.3, "frequency_penalty": 1e-6}],
+    ids=["repetition", "presence", "two"],
+)
+def test_each_penalty_looks_at_the_whole_text_by_itself(penalties: dict[str, float]) -> None:
+    fields = validated(ChatFields, {"messages": MESSAGES, **penalties})
+    assert fields.chat_generation(1, 10).penalty_context_size == 0
+    fields = validated(ChatFields, {"messages": MESSAGES, **penalties, "penalty_context_size": 20})
+    assert fields.chat_generation(1, 10).penalty_context_size == 20
