@@ -192,9 +192,11 @@ async def test_a_t5_looks_up_its_source() -> None:
         ({"prediction_token_ids": TokenIds(ids=[8192])}, "TOKEN_OUT_OF_VOCABULARY", "8192"),
         ({"prediction_text": "x", "draft_source": DRAFT_SOURCE_NONE}, "CONTRADICTION", "NONE"),
         ({"prediction_text": "x", "draft_source": DRAFT_SOURCE_MODEL}, "CONTRADICTION", "MODEL"),
+        ({"prediction_text": "x", "num_draft_tokens": 0}, "CONTRADICTION", "num_draft_tokens is 0"),
+        ({"draft_source": DRAFT_SOURCE_NONE, "num_draft_tokens": 4}, "CONTRADICTION", "num_draft_tokens is 4"),
         ({"draft_source": 9}, "OUT_OF_RANGE", "9"),
     ],
-    ids=["long", "vocabulary", "none", "model", "unknown"],
+    ids=["long", "vocabulary", "none", "model", "no tokens", "none that proposes", "unknown"],
 )
 async def test_wrong_requests_are_refused(client: RawClient, fields: dict[str, Any], reason: str, what: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:

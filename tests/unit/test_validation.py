@@ -14,6 +14,7 @@ import pytest
 
 from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest, StopConditions, check_prompt, resolve_max_tokens
+from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.rpc.messages import sampling_from
@@ -78,6 +79,19 @@ def test_num_draft_tokens_has_a_limit() -> None:
     for num_draft_tokens in (MAX_NUM_DRAFT_TOKENS + 1, LARGEST_UINT32):
         with refused("OUT_OF_RANGE", f"num_draft_tokens is {num_draft_tokens}"):
             GenerationRequest(num_draft_tokens=num_draft_tokens).check(MODEL, EncodedPrompt([1]))
+
+
+def test_what_nothing_proposes_is_no_number_of_draft_tokens() -> None:
+    for source, k in ((DraftSource.NONE, 0), (DraftSource.NONE, None), (DraftSource.MODEL, 0), (DraftSource.AUTO, 4)):
+        request = GenerationRequest(draft_source=source, num_draft_tokens=k)
+        request.check_draft_source(has_model=True, has_lookup=True)
+    for k in (1, 4):
+        with refused("CONTRADICTION", f"draft_source is NONE, but num_draft_tokens is {k}"):
+            GenerationRequest(draft_source=DraftSource.NONE, num_draft_tokens=k).check_draft_source(
+                has_model=True, has_lookup=True
+            )
+    with refused("CONTRADICTION", "num_draft_tokens is 0"):
+        GenerationRequest(prediction="x", num_draft_tokens=0).check_draft_source(has_model=True, has_lookup=True)
 
 
 @pytest.mark.parametrize(
