@@ -228,7 +228,7 @@ class Coordinator:
         return replace(beginning, prompt_token_ids=prompt.token_ids, source_token_ids=prompt.source)
 
     async def _echo(self, beginning: Beginning, prompt: EncodedPrompt, first: Round) -> Beginning:
-        values = first.verdict.prompt_log_probabilities
+        values = first.verdict.prompt_log_probabilities if first.verdict.log_probabilities else None
         tokens = await asyncio.to_thread(prompt_tokens, self.tokenizer, prompt.token_ids, values)
         return replace(beginning, prompt_tokens=tokens)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from coordinator.core import Round
 from specd.draft_source import TokenSource
@@ -11,6 +11,7 @@ from specd.errors import InvalidRequestError
 from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
 from specd.text.stop_strings import StopStrings
+from specd.text.token_bytes import TokenBytes
 from specd.text.tokenizer import TextStream, Tokenizer
 
 
@@ -18,28 +19,31 @@ from specd.text.tokenizer import TextStream, Tokenizer
 class EmittedToken:
     """A token, the text that it completes, and who said it first.
 
-    If they were asked for, its log-probabilities, and the texts of the most likely tokens in them, by id.
+    If they were asked for, its log-probabilities, and the own bytes of all tokens.
     """
 
     token_id: int
     text: str
     source: TokenSource
     log_probabilities: TokenLogProbabilities | None = None
-    texts: dict[int, str] = field(default_factory=dict)
+    token_bytes: TokenBytes | None = None
 
 
 def prompt_tokens(
-    tokenizer: Tokenizer, token_ids: Sequence[int], log_probabilities: Sequence[TokenLogProbabilities] = ()
+    tokenizer: Tokenizer, token_ids: Sequence[int], log_probabilities: Sequence[TokenLogProbabilities] | None = None
 ) -> list[EmittedToken]:
     """Return the tokens of a prompt with the text that each completes.
 
-    `log_probabilities`, if there are any, begin with those of the second token, and may go on behind the prompt.
+    `log_probabilities`, if they were asked for, begin with those of the second token, and may go on behind the prompt.
     """
+    own = tokenizer.token_bytes if log_probabilities is not None else None
     text = tokenizer.stream_text(())
-    tokens = [EmittedToken(token_id, text.push(token_id), TokenSource.TARGET) for token_id in token_ids]
+    tokens = [
+        EmittedToken(token_id, text.push(token_id), TokenSource.TARGET, token_bytes=own) for token_id in token_ids
+    ]
     tokens[-1] = replace(tokens[-1], text=tokens[-1].text + text.finish())
-    for i, values in enumerate(log_probabilities[: len(tokens) - 1], 1):
-        tokens[i] = _with(tokens[i], values, tokenizer)
+    for i, values in enumerate((log_probabilities or ())[: len(tokens) - 1], 1):
+        tokens[i] = replace(tokens[i], log_probabilities=values)
     return tokens
 
 
@@ -103,13 +107,7 @@ class Output:
         return self._stop.push(text)
 
     def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
-        token = EmittedToken(round_.commit.token_ids[i], text, round_.source(i))
-        if not round_.verdict.log_probabilities:
-            return token
-        return _with(token, round_.verdict.log_probabilities[i], self._tokenizer)
-
-
-def _with(token: EmittedToken, values: TokenLogProbabilities, tokenizer: Tokenizer) -> EmittedToken:
-    ranked = {t.token_id for t in (*values.top_model, *values.top_sampling)}
-    texts = {token_id: tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ranked}
-    return replace(token, log_probabilities=values, texts=texts)
+        token_id, source, values = round_.commit.token_ids[i], round_.source(i), round_.verdict.log_probabilities
+        if not values:
+            return EmittedToken(token_id, text, source)
+        return EmittedToken(token_id, text, source, values[i], self._tokenizer.token_bytes)

@@ -270,8 +270,10 @@ def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
 
 def _prompt_token(token: EmittedToken) -> generation_pb2.GeneratedToken:
     message = generation_pb2.GeneratedToken(id=token.token_id, text=token.text)
-    if token.log_probabilities is not None:
-        message.log_probabilities.CopyFrom(to_log_probabilities(token.log_probabilities, token.texts))
+    if token.token_bytes is not None:
+        message.own_bytes = token.token_bytes.of(token.token_id)
+        if token.log_probabilities is not None:
+            message.log_probabilities.CopyFrom(to_log_probabilities(token.log_probabilities, token.token_bytes.of))
     return message
 
 

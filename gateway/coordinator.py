@@ -208,10 +208,10 @@ def _increment(response: generation_pb2.GenerateResponse) -> Increment:
 def _token(token: generation_pb2.GeneratedToken) -> TextToken:
     source = _SOURCES.get(token.source, "target")
     if not token.HasField("log_probabilities"):
-        return TextToken(token.id, token.text, source)
+        return TextToken(token.id, token.text, source, token.own_bytes)
     values = token.log_probabilities
-    top = tuple(Ranked(ranked.text, ranked.log_probability) for ranked in values.top_model)
-    return TextToken(token.id, token.text, source, values.model, top)
+    top = tuple(Ranked(ranked.id, ranked.own_bytes, ranked.log_probability) for ranked in values.top_model)
+    return TextToken(token.id, token.text, source, token.own_bytes, values.model, top)
 
 
 def _statistics(statistics: generation_pb2.SessionStatistics) -> Statistics:

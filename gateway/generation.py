@@ -64,9 +64,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A token that was likely, and the natural logarithm of its probability under the model."""
+    """A token that was likely, its own bytes, and the natural logarithm of its probability under the model."""
 
-    text: str
+    token_id: int
+    own: bytes
     log_probability: float
 
 
@@ -74,12 +75,14 @@ class Ranked:
 class TextToken:
     """A token, the text that it completes, and who said it first: `target`, `draft` or `lookup`.
 
-    If asked for, the natural logarithm of its probability under the model, and the most likely tokens in its place.
+    If log-probabilities are asked for, its own bytes, the natural logarithm of its probability under the model, and the
+    most likely tokens in its place. The first token of a prompt has its bytes only.
     """
 
     token_id: int
     text: str
     source: str
+    own: bytes = b""
     log_probability: float | None = None
     top: tuple[Ranked, ...] = ()
 

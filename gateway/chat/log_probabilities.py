@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.generation import TextToken
-from gateway.log_probability import at_least
+from gateway.log_probability import at_least, name_of
 
 
 def content_of(tokens: Sequence[TextToken]) -> dict[str, Any]:
@@ -15,9 +15,9 @@ def content_of(tokens: Sequence[TextToken]) -> dict[str, Any]:
 
 
 def _entry(token: TextToken) -> dict[str, Any]:
-    top = [_ranked(ranked.text, ranked.log_probability) for ranked in token.top]
-    return {**_ranked(token.text, token.log_probability or 0.0), "top_logprobs": top}
+    top = [_ranked(ranked.own, ranked.log_probability) for ranked in token.top]
+    return {**_ranked(token.own, token.log_probability or 0.0), "top_logprobs": top}
 
 
-def _ranked(text: str, log_probability: float) -> dict[str, Any]:
-    return {"token": text, "logprob": at_least(log_probability), "bytes": list(text.encode())}
+def _ranked(own: bytes, log_probability: float) -> dict[str, Any]:
+    return {"token": name_of(own), "logprob": at_least(log_probability), "bytes": list(own)}

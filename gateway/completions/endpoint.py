@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway.choices import Indexed, merged
+from gateway.completions.log_probabilities import lists_of
 from gateway.completions.request import CompletionFields
 from gateway.fields import validated
 from gateway.generation import Increment, Requester, Statistics, TextToken
 from gateway.http.answer import Answer
 from gateway.http.event_stream import DONE, data
-from gateway.log_probability import at_least
 from gateway.served_model import KnownModel
 from gateway.service import Service
 from gateway.usage import timings_of, usage_of
@@ -97,7 +97,7 @@ class _Completion:
             text = f"{prompt}{text}"
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
         if self._fields.logprobs is not None:
-            choice["logprobs"] = _log_probabilities(tokens, self._lengths[index])
+            choice["logprobs"] = lists_of(tokens, self._lengths[index])
         if self._fields.token_sources:
             choice["tokens"] = [token.as_json for token in tokens]
         self._lengths[index] += len(text)
@@ -111,24 +111,3 @@ class _Completion:
 
     def _in_order(self) -> list[Statistics]:
         return [self._statistics[index] for index in sorted(self._statistics)]
-
-
-def _log_probabilities(tokens: Sequence[TextToken], offset: int) -> dict[str, Any]:
-    """Return the legacy form: lists by token, the most likely ones by their text. A prompt's first token has none."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [None if (p := token.log_probability) is None else at_least(p) for token in tokens],
-        "top_logprobs": [_most_likely(token) for token in tokens],
-        "text_offset": offsets,
-    }
-
-
-def _most_likely(token: TextToken) -> dict[str, float] | None:
-    """Return the most likely tokens in the place of one; None for the first of a prompt, which nothing is before."""
-    if token.log_probability is None:
-        return None
-    return {ranked.text: at_least(ranked.log_probability) for ranked in token.top}

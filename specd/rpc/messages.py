@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from specd.cache_footprint import CacheFootprint
 from specd.draft_source import DraftSource
@@ -114,18 +114,21 @@ def log_probabilities_from(message: sampling_pb2.TokenLogProbabilities) -> Token
 
 
 def to_log_probabilities(
-    values: TokenLogProbabilities, texts: dict[int, str] | None = None
+    values: TokenLogProbabilities, own_bytes: Callable[[int], bytes] = lambda _: b""
 ) -> sampling_pb2.TokenLogProbabilities:
-    """Return the message for the log-probabilities of a token, with the texts that are known by id."""
-    texts = texts or {}
+    """Return the message for the log-probabilities of a token, with the own bytes of each token by its id."""
 
     def ranked(tokens: Sequence[RankedToken]) -> list[sampling_pb2.RankedToken]:
-        return [
-            sampling_pb2.RankedToken(
-                id=token.token_id, text=texts.get(token.token_id, ""), log_probability=token.log_probability
+        messages = []
+        for token in tokens:
+            own = own_bytes(token.token_id)
+            text = own.decode(errors="replace")
+            messages.append(
+                sampling_pb2.RankedToken(
+                    id=token.token_id, text=text, log_probability=token.log_probability, own_bytes=own
+                )
             )
-            for token in tokens
-        ]
+        return messages
 
     return sampling_pb2.TokenLogProbabilities(
         model=values.model,

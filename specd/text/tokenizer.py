@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
 from specd.text.chat import Chat, ChatTemplate
+from specd.text.token_bytes import TokenBytes
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
@@ -78,6 +79,11 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens, with replacement characters for incomplete ones."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The own bytes of each token, by id."""
+        return TokenBytes(self._tokenizer)
 
     @property
     def chat_template(self) -> str:

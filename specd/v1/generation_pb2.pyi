@@ -168,18 +168,20 @@ class GenerateResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "text", "drafted", "log_probabilities", "source")
+    __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "own_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     drafted: bool
     log_probabilities: _sampling_pb2.TokenLogProbabilities
     source: TokenSource
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ...) -> None: ...
+    own_bytes: bytes
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "looked_up")

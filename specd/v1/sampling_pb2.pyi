@@ -88,11 +88,13 @@ class TokenLogProbabilities(_message.Message):
     def __init__(self, model: _Optional[float] = ..., sampling: _Optional[float] = ..., top_model: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ..., top_sampling: _Optional[_Iterable[_Union[RankedToken, _Mapping]]] = ...) -> None: ...
 
 class RankedToken(_message.Message):
-    __slots__ = ("id", "text", "log_probability")
+    __slots__ = ("id", "text", "log_probability", "own_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     log_probability: float
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ...) -> None: ...
+    own_bytes: bytes
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...

@@ -70,6 +70,33 @@ async def test_log_probabilities_have_their_places(http: HttpClient) -> None:
     assert offsets == values["text_offset"]
 
 
+# The pieces of two characters, and the end token, by their ids.
+PIECES = {160: b"\xe2", 248: b"\x98", 227: b"\x83", 129: b"\xc3", 104: b"\xa9", 0: b"<|endoftext|>"}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_token_that_is_no_text_has_its_own_name_and_bytes(http: HttpClient, chat: bool) -> None:
+    body: dict[str, Any] = {"seed": 3, "max_tokens": 40, "ignore_eos": True, "token_sources": True}
+    body |= {"temperature": 5, "logit_bias": {**dict.fromkeys(map(str, PIECES), 100), "0": 90}}
+    if chat:
+        body |= {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 5}
+    else:
+        body |= {"prompt": "x", "logprobs": 5}
+    choice = (await http.post("/v1/chat/completions" if chat else PATH, body)).json()["choices"][0]
+    own = [PIECES[token["id"]] for token in choice["tokens"]]
+    if chat:
+        entries = choice["logprobs"]["content"]
+        assert [bytes(entry["bytes"]) for entry in entries] == own
+        named = [entry["token"] for entry in entries]
+    else:
+        named = [name.removeprefix("bytes:") for name in choice["logprobs"]["tokens"]]
+        for name, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+            assert len(top) in {5, 6}
+            assert name in top
+    assert named == [name.decode() if name.isascii() else f"\\x{name[0]:x}" for name in own]
+    assert len(set(named)) > 2
+
+
 @pytest.mark.parametrize("prompt", [PROMPT, [300, 301, 302, 303]])
 async def test_an_echo_has_the_log_probabilities_of_the_prompt(
     http: HttpClient, grpc_client: RawClient, prompt: str | list[int]
@@ -82,12 +109,14 @@ async def test_an_echo_has_the_log_probabilities_of_the_prompt(
     )
     echoed, values = first.prompt_tokens, choice["logprobs"]
     assert choice["text"].startswith(prompt if isinstance(prompt, str) else "".join(token.text for token in echoed))
-    assert "".join(values["tokens"]) == choice["text"]
+    begin, text = "<|endoftext|>" if isinstance(prompt, str) else "", "".join(values["tokens"])
+    assert text == begin + choice["text"]
     assert len(values["tokens"]) == len(values["token_logprobs"]) == len(echoed) + 20
     assert values["token_logprobs"][0] is values["top_logprobs"][0] is None
     expected = [token.log_probabilities.model for token in echoed[1:]]
     assert values["token_logprobs"][1 : len(echoed)] == pytest.approx(expected, abs=1e-3)
-    assert all(len(most_likely) == 2 for most_likely in values["top_logprobs"][1 : len(echoed)])
+    ids = [{token.id, *(top.id for top in token.log_probabilities.top_model)} for token in echoed[1:]]
+    assert [len(top) for top in values["top_logprobs"][1 : len(echoed)]] == list(map(len, ids))
     chunks = await http.chunks(PATH, body)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
     offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]

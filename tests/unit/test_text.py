@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from specd.settings import EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
@@ -86,3 +89,44 @@ def test_swapped_tokens_are_named() -> None:
     assert text != TOKENIZER_JSON.decode()
     difference = TOKENIZER.difference(Tokenizer(text.encode()))
     assert "'def'" in difference or "'class'" in difference
+
+
+def metaspace_tokenizer(*, byte_fallback: bool) -> Tokenizer:
+    """A tokenizer like Llama 2's: spaces are `▁`, and what has no token is its bytes."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *string.ascii_letters, "▁a", "##"]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate(pieces)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True
+    )
+    made = HuggingFaceTokenizer(model)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps) if byte_fallback else decoders.Metaspace()
+    made.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(made.to_str().encode())
+
+
+LLAMA_LIKE = metaspace_tokenizer(byte_fallback=True)
+
+
+@given(st.text(max_size=40))
+def test_own_bytes_of_tokens_make_the_text_together(text: str) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert b"".join(map(TOKENIZER.token_bytes.of, ids)) == text.encode()
+    # `Prepend` leaves an empty text alone.
+    ids = LLAMA_LIKE.encode(text, add_special_tokens=False)
+    spaced = text.replace("▁", " ")
+    assert b"".join(map(LLAMA_LIKE.token_bytes.of, ids)) == (f" {spaced}" if text else "").encode()
+
+
+def test_a_token_has_its_space_and_a_special_one_its_name() -> None:
+    for tokenizer in (LLAMA_LIKE, metaspace_tokenizer(byte_fallback=False)):
+        with_space, without = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("xa")[-1:]
+        assert [tokenizer.token_bytes.of(token_id) for token_id in (*with_space, *without)] == [b" a", b"a"]
+        assert tokenizer.token_bytes.of(1) == b"</s>"
+        assert tokenizer.token_bytes.of(10**6) == b""
+    assert TOKENIZER.token_bytes.of(END_OF_TEXT) == TOKENIZER.special_tokens[END_OF_TEXT].encode()
+    # It has a character that stands for no byte, so the tokenizer takes it as it is.
+    added = HuggingFaceTokenizer.from_str(TOKENIZER_JSON.decode())
+    added.add_tokens(["→end→"])
+    tokenizer = Tokenizer(added.to_str().encode())
+    assert tokenizer.token_bytes.of(tokenizer.encode("→end→")[-1]) == "→end→".encode()
