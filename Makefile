@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-clients test-families models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image lock bench clean
+.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test: $(READY) ## Run all tests but those of clients, security, families and con
 
 test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
 	@$(PYTEST) tests/clients $(PYTEST_ARGS)
+
+test-chat-model: $(READY) ## Hold 40 conversations with a published chat model, greedy and sampled, as mlx-lm does
+	@$(PYTEST) tests/e2e/test_chat_model.py --thorough $(PARALLEL) $(PYTEST_ARGS)
 
 EXPLORE_SECONDS ?= 300
 ifndef SEED

