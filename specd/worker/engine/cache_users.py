@@ -14,6 +14,7 @@ from mlx.nn.layers.convolution import Conv1d
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from specd.worker.cache.layers.owned import owned
 from specd.worker.cache.layers.parts import flatten
 from specd.worker.cache.layers.products import Products, convolution, making, plainly, product
 from specd.worker.cache.layers.recurrent import MOST_TOKENS, RecurrentCache
@@ -153,28 +154,36 @@ def _call_by_session(
 ) -> Any:
     """Return the outputs for rows [tokens, 1, …] of `call`, made with [1, n, …] for each session.
 
-    Those with a few tokens are computed in lockstep. A chunk of a prompt gains nothing from others, and would stay in
-    memory for as long as they keep their part of a product with it.
+    Those with a few tokens are computed in lockstep. A chunk of a prompt gains nothing from others. What a state keeps
+    of a call is the session's own: a part of an array would keep the tokens of all sessions in memory.
     """
     is_short = [span.stop - span.start <= MOST_TOKENS for span in batch.spans]
+    is_kept = bool(_recurrent(batch.caches))
     calls = []
     for i, span in enumerate(batch.spans):
-        own = partial(_of_session, batch=batch, i=i, span=span)
+        own = partial(_of_session, batch=batch, i=i, span=span, is_kept=is_kept and is_short[i])
         own_options = {name: own(arg) for name, arg in options.items()}
-        compute = ask if is_short[i] else plainly
+        compute = (_ask_for_own if is_kept else ask) if is_short[i] else plainly
         calls.append(partial(call, [own(arg) for arg in args], own_options, compute))
     in_step = iter(in_lockstep([each for each, short in zip(calls, is_short, strict=True) if short]))
     return _joined([next(in_step) if short else each() for each, short in zip(calls, is_short, strict=True)])
 
 
-def _of_session(arg: Any, *, batch: BatchLayer, i: int, span: slice) -> Any:
+def _ask_for_own(module: Module, function: Callable[..., mx.array], rows: mx.array) -> mx.array:
+    return owned(ask(module, function, rows))
+
+
+def _of_session(arg: Any, *, batch: BatchLayer, i: int, span: slice, is_kept: bool) -> Any:
     if isinstance(arg, BatchLayer):
         return arg.caches[i]
     if isinstance(arg, Masks):
         return arg.of_sessions[i]
     if isinstance(arg, mx.array) and arg.ndim and arg.shape[0] == batch.spans[-1].stop:
         # The only arrays with one axis are positions, of which a session has that of its first token.
-        return arg[span].swapaxes(0, 1) if arg.ndim > 1 else arg[span][:1]
+        if arg.ndim == 1:
+            return arg[span][:1]
+        rows = arg[span].swapaxes(0, 1)
+        return owned(rows) if is_kept else rows
     return arg
 
 

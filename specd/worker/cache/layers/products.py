@@ -12,6 +12,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from specd.worker.cache.layers.owned import owned
+
 # A linear layer or a convolution, and its output [1, tokens, size].
 Product = tuple[Module, mx.array]
 
@@ -68,7 +70,9 @@ def convolution(module: Module, function: Callable[..., Any], args: Sequence[Any
 def _known_or(products: Products, module: Module, compute: Callable[[], mx.array]) -> mx.array:
     index = len(products.made)
     if index < len(products.known) and products.known[index][0] is module:
-        output = products.known[index][1][:, : products.num_tokens]
+        output = products.known[index][1]
+        if output.shape[1] > products.num_tokens:
+            output = owned(output[:, : products.num_tokens])
     else:
         output = compute()
     if output.shape[:2] == (1, products.num_tokens):

@@ -12,6 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache
 
 from specd.cache_footprint import CacheFootprint
+from specd.worker.cache.layers.owned import owned
 from specd.worker.cache.layers.products import Products, making
 
 # Passes with more tokens than this are prefills: nobody goes back into one.
@@ -93,6 +94,10 @@ class RecurrentCache(ArraysCache):
         self._passes: list[_Pass] = []
         self._checkpoints: list[tuple[int, _State]] = [(0, tuple(self.cache))]
 
+    def __setitem__(self, index: int, array: mx.array) -> None:
+        """Accept an array of the state: modules mostly leave a slice of what they compute for all tokens of a pass."""
+        self.cache[index] = owned(array)
+
     def record(
         self, module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], n: int
     ) -> Products:
@@ -102,6 +107,8 @@ class RecurrentCache(ArraysCache):
         """
         if not self._passes or any(call.module is module for call in self._passes[-1].calls):
             self._begin(n)
+        if n > MOST_TOKENS:
+            args, options = (), {}  # which can be as large as a chunk of a prompt
         named = {name: self._without_caches(arg) for name, arg in options.items()}
         call = _Call(module, function, tuple(map(self._without_caches, args)), named, Products(n))
         self._passes[-1] = replace(self._passes[-1], calls=(*self._passes[-1].calls, call))
@@ -139,8 +146,11 @@ class RecurrentCache(ArraysCache):
 
     def serves(self, position: int) -> int:
         """See LayerCache."""
-        if position == self.offset or (self._passes and position >= self._passes[0].begin):
+        if position == self.offset:
             return position
+        if self._passes and position >= self._passes[0].begin:
+            latest = self._passes[-1]
+            return position if latest.num_tokens <= MOST_TOKENS else min(position, latest.begin)
         return max(at for at, _ in self._checkpoints if at <= position)
 
     def rewind(self, position: int) -> None:
@@ -174,18 +184,25 @@ class RecurrentCache(ArraysCache):
             named = {name: self._with_caches(arg, earlier.begin) for name, arg in options.items()}
             with making(calls[-1].products):
                 call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
-        return _Pass(earlier.begin, num_tokens, earlier.before, tuple(calls))
+        shorter = _Pass(earlier.begin, num_tokens, earlier.before, tuple(calls))
+        if num_tokens < earlier.num_tokens:
+            # Not all that is kept leads to the state: what does not would be lazy, and so keep the longer arrays.
+            self.cache = [array if array is None else mx.depends(array, shorter.arguments) for array in self.cache]
+        return shorter
 
     def _without_caches(self, arg: Any) -> Any:
+        """Return what is kept of an argument: no cache, and no mask of attention, which is beside the state."""
         if arg is self:
             return _Place()
+        if isinstance(arg, mx.array) and arg.dtype == mx.bool_:
+            return None
         parts = getattr(arg, "caches", ())
         return _Place(tuple(part is self for part in parts)) if parts else arg
 
     def _with_caches(self, arg: Any, position: int) -> Any:
         if isinstance(arg, _Place):
             return [self if own else _Scratch(position) for own in arg.of_parts] if arg.of_parts else self
-        return None if isinstance(arg, mx.array) and arg.dtype == mx.bool_ else arg  # a mask of attention
+        return arg
 
     def copy(self, position: int) -> RecurrentCache:
         """See LayerCache. States are shared: nobody writes to them."""
@@ -220,6 +237,6 @@ class RecurrentCache(ArraysCache):
 
 def _first(arg: Any, of: int, num_tokens: int) -> Any:
     """Return the first tokens of an argument, if it is an array [1, of, …]."""
-    if isinstance(arg, mx.array) and arg.ndim > 1 and arg.shape[1] == of:
-        return arg[:, :num_tokens]
+    if num_tokens < of and isinstance(arg, mx.array) and arg.ndim > 1 and arg.shape[1] == of:
+        return owned(arg[:, :num_tokens])
     return arg

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+from specd.worker.cache.layers.owned import owned
 
 # Passes that it can go back by; before them, it begins anew.
 _MOST_SNAPSHOTS = 4
@@ -27,6 +28,9 @@ class SnapshotCache:
 
     def take(self) -> None:
         """Keep the attributes as they are after a pass; the first snapshot is the empty cache."""
+        vars(self).update(
+            tree_map(lambda leaf: owned(leaf) if isinstance(leaf, mx.array) else leaf, self._attributes())
+        )
         first, *latest = self.snapshots
         self.snapshots = (first, *latest[1 - _MOST_SNAPSHOTS :], (self.offset, self._attributes()))
 
