@@ -44,18 +44,27 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
     def get(path: str, name: str, answer: _Answering) -> Route:
         return Route(path, Endpoint(name, partial(answer, service), metrics), methods=["GET"], name=name)
 
+    health = get("/health", "health", check_health)
+    openapi = Route("/openapi.json", show_openapi, methods=["GET"])
+    page = page_routes()
     routes: list[BaseRoute] = [
         post("/v1/chat/completions", "chat_completions", complete_chat),
         post("/v1/completions", "completions", complete),
         post("/v1/responses", "responses", respond),
         get("/v1/models", "models", list_models),
         get("/v1/models/{name:path}", "model", show_model),
-        get("/health", "health", check_health),
+        health,
         Route("/metrics", partial(show_metrics, service, registry), methods=["GET"]),
-        Route("/openapi.json", show_openapi, methods=["GET"]),
-        *page_routes(),
+        openapi,
+        *page,
     ]
-    guards = Middleware(Guards, hosts=settings.host_names, origins=settings.origins)
+    guards = Middleware(
+        Guards,
+        hosts=settings.host_names,
+        origins=settings.origins,
+        asks_for_certificates=bool(settings.tls_ca),
+        open_paths=[route.path for route in (health, openapi, *page)],
+    )
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.origins,

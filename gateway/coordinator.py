@@ -66,6 +66,8 @@ _WORDS = {
 # Clients look for these.
 _CODES = {"CONTEXT_EXCEEDED": "context_length_exceeded", "UNAUTHENTICATED": "invalid_api_key"}
 _RETRY_SECONDS = 1.0
+# The same code says that a message is too long and that there are too many requests; only the latter can be retried.
+_TOO_LONG = "SERVER: Received message larger than max"  # gRPC's core
 
 
 class CoordinatorLink:
@@ -123,6 +125,8 @@ def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
             detail.Unpack(info)
     code = _STATUSES.get(error.code(), 500)
     is_ours = info.domain == DOMAIN
+    if info.reason == "MESSAGE_TOO_LARGE" or (not is_ours and str(error.details()).startswith(_TOO_LONG)):
+        return ApiError(413, "body_too_large", "the request is longer than the coordinator's --max-request-bytes")
     message = error.details() if is_ours else _WORDS.get(code, "the coordinator failed on this request")
     if code in {429, 503} and not retry_after_seconds:
         retry_after_seconds = _RETRY_SECONDS

@@ -1,15 +1,16 @@
-"""Connections that do not wait for slow clients, and know who has opened them."""
+"""Connections that do not wait for slow clients, and tell each request who has opened them."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specd.identity.roles import Role, roles_in
 
-# In the scope of a request: the roles in the certificate of whoever has opened the connection, None without one.
+# In the scope of a request: the roles in the certificate of the connection's client; missing without a certificate.
 ROLES = "specd.roles"
 
 # For the headers of the first request; uvicorn waits for them without end.
@@ -23,13 +24,13 @@ class BoundedConnection(H11Protocol):
     """
 
     _deadline: asyncio.TimerHandle | None = None
-    _roles: frozenset[Role] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the headers."""
         super().connection_made(transport)
         if peer := transport.get_extra_info("peercert"):  # verified, or it would not be here
-            self._roles = roles_in(name for kind, name in peer.get("subjectAltName", ()) if kind == "DNS")
+            roles = roles_in(name for kind, name in peer.get("subjectAltName", ()) if kind == "DNS")
+            self.app = _with_roles(self.app, roles)  # for pipelined requests, too
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -39,7 +40,6 @@ class BoundedConnection(H11Protocol):
             self._wait_for_headers()
         super().data_received(data)
         if self.scope is not before:
-            self.scope[ROLES] = self._roles  # type: ignore[literal-required]  # before the application runs
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,3 +58,12 @@ class BoundedConnection(H11Protocol):
     def _give_up(self) -> Any:
         self._deadline = None
         self.transport.close()
+
+
+def _with_roles(app: ASGIApp, roles: frozenset[Role]) -> ASGIApp:
+    """Return an application whose requests all have these roles."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, ROLES: roles}, receive, send)
+
+    return served

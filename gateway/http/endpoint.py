@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.generation import Requester
@@ -24,6 +25,10 @@ log = structlog.get_logger()
 
 # Of nginx: the client closed the request. It is in metrics only.
 _CLIENT_GONE = 499
+
+# gRPC's metadata has 8 KiB for both, and refuses more as if there were too many requests.
+_MOST_TOKEN_CHARACTERS = 4096
+_TRACEPARENT = re.compile(r"[!-~]{1,256}", re.ASCII)
 
 Handler = Callable[[Mapping[str, Any], Requester], Awaitable[Answer]]
 
@@ -54,7 +59,7 @@ class Endpoint:
         try:
             await self._answer(Request(scope, receive), sent)
             status = sent.status
-        except _ClientGoneError:
+        except (ClientDisconnect, _ClientGoneError):  # during the upload, or after it
             status = _CLIENT_GONE
         except ApiError as error:
             status = error.status
@@ -95,14 +100,20 @@ class _Sent:
 
 
 def caller_of(request: Request) -> Requester:
-    """Return who asks, by the headers."""
+    """Return who asks, by the headers. Raises ApiError for a token that is longer than any."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     # What no gRPC metadata can carry is no token of the coordinator's.
     if scheme.lower() != "bearer" or not (token.isascii() and token.isprintable()):
         token = ""
+    if len(token) > _MOST_TOKEN_CHARACTERS:
+        raise ApiError(
+            401,
+            "invalid_api_key",
+            f"the token has {len(token)} characters: one of the coordinator has at most {_MOST_TOKEN_CHARACTERS}",
+        )
     traceparent = request.headers.get("traceparent", "")
-    return Requester(token, traceparent if traceparent.isascii() and traceparent.isprintable() else "")
+    return Requester(token, traceparent if _TRACEPARENT.fullmatch(traceparent) else "")
 
 
 @asynccontextmanager

@@ -24,10 +24,23 @@ class Guards:
     A page of another site can make a browser send requests here. Its own name can lead here (DNS rebinding): the Host
     then is that name, and never an address. So a Host must be an address, `localhost`, or one of `hosts`; over TLS the
     browser compares it with the certificate. An Origin must be that of the Host itself, or one of `origins`.
+
+    With `asks_for_certificates`, a request needs a role for its path, but for `open_paths`: those of unknown roles are
+    refused.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        origins: Collection[str],
+        asks_for_certificates: bool,
+        open_paths: Collection[str],
+    ) -> None:
         self._app = app
+        self._asks_for_certificates = asks_for_certificates
+        self._open_paths = frozenset(open_paths)
         self._hosts = {host.lower() for host in hosts}
         self._origins = set(origins)
 
@@ -46,9 +59,8 @@ class Guards:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        roles: frozenset[Role] | None = scope.get(ROLES)
         refusal = self._refusal(headers, is_secure=scope.get("scheme") == "https")
-        if refusal := refusal or _refusal_of_role(roles, scope["path"]):
+        if refusal := refusal or self._refusal_of_role(scope.get(ROLES, frozenset()), scope["path"]):
             await send_error(refusal, send_named)
         else:
             await self._app(scope, receive, send_named)
@@ -85,12 +97,11 @@ class Guards:
             return False
         return True
 
-
-def _refusal_of_role(roles: frozenset[Role] | None, path: str) -> ApiError | None:
-    allowed = MAY_READ_METRICS if path == "/metrics" else {Role.CLIENT}
-    if roles is None or roles & allowed:
-        return None
-    return ApiError(403, "role_denied", f"this is for a certificate with the role {' or '.join(sorted(allowed))}")
+    def _refusal_of_role(self, roles: frozenset[Role], path: str) -> ApiError | None:
+        allowed = MAY_READ_METRICS if path == "/metrics" else {Role.CLIENT}
+        if not self._asks_for_certificates or path in self._open_paths or roles & allowed:
+            return None
+        return ApiError(403, "role_denied", f"this is for a certificate with the role {' or '.join(sorted(allowed))}")
 
 
 def _name_of(host: str) -> str:

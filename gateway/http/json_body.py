@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from gateway.http.errors import ApiError, invalid
 
@@ -23,7 +23,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the object that is the body of a request. Raises ApiError, and ClientDisconnect."""
+    """Return the object that is the body of a request. Raises ApiError, and starlette's ClientDisconnect."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "unsupported_media_type", f"the content-type is {kind[:100]!r}: send application/json")
@@ -48,8 +48,6 @@ async def _read(request: Request, max_bytes: int) -> bytes:
                     raise too_long
     except TimeoutError:
         raise ApiError(408, "body_timeout", f"the body did not come within {_READ_SECONDS:g} s") from None
-    except ClientDisconnect:
-        raise asyncio.CancelledError from None
     return bytes(chunks)
 
 

@@ -72,6 +72,34 @@ async def test_without_the_token_nothing_is_told(guarded_gateway: str, token: st
     assert (await HttpDoor(guarded_gateway).get("/health")).status == 200
 
 
+async def test_headers_that_grpc_has_no_room_for_are_a_401_or_nothing(
+    guarded_gateway: str, installation: Guarded
+) -> None:
+    """gRPC calls both RESOURCE_EXHAUSTED, which would be a 429 that says when to try again."""
+    door, token = HttpDoor(guarded_gateway), (installation.certs / "token").read_text()
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()
+    for answer in (
+        await door.post("/v1/completions", body, f"authorization: Bearer {'x' * 20_000}"),
+        await door.get("/v1/models", f"authorization: Bearer {'x' * 20_000}"),
+    ):
+        assert answer.status == 401
+        assert b"retry-after" not in answer.headers
+    answer = await door.post("/v1/completions", body, f"authorization: Bearer {token}", f"traceparent: {'0' * 20_000}")
+    assert answer.status == 200
+
+
+async def test_a_request_that_is_too_long_for_the_coordinator_is_a_413(installation: Guarded) -> None:
+    options = [*options_of(installation, installation.certs), "--max-body-bytes", "16MiB"]
+    async with start_specd("gateway", *options) as running:
+        door = HttpDoor((await running.next_event("ready"))["address"])
+        token = (installation.certs / "token").read_text()
+        body = json.dumps({"prompt": "x" * 5 * 2**20}).encode()
+        answer = await door.post("/v1/completions", body, f"authorization: Bearer {token}")
+    assert answer.status == 413
+    assert b"retry-after" not in answer.headers
+    assert json.loads(answer.body)["error"]["code"] == "body_too_large"
+
+
 async def test_a_coordinator_of_another_authority_is_not_asked(installation: Guarded, tmp_path: Path) -> None:
     async with start_specd("gateway", *options_of(installation, make_certificates(tmp_path))) as running:
         address = (await running.next_event("ready"))["address"]

@@ -9,9 +9,10 @@ import signal
 from specd.cli.supervisor import Stack
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.e2e.faults import eventually
-from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
+from tests.e2e.processes import PATIENCE_SECONDS, read_metric, start_specd, wait_until_idle
 from tests.e2e.processes import eventually as poll
 from tests.gateway.http_client import HttpClient
+from tests.security.http_door import HttpDoor
 
 LONG = {"prompt": "def f():", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
@@ -37,6 +38,24 @@ async def test_a_client_that_goes_away_ends_its_generation(stack: Stack, http: H
         await wait_until_idle(stack)
         assert read_metric(stack.coordinator, "specd_sessions_total", outcome="cancelled") == before + 1
     assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_client_that_goes_away_during_its_upload_is_no_error() -> None:
+    options = ("--listen", "127.0.0.1:0", "--coordinator", "127.0.0.1:1")
+    async with start_specd("gateway", *options, SPECD_LOG_FORMAT="json") as running:
+        door = HttpDoor((await running.next_event("ready"))["address"])
+        _, writer = await door.connect()
+        writer.write(door.head("POST", "/v1/completions", "content-length: 1000") + b'{"prompt": ')
+        await writer.drain()
+
+        async def has(sample: str) -> bool:
+            return sample in (await door.get("/metrics")).body.decode()
+
+        await eventually(lambda: has("specd_http_open_requests 1.0"))
+        writer.close()
+        await eventually(lambda: has("specd_http_open_requests 0.0"))
+        assert await has('specd_http_requests_total{endpoint="completions",status="499"} 1.0')
+    assert not [line for line in running.lines if "exception" in line]
 
 
 async def test_a_dead_coordinator_is_an_event_in_a_stream_and_a_503_after_it() -> None:

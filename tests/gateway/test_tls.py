@@ -117,6 +117,8 @@ async def test_a_certificate_opens_what_its_role_is_for(installation: Guarded, t
         for role in Role:
             models, _ = await get(port, "/v1/models", ca, certificate_of(certs, role))
             metrics, _ = await get(port, "/metrics", ca, certificate_of(certs, role))
+            for path in ("/health", "/", "/openapi.json"):
+                assert (await get(port, path, ca, certificate_of(certs, role)))[0] == 200, (path, role)
             assert (models, metrics) == (
                 200 if role is Role.CLIENT else 403,
                 200 if role is Role.MONITORING else 403,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.e2e.processes import PATIENCE_SECONDS
@@ -52,3 +54,20 @@ class HttpDoor:
             writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")
         return HttpAnswer(int(head.split(b" ", 2)[1]), head.lower(), body)
+
+
+async def pipelined(address: str, requests: Sequence[tuple[str, str]], trusting: ssl.SSLContext) -> list[int]:
+    """Send GET requests at once over one TLS connection, each a path and a further header; return their statuses."""
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting, server_hostname="localhost")
+    for path, header in requests:
+        lines = [f"GET {path} HTTP/1.1", "host: localhost", header or "accept: */*"]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+    statuses = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for _ in requests:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            statuses.append(int(head.split(b" ", 2)[1]))
+            await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    writer.close()
+    return statuses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -33,7 +34,8 @@ from tests.e2e.guarded import (
     workers_of,
     write_token,
 )
-from tests.e2e.processes import PATIENCE_SECONDS
+from tests.e2e.processes import PATIENCE_SECONDS, start_specd
+from tests.security.http_door import pipelined
 
 # The descriptors of all that a process can have.
 FILES = [each.DESCRIPTOR for each in (draft_pb2, generation_pb2, session_pb2, target_pb2)]
@@ -98,15 +100,27 @@ async def status_of(
     address: str, given: ClientCredentials, method: str, metadata: Sequence[tuple[str, str]] = ()
 ) -> grpc.StatusCode:
     """Call a method with an empty request, and return how it ends; OK as soon as there is an answer."""
+    (status,) = await statuses_of(address, given, [(method, metadata)])
+    return status
+
+
+async def statuses_of(
+    address: str, given: ClientCredentials, calls: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+) -> list[grpc.StatusCode]:
+    """Return the same for calls that run at once on one connection, each a method and its metadata."""
     async with open_channel(address, given) as channel:
-        # Request and end go out at once. A client that writes on when the answer has come makes INTERNAL of it.
-        multicallable: Any = channel.unary_stream(method)
-        call = multicallable(b"", metadata=tuple(metadata), timeout=PATIENCE_SECONDS)
-        try:
-            await call.read()
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK if not call.done() else await call.code()
+
+        async def status(method: str, metadata: Sequence[tuple[str, str]]) -> grpc.StatusCode:
+            # Request and end go out at once. A client that writes on when the answer has come makes INTERNAL of it.
+            multicallable: Any = channel.unary_stream(method)
+            call = multicallable(b"", metadata=tuple(metadata), timeout=PATIENCE_SECONDS)
+            try:
+                await call.read()
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK if not call.done() else await call.code()
+
+        return await asyncio.gather(*(status(method, metadata) for method, metadata in calls))
 
 
 async def methods_of(address: str, given: ClientCredentials) -> list[str]:
@@ -177,6 +191,29 @@ async def test_no_method_answers_who_has_not_the_token(installation: Guarded, to
             status = await status_of(address, trusting, method, metadata)
             expected = grpc.StatusCode.OK if table[method] is ANYBODY else grpc.StatusCode.UNAUTHENTICATED
             assert (method, what, status) == (method, what, expected)
+
+
+async def test_a_token_on_a_connection_counts_for_its_own_call_alone(installation: Guarded, tokens: Tokens) -> None:
+    """Of calls at once on one connection, each shows a token of its own, or none."""
+    method = "/specd.v1.SessionService/ListSessions"
+    good, bad = [("authorization", f"Bearer {tokens.good}")], [("authorization", f"Bearer {tokens.expired}")]
+    calls: list[tuple[str, Sequence[tuple[str, str]]]] = [(method, metadata) for metadata in (good, (), bad) * 5]
+    statuses = await statuses_of(installation.address(BY_TOKEN), credentials(installation.certs), calls)
+    denied = grpc.StatusCode.UNAUTHENTICATED
+    assert statuses == [grpc.StatusCode.OK, denied, denied] * 5
+
+
+async def test_a_token_on_a_connection_counts_for_its_own_request_alone(installation: Guarded, tokens: Tokens) -> None:
+    """The same at the gateway, whose later requests come pipelined."""
+    certs = installation.certs
+    options = ["--tls-cert", str(certs / "gateway.crt"), "--tls-key", str(certs / "gateway.key")]
+    options += ["--coordinator", installation.address(BY_TOKEN), "--coordinator-ca", str(certs / "ca.crt")]
+    async with start_specd("gateway", "--listen", "0.0.0.0:0", *options) as running:
+        port = (await running.next_event("ready"))["address"].rpartition(":")[2]
+        good, bad = f"authorization: Bearer {tokens.good}", f"authorization: Bearer {tokens.expired}"
+        requests = [(path, header) for path in ("/v1/models", "/metrics") for header in (good, "", bad)] * 2
+        trusting = ssl.create_default_context(cafile=certs / "ca.crt")
+        assert await pipelined(f"127.0.0.1:{port}", requests, trusting) == [200, 401, 401] * 4
 
 
 async def test_a_certificate_is_no_token(installation: Guarded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,7 +12,8 @@ from specd.identity.roles import Role
 from specd.rpc.access import ANYBODY, MAY_CALL
 from tests.e2e.guarded import Guarded, credentials, files_of, guarded
 from tests.e2e.processes import start_specd
-from tests.security.test_01_credentials import DENIALS, named, status_of
+from tests.security.http_door import pipelined
+from tests.security.test_01_credentials import DENIALS, named, status_of, statuses_of
 
 SERVERS = list(MAY_CALL)
 
@@ -35,6 +37,46 @@ async def test_a_role_opens_what_the_table_says_and_nothing_else(
             assert status not in DENIALS | {grpc.StatusCode.UNAVAILABLE}, method
         else:
             assert status is grpc.StatusCode.PERMISSION_DENIED, method
+
+
+@pytest.mark.parametrize("caller", Role)
+@pytest.mark.parametrize("process", SERVERS)
+async def test_each_of_the_calls_at_once_on_a_connection_is_denied_or_not(
+    installation: Guarded, process: Role, caller: Role
+) -> None:
+    given, address = named(credentials(installation.certs, caller), process), installation.address(process)
+    table = MAY_CALL[process]
+    calls = [(method, ()) for method in table for _ in range(3)]
+    for (method, _), status in zip(calls, await statuses_of(address, given, calls), strict=True):
+        assert (status is grpc.StatusCode.PERMISSION_DENIED) == (caller not in table[method]), method
+
+
+@pytest.fixture(scope="module")
+async def gateway(installation: Guarded) -> AsyncIterator[str]:
+    """The address of a gateway that asks for certificates."""
+    coordinator = installation.address(Role.COORDINATOR)
+    own = files_of(installation.certs, Role.GATEWAY)
+    options = [*own, "--coordinator", coordinator]
+    options += [f"--coordinator-{option.removeprefix('--tls-')}" if option[:2] == "--" else option for option in own]
+    async with start_specd("gateway", "--listen", "127.0.0.1:0", *options) as running:
+        yield (await running.next_event("ready"))["address"]
+
+
+@pytest.mark.parametrize("caller", Role)
+async def test_each_of_the_requests_at_once_on_a_connection_is_denied_or_not(
+    installation: Guarded, gateway: str, caller: Role
+) -> None:
+    """A later request of a connection has the roles of the first."""
+    trusting = ssl.create_default_context(cafile=installation.certs / "ca.crt")
+    trusting.load_cert_chain(installation.certs / f"{caller}.crt", installation.certs / f"{caller}.key")
+    expected = {
+        "/v1/models": 200 if caller is Role.CLIENT else 403,
+        "/metrics": 200 if caller is Role.MONITORING else 403,
+        "/health": 200,
+    }
+    paths = list(expected) * 3
+    statuses = await pipelined(gateway, [(path, "") for path in paths], trusting)
+    assert list(zip(paths, statuses, strict=True)) == [(path, expected[path]) for path in paths]
 
 
 @pytest.mark.parametrize(("worker", "poser"), [("target", Role.DRAFT_WORKER), ("draft", Role.TARGET_WORKER)])

@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
+from gateway.http.connection import ROLES
 from gateway.http.guards import Guards
+from specd.identity.roles import Role
 
 
-async def status_of(*, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = (), **headers: str) -> tuple[int, str]:
+async def status_of(
+    *,
+    hosts: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
+    path: str = "/v1/models",
+    roles: frozenset[Role] | None = None,
+    asks_for_certificates: bool = False,
+    **headers: str,
+) -> tuple[int, str]:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -22,8 +32,17 @@ async def status_of(*, hosts: tuple[str, ...] = (), origins: tuple[str, ...] = (
         raise AssertionError
 
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    scope = {"type": "http", "path": "/v1/models", "headers": raw}
-    await Guards(app, hosts=hosts, origins=origins)(scope, receive, send)
+    scope: dict[str, Any] = {"type": "http", "path": path, "headers": raw}
+    if roles is not None:
+        scope[ROLES] = roles
+    guards = Guards(
+        app,
+        hosts=hosts,
+        origins=origins,
+        asks_for_certificates=asks_for_certificates,
+        open_paths=("/health",),
+    )
+    await guards(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"].decode()
 
 
@@ -78,3 +97,25 @@ async def test_requests_have_ids() -> None:
         given = (await status_of(host="localhost", x_request_id=bad))[1]
         assert len(given) == 32
         assert given != bad
+
+
+@pytest.mark.parametrize(
+    ("roles", "path", "status"),
+    [
+        (frozenset({Role.CLIENT}), "/v1/models", 200),
+        (frozenset({Role.MONITORING}), "/v1/models", 403),
+        (frozenset({Role.MONITORING}), "/metrics", 200),
+        (frozenset({Role.CLIENT}), "/metrics", 403),
+        (frozenset({Role.MONITORING}), "/health", 200),
+        (frozenset(), "/health", 200),
+        (frozenset(), "/v1/models", 403),
+        (frozenset(), "/metrics", 403),
+        (None, "/v1/models", 403),
+        (None, "/metrics", 403),
+        (None, "/health", 200),
+    ],
+)
+async def test_a_path_is_for_its_roles_and_unknown_ones_are_refused(
+    roles: frozenset[Role] | None, path: str, status: int
+) -> None:
+    assert (await status_of(host="localhost", path=path, roles=roles, asks_for_certificates=True))[0] == status
