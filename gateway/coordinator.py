@@ -24,10 +24,12 @@ from gateway.generation import (
     Statistics,
     TextToken,
 )
-from gateway.http.errors import ApiError
+from gateway.http.errors import ApiError, invalid
+from gateway.http.long_bodies import beside_loop
 from specd import __version__
 from specd.errors import DOMAIN
 from specd.rpc.messages import acceptance_message, draft_source_message
+from specd.sampling import MAX_CHAT_VALUES
 from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 _DESCRIBE_SECONDS = 5.0
@@ -75,11 +77,16 @@ class CoordinatorLink:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        # Takes bytes: a long message is made beside the event loop, and dropped when it is written.
+        self._generate: Any = channel.unary_stream(
+            "/specd.v1.GenerationService/Generate", response_deserializer=generation_pb2.GenerateResponse.FromString
+        )
         self._health = health_pb2_grpc.HealthStub(channel)
 
     async def generate(self, generation: Generation, caller: Requester) -> AsyncGenerator[Increment]:
         """Generate, a round at a time; closing the iterator ends the generation."""
-        call = self._generation.Generate(_request(generation), metadata=_metadata(caller))
+        message = await beside_loop(_message_of, generation)
+        call = self._generate(message, metadata=_metadata(caller))
         try:
             async for response in call:
                 yield _increment(response)
@@ -134,7 +141,8 @@ def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
     return ApiError(code, _CODES.get(reason, reason.lower()), str(message), retry_after_seconds=retry_after_seconds)
 
 
-def _request(generation: Generation) -> generation_pb2.GenerateRequest:
+def _message_of(generation: Generation) -> bytes:
+    """Return the message for a generation. Raises ApiError for more values than a conversation may have."""
     request = generation_pb2.GenerateRequest(
         max_tokens=generation.max_tokens,
         cut_max_tokens=generation.cut_max_tokens,
@@ -167,13 +175,14 @@ def _request(generation: Generation) -> generation_pb2.GenerateRequest:
     if generation.prediction:
         request.prediction_text = generation.prediction
     _set_prompt(request, generation.prompt)
-    return request
+    return request.SerializeToString()
 
 
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Conversation):
+        _check_values(prompt)
         request.chat.CopyFrom(
             generation_pb2.Chat(
                 messages=map(_message, prompt.messages),
@@ -184,6 +193,21 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
         )
     else:
         request.token_ids.ids.extend(prompt)
+
+
+def _check_values(prompt: Conversation) -> None:
+    values: list[Any] = [*prompt.messages, *prompt.tools, prompt.template_arguments]
+    num_values = 0
+    while values:
+        value = values.pop()
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        values += parts
+        num_values += len(parts)
+        if num_values > MAX_CHAT_VALUES:
+            raise invalid(
+                f"messages, tools and template arguments have more than {MAX_CHAT_VALUES} values: send fewer",
+                code="too_many_values",
+            )
 
 
 def _message(message: Mapping[str, Any]) -> generation_pb2.ChatMessage:

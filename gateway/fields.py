@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from gateway.generation import Generation, Prompt
 from gateway.http.errors import ApiError, invalid
@@ -15,7 +24,14 @@ from specd.sampling import MAX_BIAS, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STO
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 _UINT32 = 2**32 - 1
+MAX_FIELDS = 128  # of each part of a request, unknown ones included
+MAX_OBJECT_FIELDS = 4096  # of an object that goes to the chat template as it is
+_MOST_SHOWN = 100
 
+T = TypeVar("T")
+# An array is refused at its first wrong item: there can be a million of them. Each field adds its `max_length`.
+Array = Annotated[list[T], Field(fail_fast=True)]
+JsonObject = Annotated[dict[str, Any], Field(max_length=MAX_OBJECT_FIELDS)]
 TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
 Count = Annotated[int, Field(ge=0, le=_UINT32)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -30,13 +46,28 @@ def _is_warm_or_zero(temperature: float) -> float:
     return temperature
 
 
+def _is_not_too_long(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
+        raise ValueError(f"it has {len(biases)} entries, and the most is {MAX_LOGIT_BIASES}")
+    return biases
+
+
 Temperature = Annotated[float, AfterValidator(_is_warm_or_zero)]
+# pydantic counts the entries of an object when it has looked at each.
+Biases = Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_is_not_too_long)]
 
 
 class StrictModel(BaseModel):
     """A part of a request: numbers are numbers, and what is not known is kept, to be named as ignored."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, json_schema_extra={"maxProperties": MAX_FIELDS})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number_of_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise ValueError(f"it has {len(values)} fields, and the most is {MAX_FIELDS}")
+        return values
 
 
 class StreamOptions(StrictModel):
@@ -55,10 +86,8 @@ class SamplingFields(StrictModel):
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same tokens.")
     n: int | None = Field(None, ge=1, description="Choices; each has its own noise.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = Field(
-        None, description="By token id, from -100 to 100."
-    )
+    stop: StopString | Annotated[Array[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    logit_bias: Biases | None = Field(None, description="By token id, from -100 to 100.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = None
@@ -73,7 +102,7 @@ class SamplingFields(StrictModel):
     )
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[Array[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT_TOKENS)] | None = Field(
         None, description="Draft tokens a round; 0 is the target alone."
     )
@@ -125,24 +154,35 @@ def validated(cls: type[FieldsT], body: Mapping[str, Any]) -> FieldsT:
     try:
         return cls.model_validate(body)
     except ValidationError as error:
-        # Of a union, the member that got furthest says most: past its type, or to a part of it.
+        # Of a union, the member that got furthest says most: to its end, to a part of it, or past its type.
         first = max(
             error.errors(include_url=False),
-            key=lambda problem: (len(problem["loc"]), not problem["type"].endswith("_type")),
+            key=lambda problem: (
+                problem["type"] == "too_long",
+                len(problem["loc"]),
+                not problem["type"].endswith("_type"),
+            ),
         )
         param = _name(first["loc"])
         if first["type"] == "missing":
             raise invalid(f"{param} is missing", param, "missing_required_parameter") from error
-        shown = repr(first["input"])
-        shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
-        raise invalid(f"{param}: {first['msg']} (got {shown})", param) from error
+        raise invalid(f"{param or 'the body'}: {first['msg']} (got {_shown(first['input'])})", param or None) from error
 
 
 def _name(location: Iterable[int | str]) -> str:
     """Return where a problem is, as a client would write it: `messages[0].content`."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
     # pydantic names the members of unions, which are no fields: `str`, `list[...]`, `function-after[...]`.
-    return "".join(part for part in parts if re.fullmatch(r"\[\d+\]|\.[a-z_]\w*", part) and part != ".str").lstrip(".")
+    name = "".join(part for part in parts if re.fullmatch(r"\[\d+\]|\.[a-z_]\w*", part) and part != ".str").lstrip(".")
+    return name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}…"  # a key of logit_bias can be long
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value, without writing all of it."""
+    shortened = reprlib.Repr()
+    shortened.maxstring = shortened.maxlong = shortened.maxother = _MOST_SHOWN
+    shown = shortened.repr(value)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:

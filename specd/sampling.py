@@ -14,6 +14,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKENS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BIAS = 100
+MAX_CHAT_VALUES = 2**16  # in the messages, tools and template arguments of a request
 # Below this a float32 has no room for the quotients, and above it nothing is left of the model.
 TEMPERATURES = (0.01, 100.0)
 _REPETITION_PENALTIES = (0.01, 10.0)  # likewise

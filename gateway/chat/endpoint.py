@@ -15,6 +15,7 @@ from gateway.fields import refuse_field, validated
 from gateway.generation import Requester
 from gateway.http.answer import Answer
 from gateway.http.event_stream import DONE, data
+from gateway.http.long_bodies import beside_loop
 from gateway.reply.reader import ReplyReader
 from gateway.served_model import KnownModel
 from gateway.service import Service
@@ -23,14 +24,14 @@ from gateway.usage import timings_of, usage_of
 
 async def complete_chat(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
     """Answer a chat completion. Raises ApiError."""
-    fields = validated(ChatFields, body)
+    fields = await beside_loop(validated, ChatFields, body)
     count = service.num_choices(fields)
+    seed = service.seed_of(fields)
+    generation = await beside_loop(fields.chat_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
     tools = fields.offered_tools
     if tools and served.reply_format.tools is None:
         raise refuse_field("tools", f"{served.model.model_id} calls tools in no form that is known here")
-    seed = service.seed_of(fields)
-    generation = fields.chat_generation(seed, service.settings.default_max_tokens)
     completion = _Completion(served, fields, seed, count)
     increments = merged(service.generate(generation, count, caller))
     if fields.stream:

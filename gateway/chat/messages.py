@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.fields import StrictModel
-from gateway.http.errors import invalid
+from gateway.fields import Array, JsonObject, StrictModel
+from gateway.http.errors import ApiError, invalid
+from gateway.http.json_body import TOO_MANY_VALUES, Room, parse_object
 
 MAX_MESSAGES = 4096
+_MAX_CONTENT_PARTS = 4096
+_MAX_CALLS = 128
 
 
 class ContentPart(StrictModel):
@@ -21,11 +23,14 @@ class ContentPart(StrictModel):
     text: str | None = None
 
 
+Contents = str | Annotated[Array[ContentPart], Field(max_length=_MAX_CONTENT_PARTS)]
+
+
 class CalledFunction(StrictModel):
     """What a tool call calls, with its arguments as JSON."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | JsonObject = "{}"
 
 
 class CallMessage(StrictModel):
@@ -40,8 +45,8 @@ class Message(StrictModel):
     """A message."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[ContentPart] | None = None
-    tool_calls: Annotated[list[CallMessage], Field(max_length=128)] | None = None
+    content: Contents | None = None
+    tool_calls: Annotated[Array[CallMessage], Field(max_length=_MAX_CALLS)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -49,10 +54,11 @@ class Message(StrictModel):
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as templates read them. Raises ApiError for what is no text."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    room = Room()  # for the arguments of all calls together
+    return [_template_message(message, f"messages[{i}]", room) for i, message in enumerate(messages)]
 
 
-def _template_message(message: Message, place: str) -> dict[str, Any]:
+def _template_message(message: Message, place: str, room: Room) -> dict[str, Any]:
     # OpenAI's newer name of the same.
     role = "system" if message.role == "developer" else message.role
     values: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{place}.content")}
@@ -60,7 +66,7 @@ def _template_message(message: Message, place: str) -> dict[str, Any]:
         if (value := getattr(message, name)) is not None:
             values[name] = value
     if message.tool_calls:
-        values["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        values["tool_calls"] = [_tool_call(call, room) for call in message.tool_calls]
     return values
 
 
@@ -78,13 +84,13 @@ def text_of(content: str | Sequence[ContentPart] | None, place: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _tool_call(call: CallMessage) -> dict[str, Any]:
+def _tool_call(call: CallMessage, room: Room) -> dict[str, Any]:
     arguments: str | Mapping[str, Any] = call.function.arguments
     if isinstance(arguments, str):
         # Templates write them out themselves, from an object.
         try:
-            parsed = json.loads(arguments or "{}")
-        except ValueError:
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+            arguments = parse_object(arguments.encode() or b"{}", room)
+        except ApiError as error:
+            if error.code == TOO_MANY_VALUES:
+                raise
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.chat.messages import MAX_MESSAGES, ContentPart, Message, template_messages, text_of
-from gateway.fields import Count, SamplingFields, StrictModel, refuse_field
+from gateway.chat.messages import MAX_MESSAGES, Contents, Message, template_messages, text_of
+from gateway.fields import Array, Count, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
@@ -19,7 +20,7 @@ class Function(StrictModel):
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
 
 
 class Tool(StrictModel):
@@ -39,27 +40,27 @@ class Prediction(StrictModel):
     """What the client expects to come, such as a file that is to be edited: look-up proposes it."""
 
     type: Literal["content"]
-    content: str | list[ContentPart]
+    content: Contents
 
 
 class ChatFields(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Array[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = Field(
         None, description="The newer name of max_tokens."
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = Field(None, description="'auto' or 'none'.")
+    tools: Annotated[Array[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | JsonObject | None = Field(None, description="'auto' or 'none'.")
     response_format: ResponseFormat | None = Field(None, description="Text only.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Variables for the model's chat template.")
     continue_final_message: bool | None = Field(None, description="Continue the last message.")
     prediction: Prediction | None = None
 
-    @property
+    @cached_property
     def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model is told of."""
         if self.tool_choice == "none":

@@ -16,6 +16,7 @@ from gateway.fields import validated
 from gateway.generation import Increment, Requester, Statistics, TextToken
 from gateway.http.answer import Answer
 from gateway.http.event_stream import DONE, data
+from gateway.http.long_bodies import beside_loop
 from gateway.served_model import KnownModel
 from gateway.service import Service
 from gateway.usage import timings_of, usage_of
@@ -23,7 +24,7 @@ from gateway.usage import timings_of, usage_of
 
 async def complete(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
     """Answer a completion. Raises ApiError."""
-    fields = validated(CompletionFields, body)
+    fields = await beside_loop(validated, CompletionFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
     generations = fields.generations(seed)

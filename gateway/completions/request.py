@@ -6,21 +6,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.fields import Count, SamplingFields, TokenId, refuse_field
+from gateway.fields import Array, Count, SamplingFields, T, TokenId, refuse_field
 from gateway.generation import Generation
 from gateway.http.errors import invalid
+from gateway.http.json_body import MAX_VALUES
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
 MAX_PROMPTS = 64
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[Array[TokenId], Field(min_length=1, max_length=MAX_VALUES)]
+Prompts = Annotated[Array[T], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class CompletionFields(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
+    prompt: str | TokenIds | Prompts[str] | Prompts[TokenIds] = Field(
         description="A text or token ids, or several of them."
     )
     max_tokens: Annotated[Count, Field(ge=1)] | None = None

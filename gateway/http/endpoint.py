@@ -17,7 +17,8 @@ from gateway.generation import Requester
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import send_events
-from gateway.http.json_body import read_json
+from gateway.http.json_body import parse_object, read_body
+from gateway.http.long_bodies import beside_loop
 from gateway.http.responses import send_error, send_json
 from gateway.metrics import GatewayMetrics
 
@@ -74,7 +75,9 @@ class Endpoint:
             self._metrics.count(self._name, status, time.perf_counter() - began_at)
 
     async def _answer(self, request: Request, send: _Sent) -> None:
-        body = await read_json(request, self._max_body_bytes) if self._max_body_bytes else request.path_params
+        body: Mapping[str, Any] = request.path_params
+        if self._max_body_bytes:
+            body = await beside_loop(parse_object, await read_body(request, self._max_body_bytes))
         async with _ending_with_client(request):
             answer = await self._handler(body, caller_of(request))
             if answer.events is not None:

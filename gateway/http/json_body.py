@@ -1,41 +1,53 @@
-"""Bodies of requests: JSON of bounded size and depth, without duplicate keys."""
+"""Bodies of requests: JSON of bounded size, depth and number of values, without duplicate keys."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
+import jiter
 from starlette.requests import Request
 
 from gateway.http.errors import ApiError, invalid
+from gateway.http.long_bodies import note_length
 
 # What a google.protobuf.Struct can carry: each level of JSON is three of its messages, of which a parser reads 100.
 MAX_DEPTH = 32
+# Python takes 40 bytes and more for a value of two bytes, so these bound the memory of a body: the numbers of a long
+# prompt of token ids, and the strings, arrays and objects of 4,096 messages.
+MAX_VALUES = 2**18
+MAX_PARTS = 2**16
 
 _READ_SECONDS = 30.0  # for a whole body
-_LONG_BYTES = 1 << 16  # parsed on a thread, so that other requests do not wait
 
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
+_COMMA, _QUOTE = b',"'
+TOO_MANY_VALUES = "too_many_values"
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_OUTSIDE = re.compile(rb'[",\[{\]}]')
+# A piece of a string: one search through all of a string of escapes would keep the interpreter from other threads.
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.){1,16384}+', re.DOTALL)
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the object that is the body of a request. Raises ApiError, and starlette's ClientDisconnect."""
+@dataclass
+class Room:
+    """How many values may still be read: numbers and the like, and strings, arrays and objects."""
+
+    values: int = MAX_VALUES
+    parts: int = MAX_PARTS
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request, whose length decides where `beside_loop` works on it.
+
+    Raises ApiError, and starlette's ClientDisconnect.
+    """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "unsupported_media_type", f"the content-type is {kind[:100]!r}: send application/json")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "unsupported_media_type", "the body has a content-encoding: send it plain")
-    body = await _read(request, max_bytes)
-    if len(body) < _LONG_BYTES:
-        return parse_object(body)
-    return await asyncio.to_thread(parse_object, body)
-
-
-async def _read(request: Request, max_bytes: int) -> bytes:
     too_long = ApiError(413, "body_too_large", f"the body is longer than {max_bytes} bytes, which is the most")
     if int(request.headers.get("content-length", "0")) > max_bytes:  # a number, by the HTTP parser
         raise too_long
@@ -48,54 +60,46 @@ async def _read(request: Request, max_bytes: int) -> bytes:
                     raise too_long
     except TimeoutError:
         raise ApiError(408, "body_timeout", f"the body did not come within {_READ_SECONDS:g} s") from None
+    note_length(len(chunks))
     return bytes(chunks)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises ApiError."""
-    _check_depth(body)
+def parse_object(body: bytes, room: Room | None = None) -> dict[str, Any]:
+    """Return the JSON object in a body, or in a part of one, which takes its values from `room`. Raises ApiError."""
+    _check_values(body, Room() if room is None else room)
     try:
-        value = json.loads(body, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise invalid("the body is not UTF-8", code="invalid_json") from error
-    except ValueError as error:  # among them numbers with too many digits
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
+        value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode=False)
+    except ValueError as error:  # among them numbers with too many digits, and halves of surrogate pairs
+        shown = str(error)
+        shown = shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-60:]}"  # a key of any length, and the place
+        raise invalid(f"the body is not JSON: {shown}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise invalid("the body is not a JSON object", code="invalid_json")
-    if _SURROGATE.search(body) and _has_surrogates(value):
-        raise invalid("the body has half of a surrogate pair, which is no character", code="invalid_json")
     return value
 
 
-def _check_depth(body: bytes) -> None:
-    """Refuse a body that nests deeper than the parser, and what comes after it, can follow."""
-    depth = 0
-    for match in _STRINGS_AND_BRACKETS.finditer(body):
-        first = body[match.start()]
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise invalid(f"the body nests deeper than {MAX_DEPTH} levels, which is the most", code="invalid_json")
-        elif first in b"]}":
+def _check_values(body: bytes, room: Room) -> None:
+    """Refuse a body that nests deeper, or has more in it, than what comes after it can follow."""
+    at = depth = 0
+    while (found := _OUTSIDE.search(body, at)) is not None:
+        at = found.end()
+        mark = body[at - 1]
+        if mark == _COMMA:
+            room.values -= 1
+        elif mark in b"]}":
             depth -= 1
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise invalid(f"the body has the key {twice[:100]!r} twice: which one counts is not said", code="invalid_json")
-    return values
-
-
-def _refuse_constant(name: str) -> None:
-    raise invalid(f"the body has {name}, which is not JSON", code="invalid_json")
-
-
-def _has_surrogates(value: dict[str, Any]) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+        else:
+            room.parts -= 1
+            if mark == _QUOTE:
+                while (piece := _INSIDE.match(body, at)) is not None:
+                    at = piece.end()
+                at += 1
+            else:
+                depth += 1
+        if depth > MAX_DEPTH:
+            raise invalid(f"the body nests deeper than {MAX_DEPTH} levels, which is the most", code="invalid_json")
+        if room.values <= 0:
+            raise invalid(f"the body has more than {MAX_VALUES} values, which is the most", code=TOO_MANY_VALUES)
+        if room.parts < 0:
+            most = f"the body has more than {MAX_PARTS} strings, arrays and objects, which is the most"
+            raise invalid(most, code=TOO_MANY_VALUES)

@@ -14,6 +14,7 @@ from gateway.generation import Increment, Requester, Statistics
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import DONE, named
+from gateway.http.long_bodies import beside_loop
 from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
 from gateway.responses.request import ResponseFields, shown_fields
@@ -24,13 +25,13 @@ from gateway.usage import timings_of, usage_of
 
 async def respond(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
     """Answer a response. Raises ApiError."""
-    fields = validated(ResponseFields, body)
+    fields = await beside_loop(validated, ResponseFields, body)
     seed = service.seed_of(fields)
-    generation = fields.response_generation(seed, service.settings.default_max_tokens)
+    generation = await beside_loop(fields.response_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
     if fields.offered_tools and served.reply_format.tools is None:
         raise refuse_field("tools", f"{served.model.model_id} calls tools in no form that is known here")
-    response = _Response(served, fields, seed)
+    response = await beside_loop(_Response, served, fields, seed)
     increments = merged(service.generate(generation, 1, caller))
     if fields.stream:
         return Answer(events=response.events(increments), ignored=fields.ignored())

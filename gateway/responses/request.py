@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,13 +12,13 @@ from gateway.chat.messages import (
     MAX_MESSAGES,
     CalledFunction,
     CallMessage,
-    ContentPart,
+    Contents,
     Message,
     template_messages,
     text_of,
 )
 from gateway.chat.request import MAX_TOOLS
-from gateway.fields import Count, SamplingFields, StrictModel, refuse_field
+from gateway.fields import Array, Count, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
 from gateway.http.errors import invalid
 
@@ -39,11 +40,11 @@ class Item(StrictModel):
 
     type: str = "message"
     role: str | None = None
-    content: str | list[ContentPart] | None = None
+    content: Contents | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: Contents | None = None
 
 
 class ResponseTool(StrictModel):
@@ -52,23 +53,23 @@ class ResponseTool(StrictModel):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
 
 
 class ResponseFields(SamplingFields):
     """POST /v1/responses."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[Array[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[Array[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | JsonObject | None = None
     text: TextOptions | None = None
     previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
     background: bool | None = Field(None, description="Refused if true: the gateway keeps no responses.")
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
-    @property
+    @cached_property
     def offered_tools(self) -> list[dict[str, Any]]:
         """The functions that the model is told of, as templates read them."""
         if self.tool_choice == "none":
