@@ -43,13 +43,18 @@ class LocalPrometheus:
         shutil.copytree(SHIPPED / "rules", directory / "rules")
         interval = f"{self.interval_seconds}s"
         configuration = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
-        configuration["global"] = dict.fromkeys(configuration["global"], interval)
-        jobs = [job for job in configuration["scrape_configs"] if "static_configs" in job]
-        configuration["scrape_configs"] = jobs  # without those that are found by their names in a network
+        configuration["global"] |= {"scrape_interval": interval, "evaluation_interval": interval}
+        jobs = [job for job in configuration["scrape_configs"] if job["job_name"] in addresses]
+        configuration["scrape_configs"] = jobs
         for job in jobs:
-            (target,) = job["static_configs"]
-            target["labels"] = {"instance": target["targets"][0]}  # as it is there
-            target["targets"] = [addresses[job["job_name"]]]
+            address = addresses[job["job_name"]]
+            if "static_configs" in job:
+                (target,) = job["static_configs"]
+                target["labels"] = {"instance": target["targets"][0]}  # as it is there
+                target["targets"] = [address]
+            else:  # found by its name in a network, which is none here; its instance is set by relabelling
+                del job["dns_sd_configs"]
+                job["static_configs"] = [{"targets": [address]}]
         _write(directory / "prometheus.yml", configuration)
         for path in (directory / "rules").iterdir():
             rules = yaml.safe_load(path.read_text())

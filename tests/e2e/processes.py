@@ -164,9 +164,14 @@ def _command_lines() -> Iterator[tuple[int, str]]:
             )
 
 
+def scraped_address(process: Child) -> str:
+    """Return where a process answers scrapes; the gateway does where it answers requests."""
+    return str(process.facts.get("metrics_address", process.facts["address"]))
+
+
 def read_metrics_text(process: Child) -> str:
     """Return what a process answers to a scrape."""
-    connection = http.client.HTTPConnection(process.facts["metrics_address"], timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(scraped_address(process), timeout=PATIENCE_SECONDS)
     with contextlib.closing(connection):
         connection.request("GET", "/metrics")
         return connection.getresponse().read().decode()

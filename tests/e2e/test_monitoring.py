@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +32,7 @@ from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
-from tests.e2e.processes import eventually, read_metric, read_metrics_text, wait_until_idle
+from tests.e2e.processes import eventually, read_metric, read_metrics_text, scraped_address, wait_until_idle
 from tests.unit.test_monitoring_files import READ, RULE_TESTS, RULES, all_rules
 
 needs_prometheus = pytest.mark.skipif(
@@ -95,6 +97,8 @@ class Load:
     async def of_all_kinds(self, stack: Stack) -> None:
         """Do what clients do, and what happens to them."""
         assert stack.draft is not None
+        assert stack.gateway is not None
+        await asyncio.to_thread(_complete_over_http, stack.gateway.facts["url"])
         sampled = SamplingParameters(temperature=0.8, seed=1)
         for number in range(2):
             greedy = self.ask(number, max_tokens=48, num_draft_tokens=4)
@@ -103,6 +107,8 @@ class Load:
         await self.go_away()
         await self.ask(0, num_draft_tokens=99)
         await self.ask(0, session_id="unknown")
+        # Once more: of a count that begins with one request, nobody sees the rate.
+        await asyncio.to_thread(_complete_over_http, stack.gateway.facts["url"])
         os.kill(stack.draft.pid, signal.SIGSTOP)
         try:
             await self.ask(1, max_tokens=16)
@@ -113,6 +119,14 @@ class Load:
         # So many would not draft by themselves.
         await asyncio.gather(*(self.ask(number, max_tokens=48, num_draft_tokens=4) for number in range(8)))
         await wait_until_idle(stack)
+
+
+def _complete_over_http(url: str) -> None:
+    """Without a draft: its tokens are not in the statistics of the load."""
+    body = json.dumps({"prompt": "def f", "max_tokens": 8, "num_draft_tokens": 0}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        assert json.load(response)["usage"]["completion_tokens"]
 
 
 @dataclass
@@ -133,8 +147,8 @@ class Monitored:
 
 @pytest.fixture(scope="module")
 async def monitored(prompts: list[str]) -> AsyncIterator[Monitored]:
-    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=SETTINGS) as stack:
-        addresses = {child.name: child.facts["metrics_address"] for child in stack.children}
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=SETTINGS) as stack:
+        addresses = {child.name: scraped_address(child) for child in stack.children}
         async with LocalPrometheus(addresses, interval_seconds=1) as prometheus, RawClient(stack.address) as client:
             load = Load(client, prompts)
             began_at = time.time()

@@ -45,8 +45,12 @@ def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> Non
             assert re.search("warning|critical", rule["labels"]["severity"])
             assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
             assert "{{ $value" in rule["annotations"]["description"]
-            assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{rule['alert'].lower()}"
+            place = f"operations.md#{rule['alert'].lower()}"
+            assert rule["annotations"]["runbook_url"] == f"{{{{ $externalLabels.specd_docs }}}}/{place}"
             assert f"\n### {rule['alert']}\n" in operations
+    for path in SHIPPED.glob("*.yml"):
+        docs = yaml.safe_load(path.read_text())["global"]["external_labels"]["specd_docs"]
+        assert re.fullmatch(r"https://[\w.-]+/.*[^/]", docs)
 
 
 @pytest.mark.parametrize("name", READ)
