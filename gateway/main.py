@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 
 import structlog
@@ -14,10 +13,10 @@ from gateway.app import make_app
 from gateway.coordinator import CoordinatorLink
 from gateway.http.connection import BoundedConnection
 from gateway.service import Service
-from specd.errors import StartupError
 from specd.gateway_settings import GatewaySettings
 from specd.identity.certificates import load_certificates
 from specd.lifeline import Lifeline
+from specd.listening import listen
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
@@ -97,19 +96,3 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket that takes connections at an address. Raises StartupError if it is in use."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen()  # before the process says that it is ready
-    except OSError as error:
-        raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
-    listener.setblocking(False)
-    return listener

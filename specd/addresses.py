@@ -39,6 +39,12 @@ def is_local(address: str) -> bool:
         return False
 
 
+def from_here(address: str) -> str:
+    """Return where this machine reaches a process that listens at an address: for all addresses, its loopback."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, address)
+
+
 def check_endpoint(url: str) -> str:
     """Return the URL of an OTLP endpoint, or "" for none. Raises ValueError for anything else."""
     if url in {"", "none"}:

@@ -61,11 +61,17 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
 
     A StartupError becomes one line on standard error, and exit code 2.
     """
+    from specd.lifeline import tell_supervisor
+
     try:
         app(args=arguments, prog_name=name)
     except StartupError as error:
-        complain(str(error))
+        if not tell_supervisor(failure=str(error)):  # which says it last
+            complain(str(error))
         sys.exit(2)
+    except Exception as error:  # a fault of ours: the traceback is for the log
+        tell_supervisor(failure=f"{type(error).__name__}: {error}")
+        raise
 
 
 def launch(process: str, cls: type[SettingsT], run: Callable[[SettingsT], Coroutine[Any, Any, None]]) -> None:
@@ -129,7 +135,7 @@ def _option(cls: type[Settings], name: str, field: FieldInfo) -> inspect.Paramet
     kind = bool if field.annotation is bool else str
     flag = f"--{name.replace('_', '-')}"
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+    variable = cls.variable_of(name)
     choices = f" One of {', '.join(map(str, get_args(field.annotation)))}." if get_args(field.annotation) else ""
     default = _shown(field.default)
     option = typer.Option(

@@ -8,16 +8,38 @@ import json
 import os
 import signal
 import socket
+from functools import cache
 
 import structlog
 
 log = structlog.get_logger()
 
-# File descriptor of a socket to the supervisor. The process writes its addresses to it once it is healthy, then a beat,
-# an empty line, every second: one that hangs is silent. It stops when the other end closes, so that it does not outlive
-# its supervisor.
+# File descriptor of a socket to the supervisor. The process writes lines of JSON to it: how far its start is, then its
+# addresses once it is healthy, or why it cannot start. Then comes a beat, an empty line, every second: one that hangs
+# is silent. It stops when the other end closes, so that it does not outlive its supervisor.
 SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
 BEAT_SECONDS = 1.0
+
+
+@cache
+def _supervisor() -> socket.socket | None:
+    """Return the socket to the supervisor of this process; None if there is none."""
+    fd = os.environ.pop(SUPERVISOR_FD_VARIABLE, "")
+    if not fd:
+        return None
+    connection = socket.socket(fileno=int(fd))
+    connection.set_inheritable(False)
+    return connection
+
+
+def tell_supervisor(**facts: str | float) -> bool:
+    """Send these facts to the supervisor of this process, and say whether there is one. From any thread."""
+    connection = _supervisor()
+    if connection is None:
+        return False
+    with contextlib.suppress(OSError):  # it is gone
+        connection.sendall(json.dumps(facts).encode() + b"\n")
+    return True
 
 
 class Lifeline:
@@ -26,16 +48,14 @@ class Lifeline:
     def __init__(self) -> None:
         self._stop = asyncio.Event()
         self._announced = False
-        self._supervisor: socket.socket | None = None
+        self._supervisor = _supervisor()
 
     def open(self) -> None:
         """Heed SIGINT and SIGTERM, and the supervisor."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
-        if fd := os.environ.pop(SUPERVISOR_FD_VARIABLE, ""):
-            self._supervisor = socket.socket(fileno=int(fd))
-            self._supervisor.set_inheritable(False)
+        if self._supervisor is not None:
             loop.add_reader(self._supervisor, self._on_supervisor_gone)
 
     @property
@@ -49,8 +69,7 @@ class Lifeline:
             return
         self._announced = True
         log.info("ready", address=address, **facts)
-        if self._supervisor is not None:
-            self._supervisor.sendall(json.dumps({"address": address, **facts}).encode() + b"\n")
+        if tell_supervisor(address=address, **facts) and self._supervisor is not None:
             self._supervisor.setblocking(False)
             self._beat()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,6 +30,8 @@ from specd.startup_error import StartupError
 LOOKUP = "lookup"
 # Where clients find the coordinator.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+# The tables of the settings file, each for a command.
+TABLES = ("up", "draft-worker", "target-worker", "coordinator", "gateway")
 # Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
 
@@ -53,12 +58,12 @@ _OPEN = (
     "{what} is {address}, where everyone in the network could come in: set --tls-cert, --tls-key and {credentials} "
     "(docs/serving.md says how), or --insecure if something else keeps strangers out"
 )
-_DRAFT_TOKENS = (
+DRAFT_TOKENS_HELP = (
     f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
     "cost and acceptance."
 )
 
-_LOOKUP = "Also propose what followed the latest tokens where the session had them before."
+LOOKUP_HELP = "Also propose what followed the latest tokens where the session had them before."
 
 
 def embedded_model(name: str) -> str:
@@ -89,14 +94,44 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources by priority: flags, environment, TOML file."""
+        if isinstance(env_settings, EnvSettingsSource):  # it would also read the usual variable of a field with another
+            own = {cls.variable_of(name).lower() for name in cls.model_fields}
+            env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name in own}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=cls.values_in_file())
+
+    @classmethod
+    def values_in_file(cls) -> dict[str, Any]:
+        """Return the values that the settings file has. Raises StartupError if one is of no setting."""
         content = _read_config(os.environ.get("SPECD_CONFIG", ""))
-        values = (
-            content.get(cls.table, {}) if cls.table else {k: v for k, v in content.items() if k in cls.model_fields}
-        )
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=values)
+        if not cls.table:
+            return {name: value for name, value in content.items() if name in cls.model_fields}
+        values: dict[str, Any] = content.get(cls.table, {})
+        if unknown := [name for name in values if name not in cls.model_fields]:
+            raise StartupError(
+                "wrong settings: "
+                + "; ".join(f"[{cls.table}] has no {name!r}{suggestion(name, cls.model_fields)}" for name in unknown)
+            )
+        return values
+
+    @classmethod
+    def variable_of(cls, name: str) -> str:
+        """Return the environment variable of a setting."""
+        own = cls.model_fields[name].validation_alias
+        return own if isinstance(own, str) else f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+
+    @classmethod
+    def is_given(cls, name: str) -> bool:
+        """Say whether the environment or the settings file has a value for a setting."""
+        return bool(os.environ.get(cls.variable_of(name))) or name in cls.values_in_file()
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return what a message about an unknown name ends with: the known name that it is close to, if there is one."""
+    close = get_close_matches(name, [*known], 1, 0.75)
+    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
@@ -268,8 +303,8 @@ class CoordinatorSettings(ListenerSettings):
         description="OpenTelemetry endpoint (gRPC) for spans of sessions and rounds, such as http://localhost:4317; "
         "'none' for none. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
-    num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
-    lookup: bool = Field(True, description=_LOOKUP)
+    num_draft_tokens: DraftTokens = Field("auto", description=DRAFT_TOKENS_HELP)
+    lookup: bool = Field(True, description=LOOKUP_HELP)
     stream_interval_seconds: float = Field(
         0.0,
         ge=0,
@@ -343,29 +378,6 @@ class CoordinatorSettings(ListenerSettings):
         return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
 
 
-class UpSettings(Settings):
-    """Settings of `specd up`. The processes that it starts also read their own."""
-
-    table = "up"
-    model_config = SettingsConfigDict(env_prefix="SPECD_")
-
-    target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
-    draft: ModelOrNone = Field(
-        EMBEDDED_DRAFT, description="Draft model, likewise; 'lookup' for look-up alone, 'none' for the target alone."
-    )
-    lookup: bool = Field(True, description=_LOOKUP)
-    listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
-    insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
-    http: MetricsAddress = Field(
-        "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' for not."
-    )
-    num_draft_tokens: DraftTokens = Field("auto", description=_DRAFT_TOKENS)
-    metrics: bool = Field(True, description="Serve /metrics of the three processes on ports 9464 to 9466.")
-    hang_seconds: Seconds = Field(
-        30.0, description="Time without a sign of life after which a process is killed and started again."
-    )
-
-
 @cache
 def _read_config(path: str) -> dict[str, Any]:
     file = Path(path or "specd.toml")
@@ -375,11 +387,11 @@ def _read_config(path: str) -> dict[str, Any]:
         content = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read the settings file {file}: {error}") from error
-    known = {cls.table for cls in (DraftWorkerSettings, TargetWorkerSettings, CoordinatorSettings, UpSettings)}
-    known.add("gateway")  # specd/gateway_settings.py
-    if unknown := sorted(set(content) - known - set(LogSettings.model_fields)):
-        raise StartupError(f"the settings file {file} has unknown entries: {', '.join(unknown)}")
-    for name in known & set(content):
+    known = {*TABLES, *LogSettings.model_fields}
+    if unknown := sorted(set(content) - known):
+        entries = ", ".join(f"{name!r}{suggestion(name, known)}" for name in unknown)
+        raise StartupError(f"the settings file {file} has unknown entries: {entries}")
+    for name in {*TABLES} & set(content):
         if not isinstance(content[name], dict):
             raise StartupError(
                 f"in the settings file {file}, {name} is {content[name]!r}: it must be a table, [{name}]"

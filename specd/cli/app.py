@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from specd.cli.variables import misspelt_variables
 from specd.launch import PROCESSES, check_servers_are_installed, new_app
 
 # The module of each command, and its help. It is imported when it runs, because gRPC and settings take half a second.
@@ -106,6 +107,9 @@ def configure(
     for variable, value in (("CONFIG", config), ("LOG_LEVEL", log_level), ("LOG_FORMAT", log_format)):
         if value is not None:
             os.environ[f"SPECD_{variable}"] = str(value)
+    if "SPECD_SUPERVISOR_FD" not in os.environ:  # which has said it
+        for name, meant in misspelt_variables().items():
+            typer.echo(f"specd: warning: nothing reads the variable {name}: did you mean {meant}?", err=True)
 
 
 def _process(name: str, summary: str) -> typer.Typer:

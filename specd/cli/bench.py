@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from specd.errors import InvalidRequestError, StartupError
+from specd.cli.options import check_sampling
+from specd.errors import StartupError
 from specd.launch import check_servers_are_installed, start_logging
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
@@ -86,11 +87,8 @@ def bench(
     ] = None,
 ) -> None:
     """Compare specd with its target alone and with mlx-lm, on the same prompts."""
-    try:
-        for value in temperature or ():
-            Sampling(temperature=value).check(vocabulary_size=1, model_name=target)
-    except InvalidRequestError as error:
-        raise StartupError(str(error)) from error
+    for value in temperature or ():
+        check_sampling(Sampling(temperature=value))
     if concurrency and (temperature or acceptance or lenience):
         raise StartupError("--concurrency measures greedy decoding: drop --temperature, --acceptance and --lenience")
     if concurrency and plot_path is not None:

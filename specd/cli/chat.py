@@ -25,6 +25,7 @@ from specd.cli.options import (
     Temperature,
     TopK,
     TopP,
+    check_sampling,
 )
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
@@ -33,9 +34,9 @@ from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics
 from specd.client.stream import Stream
 from specd.draft_source import DraftSource
-from specd.errors import SpecdError
+from specd.errors import InvalidRequestError, SpecdError
 from specd.rpc.credentials import ClientCredentials
-from specd.sampling import Acceptance
+from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
 
 _HELP = "/stats shows numbers, /reset begins anew, /exit ends. Ctrl-C stops an answer."
@@ -77,6 +78,7 @@ def chat(
         "acceptance": acceptance,
         "lenience": lenience,
     }
+    check_sampling(Sampling(temperature, top_k, top_p, min_p, acceptance=acceptance, lenience=lenience))
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         TerminalConversation(client, system, options, lambda error: words_for(error, address, credentials)).run()
 
@@ -98,9 +100,18 @@ class TerminalConversation:
         self._commands: dict[str, Callable[[], None]] = {"/stats": self._show_statistics, "/reset": self._reset}
 
     def run(self) -> None:
-        """Talk until /exit or the end of the input. Raises SpecdError if the first answer fails."""
-        target = self._client.describe().target.name
-        self._console.print(f"[bold]{target}[/]. {_HELP}")
+        """Talk until /exit or the end of the input.
+
+        Raises SpecdError if the first answer fails, and at once for a model without a chat template.
+        """
+        service = self._client.describe()
+        if not service.chat_template:
+            raise InvalidRequestError(
+                "NO_CHAT_TEMPLATE",
+                f"{service.target.public_name} has no chat template, and cannot talk: complete a text with "
+                f"specd generate 'TEXT'",
+            )
+        self._console.print(f"[bold]{service.target.name}[/]. {_HELP}")
         self._console.print(LEGEND)
         while (line := self._read()) is not None:
             if line.startswith("/"):

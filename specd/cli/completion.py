@@ -29,11 +29,12 @@ def print_retrying(console: Console, retrying: Retrying) -> None:
 def summary(statistics: GenerationStatistics) -> str:
     """Return the numbers of a generation in a line."""
     parts = [
-        f"{statistics.generated_tokens} tokens",
-        f"{statistics.tokens_per_second:.1f} tokens/s",
+        counted(statistics.generated_tokens, "token"),
         f"first after {statistics.time_to_first_token_seconds * 1000:.0f} ms",
-        f"{statistics.rounds} rounds",
+        counted(statistics.rounds, "round"),
     ]
+    if statistics.generated_tokens > 1:  # the speed is that of the tokens after the first
+        parts.insert(1, f"{statistics.tokens_per_second:.1f} tokens/s")
     if statistics.proposed_tokens:
         parts.append(f"acceptance rate {statistics.acceptance_rate:.1%}")
         parts.append(f"mean acceptance length {statistics.round_averages.tokens:.2f}")
@@ -42,7 +43,12 @@ def summary(statistics: GenerationStatistics) -> str:
     if judged := statistics.prediction_accepted_tokens + statistics.prediction_rejected_tokens:
         parts.append(f"prediction {statistics.prediction_accepted_tokens / judged:.0%} accepted")
     if statistics.draft_fault:
-        parts.append(f"{statistics.rounds_without_draft} rounds without draft: {statistics.draft_fault}")
+        parts.append(f"{counted(statistics.rounds_without_draft, 'round')} without draft: {statistics.draft_fault}")
     if statistics.num_resumptions:
-        parts.append(f"resumed {statistics.num_resumptions} times")
+        parts.append(f"resumed {counted(statistics.num_resumptions, 'time')}")
     return " · ".join(parts)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, which is plural unless it is one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -26,6 +26,7 @@ from specd.cli.options import (
     Temperature,
     TopK,
     TopP,
+    check_sampling,
 )
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
@@ -34,7 +35,7 @@ from specd.client.stream import Stream
 from specd.draft_source import DraftSource
 from specd.errors import StartupError
 from specd.rpc.credentials import ClientCredentials
-from specd.sampling import Acceptance
+from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
 
 
@@ -89,6 +90,7 @@ def generate(
         "acceptance": acceptance,
         "lenience": lenience,
     }
+    check_sampling(Sampling(temperature, top_k, top_p, min_p, acceptance=acceptance, lenience=lenience))
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         turns = client.session(session) if session else client
         stream = turns.chat(text, **options) if chat else turns.generate(text, **options)

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from specd.draft_source import DraftSource
-from specd.sampling import Acceptance
+from specd.errors import InvalidRequestError
+from specd.sampling import Acceptance, Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.startup_error import StartupError
 
 Address = Annotated[str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")]
 NumDraftTokens = Annotated[
@@ -36,3 +38,11 @@ Source = Annotated[
     DraftSource,
     typer.Option("--draft-source", help="Who may propose tokens: the draft model, look-up, either, or nobody."),
 ]
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise StartupError if no coordinator would take the sampling of a generation."""
+    try:
+        sampling.check(vocabulary_size=1, model_name="")
+    except InvalidRequestError as error:
+        raise StartupError(str(error)) from error

@@ -12,12 +12,15 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from specd.addresses import from_here
 from specd.lifeline import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 from specd.startup_error import StartupError
 
@@ -27,6 +30,7 @@ _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _STABLE_SECONDS = 1.0  # a process that runs for less counts as one that failed to start
 _KILL_SECONDS = 15.0
+_LAST_LINES_SECONDS = 1.0
 # A process that has ended so often in a row, each time before it was stable, is given up: after about 40 seconds.
 _MOST_RESTARTS = 10
 _PATIENCE = ["--draft-startup-seconds", "86400"]
@@ -43,11 +47,16 @@ class Child:
     command: list[str]
     environment: Mapping[str, str]
     hang_seconds: float = math.inf
+    # Takes the lines that it writes to standard error; without it, they go where the supervisor's own go.
+    on_line: Callable[[str], None] | None = None
+    # Takes how far its start is: a stage, and for a download the bytes.
+    on_progress: Callable[[Mapping[str, Any]], None] | None = None
     facts: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     # A child stops when this closes, so that none outlives its supervisor.
     _lifeline: asyncio.StreamWriter | None = None
     _listening: asyncio.Future[None] | None = None
+    _passing_on: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -66,16 +75,44 @@ class Child:
                 env={**os.environ, **self.environment, SUPERVISOR_FD_VARIABLE: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE if self.on_line is not None else None,
                 start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children in order
             )
         finally:
             theirs.close()
-        line = await reader.readline()
-        if not line:
-            code = await self.process.wait()
-            raise StartupError(f"the {self.name} did not start (exit code {code}): see its message above")
-        self.facts = json.loads(line)
+        if self.process.stderr is not None:
+            self._passing_on = asyncio.ensure_future(self._pass_on(self.process.stderr))
+        self.facts = await self._started(reader, self.process)
         self._listening = asyncio.ensure_future(self._end_if_silent(reader, self.process))
+
+    async def _started(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> dict[str, str]:
+        """Return what the process says of itself once it is healthy. Raises StartupError if it ends first."""
+        failure = ""
+        while line := await reader.readline():
+            said = json.loads(line)
+            if "stage" in said:
+                if self.on_progress is not None:
+                    self.on_progress(said)
+            elif "failure" in said:
+                failure = said["failure"]
+            else:
+                return dict(said)
+        code = await process.wait()
+        raise StartupError(
+            f"the {self.name} did not start: {failure}"
+            if failure
+            else f"the {self.name} did not start (exit code {code}): see its message above"
+        )
+
+    async def _pass_on(self, stderr: asyncio.StreamReader) -> None:
+        assert self.on_line is not None
+        rest = b""
+        while part := await stderr.read(65536):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                self.on_line(line.decode(errors="replace"))
+        if rest:
+            self.on_line(rest.decode(errors="replace"))
 
     async def run(self) -> None:
         """Restart the process whenever it ends. Raises StartupError when it has ended too often in a row.
@@ -116,6 +153,8 @@ class Child:
                 self.process.kill()
                 await self.process.wait()
         self._close_lifeline()
+        if self._passing_on is not None:
+            await asyncio.wait({self._passing_on}, timeout=_LAST_LINES_SECONDS)
 
     async def _end_if_silent(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         """Kill the process when its beats stop: it hangs, and its sessions go on with the next one.
@@ -170,6 +209,9 @@ class Stack:
         metrics_listen: str | None = "127.0.0.1:0",
         hang_seconds: float = math.inf,
         environment: Mapping[str, str] | None = None,
+        options: Mapping[str, Mapping[str, str]] | None = None,
+        on_line: Callable[[str], None] | None = None,
+        on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         """Serve these models at `listen`, and over HTTP at `http`; "" means no draft or no gateway, port 0 any free.
 
@@ -179,14 +221,19 @@ class Stack:
 
         Workers and coordinator serve metrics at `metrics_listen`: "" is nowhere, None where they say. A process that
         does not show for `hang_seconds` that it runs is killed and started again.
-        `environment` is added to that of the processes.
+        `environment` is added to that of the processes, and `options` are further ones by process and name.
+        `on_line` takes what they write to standard error, and `on_progress` how far the start of each is.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
         sockets = Path(self._directory.name)
         metrics_options = [] if metrics_listen is None else ["--metrics-listen", metrics_listen]
 
-        def child(name: str, *options: str) -> Child:
-            return Child(name, [sys.executable, "-m", "specd", name, *options], environment or {}, hang_seconds)
+        def child(name: str, *arguments: str) -> Child:
+            further = (options or {}).get(name, {})
+            arguments += tuple(f"--{option.replace('_', '-')}={value}" for option, value in further.items())
+            command = [sys.executable, "-m", "specd", name, *arguments]
+            progress = partial(on_progress, name) if on_progress is not None else None
+            return Child(name, command, environment or {}, hang_seconds, on_line, progress)
 
         target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
@@ -224,7 +271,7 @@ class Stack:
         try:
             await asyncio.gather(*starting)
             if self.gateway is not None:  # which wants to know where the coordinator listens
-                self.gateway.command += ["--coordinator", self.address]
+                self.gateway.command += ["--coordinator", from_here(self.address)]
                 await self._start(self.gateway)
         except BaseException:
             for start in starting:
@@ -239,6 +286,8 @@ class Stack:
 
     async def _start(self, child: Child) -> None:
         await child.start()
+        if child.on_progress is not None:
+            child.on_progress({"stage": "ready"})
         if child is self.coordinator:
             # A restarted coordinator keeps its address, and does not wait long for the draft.
             child.keep_address()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import sys
+import termios
 import time
+import tty
 from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Annotated
@@ -22,6 +28,7 @@ from specd.launch import complain
 from specd.settings import CoordinatorSettings
 
 _DEFAULT_ADDRESS = CoordinatorSettings.model_fields["metrics_listen"].default
+_WIDTH = 80  # of a frame with all columns; without bars, and then without those since the start, it is narrower
 _NOW_SECONDS = 10.0  # what "now" means: long enough for several rounds of a slow model
 _KEPT_SECONDS = 60.0
 _BAR_WIDTH = 14
@@ -31,15 +38,21 @@ _NONE = "-"
 
 def top(
     address: Annotated[
-        str, typer.Argument(metavar="[HOST:PORT]", help="Where the coordinator serves metrics.", show_default=True)
-    ] = _DEFAULT_ADDRESS,
+        str,
+        typer.Argument(
+            metavar="[HOST:PORT]",
+            help="Where the coordinator serves metrics. (default: port 9464, of the host in SPECD_ADDRESS)",
+            show_default=False,
+        ),
+    ] = "",
     interval: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two frames.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, of one interval, and exit.")] = False,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes. Ctrl-C ends it."""
+    """Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes. q or Ctrl-C ends it."""
+    address = address or metrics_address(os.environ.get("SPECD_ADDRESS", ""))
     reader = MetricsReader(address, tls_ca, tls_cert, tls_key)
     console = Console(highlight=False)
     view = View(address)
@@ -48,7 +61,7 @@ def top(
         if once:
             time.sleep(interval)
             view.add(reader.read())
-            console.print(view.frame())
+            console.print(view.frame(console.width))
             return
     except ConnectionError as error:
         complain(f"{error}; is it a coordinator, and does it run?")
@@ -58,15 +71,41 @@ def top(
         raise typer.Exit(2)
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(view.frame(), console=console, screen=True, auto_refresh=False) as live,
+        Live(view.frame(console.width), console=console, screen=True, auto_refresh=False) as live,
+        _keys() as next_key,
     ):
-        while True:
-            time.sleep(interval)
+        while next_key(interval) not in {"q", "Q"}:
             try:
                 view.add(reader.read())
             except ConnectionError as error:
                 view.fault = str(error)
-            live.update(view.frame(), refresh=True)
+            live.update(view.frame(console.width), refresh=True)
+
+
+def metrics_address(coordinator: str) -> str:
+    """Return where a coordinator at an address, or "" for the usual one, serves metrics unless it is told otherwise."""
+    if not coordinator or coordinator.startswith("unix:"):
+        return str(_DEFAULT_ADDRESS)
+    return f"{coordinator.rpartition(':')[0]}:{_DEFAULT_ADDRESS.rpartition(':')[2]}"
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits for a time, or until a key is pressed, which it returns."""
+    keyboard = [sys.stdin] if sys.stdin.isatty() else []
+
+    def next_key(seconds: float) -> str:
+        pressed, _, _ = select.select(keyboard, [], [], seconds)
+        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if pressed else ""
+
+    before = termios.tcgetattr(sys.stdin) if keyboard else None
+    if before is not None:
+        tty.setcbreak(sys.stdin)  # keys come one by one, and are not shown
+    try:
+        yield next_key
+    finally:
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 class View:
@@ -87,14 +126,13 @@ class View:
         while scrape.at - self._scrapes[0].at > _KEPT_SECONDS:
             self._scrapes.popleft()
 
-    def frame(self) -> RenderableType:
-        """Return what there is to see; at least one scrape must have been added."""
+    def frame(self, width: int = _WIDTH) -> RenderableType:
+        """Return what there is to see, in so many columns; at least one scrape must have been added."""
         last = self._scrapes[-1]
         now = Span(next(s for s in self._scrapes if last.at - s.at <= _NOW_SECONDS), last)
         rates = [Span(*pair).increase("specd_generated_tokens_total") / Span(*pair).seconds for pair in self._pairs()]
-        return Group(
-            self._title(last), Text(), _table(now, Span(Scrape(), last), rates), Text(self.fault, style="bold red")
-        )
+        fault = Text(self.fault, style="bold red", no_wrap=True, overflow="ellipsis")
+        return Group(self._title(last), fault, _table(now, Span(Scrape(), last), rates, width))
 
     def _pairs(self) -> list[tuple[Scrape, Scrape]]:
         return list(pairwise(self._scrapes))[-_BAR_WIDTH:]
@@ -102,7 +140,8 @@ class View:
     def _title(self, last: Scrape) -> Text:
         models = last.labels("specd_model_info")
         target, draft = (PurePath(models.get(role, "")).name for role in ("target", "draft"))
-        title = Text.assemble(("specd top", "bold"), f"  {target or 'no model yet'}")
+        name = f"  {target or 'no model yet'}"
+        title = Text.assemble(("specd top", "bold"), name, no_wrap=True, overflow="ellipsis")
         title.append(f" with draft {draft}" if draft else " without a draft")
         if not last.value("specd_target_available"):
             title.append("  target is away", style="bold red")
@@ -111,17 +150,21 @@ class View:
         return title.append(f"  {self._address}", style="dim")
 
 
-def _table(now: Span, ever: Span, rates: list[float]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
+def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
+    has_bars, has_since = width >= _WIDTH, width >= _WIDTH - _BAR_WIDTH
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("")
     table.add_column("")
     table.add_column(f"last {now.seconds:.0f} s" if now.seconds else "now", justify="right", min_width=16)
-    table.add_column("", width=_BAR_WIDTH)
-    table.add_column("since start", justify="right")
+    if has_bars:
+        table.add_column("", width=_BAR_WIDTH)
+    if has_since:
+        table.add_column("since start", justify="right")
     last = now.end
 
     def row(group: str, name: str, value: str, bar: RenderableType = "", since: str = "") -> None:
-        table.add_row(Text(group, style="bold"), name, value, bar, Text(since, style="dim"))
+        cells: list[RenderableType] = [Text(group, style="bold"), name, value]
+        table.add_row(*cells, *([bar] if has_bars else []), *([Text(since, style="dim")] if has_since else []))
 
     def shares(group: str, name: str, part: float | None, since: float | None, colour: str) -> None:
         row(group, name, _percent(part), _bar(part, colour), _percent(since))

@@ -4,43 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from specd.addresses import from_here
 from specd.launch import check_servers_are_installed, settings_options, start_logging
-from specd.settings import LOOKUP, UpSettings
+from specd.settings import DEFAULT_ADDRESS, LOOKUP, LogSettings, load_settings
 from specd.startup_error import StartupError
+from specd.up_settings import UpSettings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specd.cli.preflight import Preflight
+    from specd.cli.progress import StartProgress
     from specd.cli.supervisor import Stack
 
 
 @settings_options(UpSettings)
 def up(settings: UpSettings) -> None:
-    """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C."""
+    """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C.
+
+    On a terminal it shows how far the models are, then where to find them; --log-level info shows what else happens.
+    """
     check_servers_are_installed()
+    lookup = _wants_lookup(settings)
+    is_brief = _is_brief()
+
+    from specd.cli.preflight import Preflight
+
     start_logging("up")
-    asyncio.run(_up(settings))
+    preflight = Preflight(settings)
+    preflight.check()
+    asyncio.run(_up(preflight, lookup, is_brief))
 
 
-async def _up(settings: UpSettings) -> None:
+def _is_brief() -> bool:
+    """Say whether to be brief: on a terminal, unless a level of logs was asked for that says more.
+
+    It sets the level of all processes.
+    """
+    log = load_settings(LogSettings, {})
+    if not sys.stderr.isatty() or ("log_level" in log.model_fields_set and log.log_level in {"debug", "info"}):
+        return False
+    os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if log.log_format == "auto":
+        os.environ["SPECD_LOG_FORMAT"] = "pretty"  # theirs goes through a pipe
+    return True
+
+
+def _wants_lookup(settings: UpSettings) -> bool | None:
+    given = settings.lookup if "lookup" in settings.model_fields_set else None
+    if settings.draft == LOOKUP and given is False:
+        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave one out")
+    return given if settings.draft else False
+
+
+async def _up(preflight: Preflight, lookup: bool | None, is_brief: bool) -> None:
+    from rich.console import Console
+
+    from specd.cli.progress import StartProgress
     from specd.cli.supervisor import Stack
 
+    settings = preflight.settings
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    models = {"target-worker": settings.target, **({"draft-worker": preflight.draft} if preflight.draft else {})}
+    progress = StartProgress(console, models) if is_brief else None
     stack = Stack(
         target=settings.target,
-        draft="" if settings.draft == LOOKUP else settings.draft,
+        draft=preflight.draft,
         # If unset, the coordinator's own setting holds.
-        lookup=_wants_lookup(settings),
+        lookup=lookup,
         listen=settings.listen,
         insecure=settings.insecure,
         http=settings.http,
         num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
         metrics_listen=None if settings.metrics else "",
         hang_seconds=settings.hang_seconds,
+        options=preflight.options,
+        on_line=progress.write if progress else None,
+        on_progress=progress.show if progress else None,
     )
-    holding = asyncio.ensure_future(_hold(stack))
+    holding = asyncio.ensure_future(_hold(stack, preflight, console, progress))
 
     def on_signal() -> None:
         if holding.cancelling():
@@ -53,24 +102,79 @@ async def _up(settings: UpSettings) -> None:
         await holding
 
 
-def _wants_lookup(settings: UpSettings) -> bool | None:
-    given = settings.lookup if "lookup" in settings.model_fields_set else None
-    if settings.draft == LOOKUP and given is False:
-        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave one out")
-    return given if settings.draft else False
-
-
-async def _hold(stack: Stack) -> None:
-    async with stack:
-        facts = stack.coordinator.facts
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(
-            f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
-        )
-        if stack.gateway is not None:
-            console.print(f"  OpenAI's API: {stack.gateway.facts['url']}/v1")
-        for child in stack.children:
-            if child.facts["metrics_url"]:
-                console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}")
-        console.print(f"  try: specd generate --address {stack.address} 'def fibonacci(n):'")
+async def _hold(stack: Stack, preflight: Preflight, console: Console, progress: StartProgress | None) -> None:
+    async with contextlib.AsyncExitStack() as running:
+        with progress or contextlib.nullcontext():
+            await running.enter_async_context(stack)
+        if progress is not None:
+            _say_where(stack, preflight, console)
+        else:
+            _say_all(stack, preflight, console)
         await stack.wait()
+
+
+def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
+    """Print in a few lines what is served, and where."""
+    target = stack.target.facts
+    draft = PurePath(stack.draft.facts["model"]).name if stack.draft else ""
+    sources = [name for name in (draft, "look-up" if _looks_up(preflight) else "") if name]
+    page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"
+    for name, value in (
+        ("model", f"{PurePath(target['model']).name} ({target['precision']}, {target['device']})"),
+        ("draft", " and ".join(sources) or "none"),
+        ("address", stack.address),
+        ("page", page),
+        ("metrics", _moved_metrics(stack, preflight)),
+        ("try", _command_to_try(stack, preflight)),
+    ):
+        if value:
+            console.print(f"[bold]{name:8}[/]", end="")
+            console.print(value, markup=False)
+
+
+def _moved_metrics(stack: Stack, preflight: Preflight) -> str:
+    """Say where metrics are that are not where they usually are; "" if there are none."""
+    moved = [child for child in stack.children if child.name in preflight.moved]
+    where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in moved)
+    return f"{where}: the usual ports are in use" if moved else ""
+
+
+def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
+    """Print the same into a log, with the addresses of metrics."""
+    facts = stack.coordinator.facts
+    console.print(
+        f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
+    )
+    if stack.gateway is not None:
+        console.print(f"  OpenAI's API: {stack.gateway.facts['url']}/v1")
+    for child in stack.children:
+        if child.facts["metrics_url"]:
+            is_moved = ", because its usual port is in use" if child.name in preflight.moved else ""
+            console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}{is_moved}")
+    console.print(f"  try: {_command_to_try(stack, preflight)}", markup=False)
+
+
+def _looks_up(preflight: Preflight) -> bool:
+    assert preflight.coordinator is not None
+    settings = preflight.settings
+    if not settings.draft or "lookup" in settings.model_fields_set:
+        return settings.lookup and bool(settings.draft)
+    return preflight.coordinator.lookup
+
+
+def _command_to_try(stack: Stack, preflight: Preflight) -> str:
+    """Return a command that suits the model and reaches the coordinator."""
+    assert preflight.target is not None
+    assert preflight.coordinator is not None
+    command = "specd chat" if preflight.target.has_template else "specd generate"
+    if (address := from_here(stack.address)) != DEFAULT_ADDRESS:
+        command += f" --address {address}"
+    if preflight.coordinator.tls_cert and not address.startswith("unix:"):
+        command += f" --tls-ca {preflight.coordinator.tls_ca or 'CA'}"
+        if preflight.coordinator.tls_ca and not preflight.coordinator.tokens:
+            command += " --tls-cert CERT --tls-key KEY"
+    if preflight.coordinator.tokens:
+        command += " --token TOKEN"
+    if preflight.target.has_encoder:
+        return f"{command} 'translate English to German: Good morning'"
+    return command if preflight.target.has_template else f"{command} 'def fibonacci(n):'"

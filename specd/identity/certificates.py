@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ssl
 import threading
@@ -156,6 +157,35 @@ def load_certificates(settings: CertificateSettings, *, role: Role | None) -> Ce
         return None
     ca = Path(settings.tls_ca) if settings.tls_ca else None
     return Certificates(CertificateFiles(Path(settings.tls_cert), Path(settings.tls_key), ca), role=role)
+
+
+def authority_of(certificate: Path, given: Path | None) -> Path:
+    """Return a file with the authority of a certificate: the given one, itself, or the system's.
+
+    Raises StartupError if it is none of them.
+    """
+    chain = _parse(_content(certificate), certificate)
+    for candidate in (given, certificate, ssl.get_default_verify_paths().cafile):
+        if candidate is not None and Path(candidate).is_file():
+            authorities = _parse(_content(Path(candidate)), Path(candidate))
+            if _is_issued_by(chain, authorities):
+                return Path(candidate)
+    raise StartupError(
+        f"the certificate {certificate} is of an authority that is not known here: set --tls-ca to the file with it"
+    )
+
+
+def name_of(certificate: Path, host: str) -> str:
+    """Return a name of a certificate that is not for a host, for those to look for who connect to it; else ""."""
+    from cryptography import x509
+
+    leaf = _parse(_content(certificate), certificate)[0]
+    names = dns_names_of(leaf)
+    with contextlib.suppress(x509.ExtensionNotFound, ValueError):
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        if host in {*names, *map(str, found.get_values_for_type(x509.IPAddress))}:
+            return ""
+    return next((name.replace("*", "specd") for name in sorted(names)), "")
 
 
 def dns_names_of(certificate: x509.Certificate) -> set[str]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -18,14 +15,13 @@ from grpc_reflection.v1alpha import reflection
 
 from specd.errors import SpecdError, StartupError
 from specd.lifeline import Lifeline
+from specd.listening import check_socket_path
 from specd.rpc.access import Guard
 from specd.rpc.credentials import server_credentials
 from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_STREAMS, ConnectionAge, connection_options
 from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
-
-_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
 
 _CALL_TASK_NAME = "rpc_task"  # grpc.aio's name for the tasks of calls; tests/unit/test_server.py checks it
 _LAST_STEPS_SECONDS = 1.0
@@ -108,7 +104,8 @@ class Server:
 
     async def start(self) -> None:
         """Bind and listen. Raises StartupError if the address cannot be bound."""
-        _prepare_socket_path(self.listen)
+        if self.listen.startswith("unix:"):
+            check_socket_path(self.listen)
         try:
             port = self._add_port()
         except RuntimeError as error:
@@ -182,18 +179,3 @@ class Server:
     def _end_calls(self) -> None:
         for timeout in tuple(self._calls):
             timeout.reschedule(asyncio.get_running_loop().time())
-
-
-def _prepare_socket_path(listen: str) -> None:
-    if listen.startswith("unix:"):
-        path = Path(listen.removeprefix("unix:"))
-        if not path.parent.is_dir():
-            raise StartupError(f"cannot listen at {listen}: there is no directory {path.parent}")
-        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-            raise StartupError(
-                f"cannot listen at {listen}: the path is too long (the most is {_MAX_SOCKET_PATH_BYTES})"
-            )
-        # gRPC would replace the socket even if another process listens on it.
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            probe.connect(str(path))
-            raise StartupError(f"cannot listen at {listen}: it is in use by another process; choose another")

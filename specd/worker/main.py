@@ -17,6 +17,7 @@ import structlog
 
 from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
+from specd.lifeline import tell_supervisor
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
@@ -141,6 +142,7 @@ def _load(
     rehearse: Callable[[LoadedModel], Steps[None]],
 ) -> Steps[tuple[LoadedModel, Future[str], StepCosts]]:
     log.info("loading", model=settings.model, blas=blas)
+    tell_supervisor(stage="loading")
     model = load(
         settings.model,
         blas=blas,
@@ -149,6 +151,7 @@ def _load(
         kv_group_size=settings.kv_group_size,
     )
     fingerprint = whole_fingerprint(model.files)
+    tell_supervisor(stage="warming up")
     yield from warm_up(model, workload.widths, rehearse)
     return model, fingerprint, (yield from calibrate(model, workload, settings.calibration_seconds))
 

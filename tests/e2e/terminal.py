@@ -26,15 +26,15 @@ _ON_TERMINAL = (
 
 
 class Terminal:
-    """A command that runs on a terminal of 100 columns, as a context manager."""
+    """A command that runs on a terminal, of 100 columns if not told otherwise, as a context manager."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **variables: str) -> None:
         command = [sys.executable, "-c", _ON_TERMINAL, sys.executable, "-m", "specd", *arguments]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(COLUMNS="100", LINES="40", TERM="xterm-256color"),
+            env=environment(**{"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color", **variables}),
             cwd=Path(__file__).parent,
         )
         self.shown = ""  # all of it, escape sequences included
@@ -57,6 +57,25 @@ class Terminal:
     def text(self) -> str:
         """What was shown, without colours."""
         return _ESCAPES.sub("", self.shown)
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that are there now, empty ones left out."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|[^\x1b]", self.shown):
+            if part == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif part == "\r":
+                column = 0
+            elif part.endswith("A") and part != "A":
+                row = max(row - int(part[2:-1] or 1), 0)
+            elif part.endswith("K") and part != "K":
+                lines[row] = ""
+            elif not part.startswith("\x1b"):
+                lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + 1 :]
+                column += 1
+        return [line for line in lines if line.strip()]
 
     def type(self, keys: str) -> None:
         """Type keys; Enter is a line's end."""

@@ -26,8 +26,8 @@ from specd.settings import (
     DraftWorkerSettings,
     Settings,
     TargetWorkerSettings,
-    UpSettings,
 )
+from specd.up_settings import UpSettings
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
     RunningSpecd,
@@ -83,6 +83,11 @@ def test_help_of_generate() -> None:
         assert expected in done.stdout
 
 
+@pytest.mark.parametrize("command", [[], ["up"], ["generate"]])
+def test_help_says_what_exit_codes_mean(command: list[str]) -> None:
+    assert "Exit codes: 0 done; 1 a call failed" in run_specd(*command, "--help").stdout
+
+
 def test_version() -> None:
     assert run_specd("--version").stdout.strip() == f"specd {__version__}"
 
@@ -111,6 +116,11 @@ def test_generate_prints_the_text_and_then_its_numbers(stack: Stack) -> None:
         texts.append(done.stdout)
     assert texts[0] == texts[1]
     assert texts[0].strip()
+
+
+def test_one_token_has_no_speed_and_no_plural(stack: Stack) -> None:
+    done = run_specd("generate", PROMPT, "-n", "1", "--address", stack.address)
+    assert re.match(r"1 token · first after \d+ ms · 1 round · session ", done.stderr)
 
 
 def test_generate_reads_standard_input(stack: Stack) -> None:

@@ -70,6 +70,21 @@ def watch_and_kill(harmed_stack: Stack) -> None:
         assert "\x1b[?1049l" in terminal.shown  # the screen is what it was before
 
 
+def test_q_ends_it(stack: Stack) -> None:
+    address = stack.coordinator.facts["metrics_address"]
+    with Terminal("top", address, "--interval", "60", COLUMNS="60", LINES="24") as terminal:
+        terminal.wait_for("prompt found by draft")
+        terminal.type("q")
+        assert terminal.exit_code() == 0
+        assert "\x1b[?1049l" in terminal.shown
+
+
+def test_it_looks_on_the_host_of_the_address_that_commands_share() -> None:
+    done = run_specd("top", "--once", SPECD_ADDRESS="127.255.255.254:1")
+    assert done.returncode == 1
+    assert "no metrics come from 127.255.255.254:9464" in complaint(done.stderr)
+
+
 def test_what_is_wrong_is_said(stack: Stack) -> None:
     def refused(*arguments: str) -> tuple[int, str]:
         done: subprocess.CompletedProcess[str] = run_specd("top", *arguments)

@@ -12,7 +12,8 @@ import yaml
 
 from specd import __version__
 from specd.gateway_settings import GatewaySettings
-from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, UpSettings
+from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+from specd.up_settings import UpSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from gateway.main import listen
+from specd.listening import listen
 
 
 async def test_events_do_not_wait_for_a_fuller_packet() -> None:

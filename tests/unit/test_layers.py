@@ -49,6 +49,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.cli",
         "specd.bench",
         "specd.worker.cpu",
+        "specd.worker.model.directory",
+        "specd.worker.model.outline",  # what can be told of a model without MLX
         "specd.worker.model.conversion",  # only when it runs: it needs MLX
     ),
     "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.cli", "specd.bench", "specd.worker"),

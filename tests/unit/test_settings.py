@@ -14,9 +14,9 @@ from specd.settings import (
     CoordinatorSettings,
     LogSettings,
     TargetWorkerSettings,
-    UpSettings,
     load_settings,
 )
+from specd.up_settings import UpSettings
 
 WriteSettings = Callable[[str], Path]
 

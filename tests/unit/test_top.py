@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from specd.cli.scrape import Scrape
-from specd.cli.top import View
+from specd.cli.top import View, metrics_address
 
 
 def scrape(at: float, tokens: float, *, started: float = 1.0) -> Scrape:
@@ -39,3 +40,28 @@ def test_a_restarted_coordinator_begins_anew() -> None:
     assert rate_in(view) == "-"
     view.add(scrape(4.0, 30, started=2.0))
     assert rate_in(view) == "10.0"
+
+
+@pytest.mark.parametrize(("width", "has_bars", "has_since"), [(80, True, True), (70, False, True), (60, False, False)])
+def test_a_narrow_frame_has_fewer_columns_and_no_more_lines(width: int, has_bars: bool, has_since: bool) -> None:
+    view = View("a-coordinator-with-a-long-name.example.org:9464")
+    for second in range(3):
+        view.add(scrape(float(second), 100.0 * second))
+    view.fault = "no metrics come from there, " * 3
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(view.frame(console.width))
+    lines = capture.get().splitlines()
+    assert len(lines) == 24
+    assert all(len(line) <= width for line in lines)
+    assert ("▁" in capture.get() or "█" in capture.get()) == has_bars
+    assert ("since start" in capture.get()) == has_since
+    assert any("prompt found by draft" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "metrics"),
+    [("", "127.0.0.1:9464"), ("unix:/run/specd", "127.0.0.1:9464"), ("gpu.example.org:50051", "gpu.example.org:9464")],
+)
+def test_metrics_are_on_the_host_of_the_coordinator(coordinator: str, metrics: str) -> None:
+    assert metrics_address(coordinator) == metrics

@@ -14,7 +14,7 @@ class ServiceDescription:
     """The models behind a coordinator, and the limits of a request; generation.proto explains the fields.
 
     `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
-    chosen in each round.
+    chosen in each round. `chat_template` is "" of a model that does not chat.
     """
 
     target: ModelInfo
@@ -23,6 +23,7 @@ class ServiceDescription:
     default_num_draft_tokens: int | None
     max_num_draft_tokens: int
     lookup: bool
+    chat_template: str = ""
 
 
 def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescription:
@@ -35,4 +36,5 @@ def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescripti
         default_num_draft_tokens=response.default_num_draft_tokens if has_default else None,
         max_num_draft_tokens=response.max_num_draft_tokens,
         lookup=response.lookup,
+        chat_template=response.chat_template,
     )

@@ -18,6 +18,7 @@ import mlx.core as mx
 import structlog
 
 from specd import __version__
+from specd.lifeline import tell_supervisor
 from specd.step_costs import StepCosts
 from specd.worker.engine.engine import Steps
 from specd.worker.engine.forward import BareCache, Evaluate, Feed, bare_cache, forward
@@ -71,6 +72,7 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[S
     known = _load(path)
     if known is not None:
         return known
+    tell_supervisor(stage="calibrating")
     with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
         costs = yield from _measure_curves(model, workload, seconds)
     keep(model, workload, costs)

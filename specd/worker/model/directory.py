@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from huggingface_hub import snapshot_download
 
+from specd.lifeline import tell_supervisor
 from specd.startup_error import StartupError
 from specd.worker.model.files import WANTED_FILES, read_object
 
 log = structlog.get_logger()
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_repository(name: str) -> bool:
+    """Say whether a model is one of the hub, and not in a directory."""
+    return bool(_REPOSITORY.fullmatch(name)) and not Path(name).expanduser().exists()
 
 
 def find(name: str, wanted: Sequence[str] = WANTED_FILES) -> Path:
@@ -30,13 +35,31 @@ def find(name: str, wanted: Sequence[str] = WANTED_FILES) -> Path:
             f"there is no model {name}: name a local directory or a Hugging Face repository "
             "such as mlx-community/Qwen3-8B-4bit"
         )
+    from huggingface_hub import snapshot_download  # takes long to import, and directories do without it
+
     log.info("looking up the model", repository=name)
     try:
-        return Path(snapshot_download(name, allow_patterns=[*wanted]))
+        return Path(snapshot_download(name, allow_patterns=[*wanted], tqdm_class=_progress_bar()))
     except Exception as error:  # the hub client has dozens of error types, which all mean the same here
         raise StartupError(
             f"there is no directory {name}, and the Hugging Face repository cannot be had: {error}"
         ) from error
+
+
+def _progress_bar() -> Any:
+    """Return the class of progress bars; None for the hub's own, which draw on standard error."""
+    if not tell_supervisor(stage="looking up"):
+        return None
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    class Told(tqdm):  # type: ignore[misc]
+        """A progress bar that the supervisor draws, if it counts bytes: there are several, with the same bytes."""
+
+        def display(self, *_: Any, **__: Any) -> None:
+            if self.unit == "B" and self.total:
+                tell_supervisor(stage="downloading", done=self.n, total=self.total)
+
+    return Told
 
 
 def start_token(directory: Path, config: dict[str, Any]) -> int:

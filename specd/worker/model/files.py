@@ -20,6 +20,8 @@ WANTED_FILES = (
     *("*.json", "*.jinja", "*.safetensors", "*.txt", "*.tiktoken"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm"),
 )
+# Those that say what a model is, before its weights are there.
+SMALL_FILES = ("*config.json", "tokenizer.json", "*.jinja", *(name for name in WANTED_FILES if "*" not in name))
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
 # By the first pattern that a name fits. The longest indexes have 10 MB.
@@ -42,13 +44,7 @@ def check_files(directory: Path) -> None:
     directory belongs to, and has a size that is bounded. The headers of all weights are sound, and no tensor is there
     twice. Nothing asks for code. Reads a 70 B model's headers in a few hundredths of a second.
     """
-    check_plain(directory)
-    config = read_object(directory / "config.json")
-    if "model_file" in config:
-        raise StartupError(
-            f"{directory / 'config.json'} asks for code of the model's own ({config['model_file']!a}, as model_file): "
-            "specd runs none. Use a model whose class mlx-lm has"
-        )
+    config = read_config(directory)
     num_tensors = _check_weights(directory)
     for part in (config, config.get("text_config")):
         counts = part if isinstance(part, dict) else {}
@@ -58,6 +54,18 @@ def check_files(directory: Path) -> None:
                     f"{directory / 'config.json'} has {name} larger than the number of tensors, {num_tensors}: "
                     "download or convert the model again"
                 )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return config.json of a directory with a model's small files. Raises StartupError if it must not be used."""
+    check_plain(directory)
+    config = read_object(directory / "config.json")
+    if "model_file" in config:
+        raise StartupError(
+            f"{directory / 'config.json'} asks for code of the model's own ({config['model_file']!a}, as model_file): "
+            "specd runs none. Use a model whose class mlx-lm has"
+        )
+    return config
 
 
 def check_plain(directory: Path) -> None:

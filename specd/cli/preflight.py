@@ -1,0 +1,195 @@
+"""What can be known of `specd up` before it starts anything: settings, files, ports and models."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specd.addresses import from_here, is_local
+from specd.gateway_settings import GatewaySettings
+from specd.identity.roles import Role
+from specd.listening import check_socket_path, listen
+from specd.settings import (
+    LOOKUP,
+    CertificateSettings,
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    ListenerSettings,
+    SettingsT,
+    TargetWorkerSettings,
+    WorkerSettings,
+    load_settings,
+)
+from specd.startup_error import StartupError
+from specd.up_settings import UpSettings
+from specd.worker.model.directory import is_repository
+from specd.worker.model.outline import Outline, check_pair, outline_of
+
+_OF_COORDINATOR = ("tls_cert", "tls_key", "tls_ca", "tokens")
+
+
+@dataclass
+class Preflight:
+    """The checks of a `specd up`, and what they found.
+
+    `options` are further ones of the processes, by process and name, `moved` the processes whose metrics are at another
+    port than by default, `target` is the target model as its small files show it.
+    """
+
+    settings: UpSettings
+    options: dict[str, dict[str, str]] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    target: Outline | None = None
+    coordinator: CoordinatorSettings | None = None
+    _problems: list[str] = field(default_factory=list)
+
+    @property
+    def draft(self) -> str:
+        """The draft model; "" for none."""
+        return "" if self.settings.draft == LOOKUP else self.settings.draft
+
+    def check(self) -> None:
+        """Check everything. Raises StartupError, which names all that is wrong."""
+        with contextlib.ExitStack() as listeners:
+            self._check_coordinator(listeners)
+            self._check_workers(listeners)
+            if self.settings.http:
+                self._check_gateway(listeners)
+        names = [name for name in (self.settings.target, self.draft) if name]
+        # Repositories come last, because they may take a while.
+        outlines = self._outlines([name for name in names if not is_repository(name)])
+        self._raise_problems()
+        outlines |= self._outlines([name for name in names if is_repository(name)])
+        self._raise_problems()
+        self.target = outlines[self.settings.target]
+        if self.draft:
+            check_pair(self.target, outlines[self.draft])
+
+    def _raise_problems(self) -> None:
+        if self._problems:
+            raise StartupError("; ".join(dict.fromkeys(self._problems)))
+
+    def _outlines(self, names: list[str]) -> dict[str, Outline]:
+        """Return the outlines of models by name, without those of which there are problems."""
+        outlines = {}
+        with ThreadPoolExecutor(2) as threads:
+            for name, outline in [(name, threads.submit(outline_of, name)) for name in names]:
+                with self._noted():
+                    outlines[name] = outline.result()
+        return outlines
+
+    def _check_coordinator(self, listeners: contextlib.ExitStack) -> None:
+        settings = self.settings
+        names = [name for name in _OF_COORDINATOR if name in settings.model_fields_set]
+        given = {name: getattr(settings, name) or "none" for name in names}
+        self.options["coordinator"] = given
+        own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
+        own["draft"] = "unix:draft" if self.draft else "none"
+        self.coordinator = self._loaded(CoordinatorSettings, {**own, **given}, None)
+        if self.coordinator is None:
+            return
+        self._check_address(self.coordinator.listen, listeners)
+        self._check_metrics("coordinator", self.coordinator, listeners)
+        if self.coordinator.tokens:
+            from specd.identity.tokens import read_tokens
+
+            with self._noted():
+                read_tokens(Path(self.coordinator.tokens))
+        if self.coordinator.otlp_endpoint and importlib.util.find_spec("opentelemetry") is None:
+            self._problems.append(
+                f"spans cannot go to {self.coordinator.otlp_endpoint} without OpenTelemetry: install specd[tracing], "
+                "or set no OTLP endpoint"
+            )
+
+    def _check_workers(self, listeners: contextlib.ExitStack) -> None:
+        kinds: tuple[tuple[str, Role, type[WorkerSettings], str], ...] = (
+            ("target-worker", Role.TARGET_WORKER, TargetWorkerSettings, self.settings.target),
+            ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.draft),
+        )
+        for process, role, cls, model in kinds:
+            if model:
+                loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)
+                if loaded is not None:
+                    self._check_metrics(process, loaded, listeners)
+
+    def _check_gateway(self, listeners: contextlib.ExitStack) -> None:
+        settings, coordinator = self.settings, self.coordinator
+        own = {"listen": settings.http, "insecure": settings.insecure, "coordinator": from_here(settings.listen)}
+        derived: dict[str, str] = {}
+        if coordinator is not None and coordinator.tls_cert and not coordinator.listen.startswith("unix:"):
+            with self._noted():
+                derived = _follow(coordinator, settings.http)
+        followed = {name: value for name, value in derived.items() if not GatewaySettings.is_given(name)}
+        self.options["gateway"] = followed
+        gateway = self._loaded(GatewaySettings, {**own, **followed}, None)
+        self._check_address(settings.http, listeners)
+        asks_for_certificate = coordinator is not None and coordinator.tls_ca and not coordinator.tokens
+        if gateway is not None and derived and asks_for_certificate and not gateway.coordinator_cert:
+            self._problems.append(
+                "the coordinator will ask its gateway for a certificate: set SPECD_GATEWAY_COORDINATOR_CERT and "
+                "SPECD_GATEWAY_COORDINATOR_KEY to the gateway's, or give clients --tokens"
+            )
+
+    def _check_metrics(self, process: str, settings: ListenerSettings, listeners: contextlib.ExitStack) -> None:
+        """Take a free port where the one by default is in use; one that was asked for must be free."""
+        if not (self.settings.metrics and settings.metrics_listen):
+            return
+        try:
+            listeners.enter_context(listen(settings.metrics_listen))
+        except StartupError as error:
+            if settings.is_given("metrics_listen"):
+                self._problems.append(f"the metrics of the {process}: {error}, or --no-metrics")
+                return
+            self.moved.append(process)
+            host, _, _ = settings.metrics_listen.rpartition(":")
+            self.options.setdefault(process, {})["metrics_listen"] = f"{host}:0"
+
+    def _check_address(self, address: str, listeners: contextlib.ExitStack) -> None:
+        with self._noted():
+            if address.startswith("unix:"):
+                check_socket_path(address)
+            else:
+                listeners.enter_context(listen(address))
+
+    def _loaded(self, cls: type[SettingsT], flags: dict[str, Any], role: Role | None) -> SettingsT | None:
+        """Return the settings that a process will find, whose certificates are checked."""
+        with self._noted():
+            settings = load_settings(cls, flags)
+            if isinstance(settings, CertificateSettings) and settings.tls_cert:
+                from specd.identity.certificates import load_certificates
+
+                load_certificates(settings, role=role)
+            return settings
+        return None
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except StartupError as error:
+            self._problems.append(str(error).removeprefix("wrong settings: "))
+
+
+def _follow(coordinator: CoordinatorSettings, http: str) -> dict[str, str]:
+    """Return the options of a gateway that suit a coordinator with TLS. Raises StartupError.
+
+    Where other machines reach the gateway, it shows the coordinator's certificate and asks for what that asks for.
+    """
+    from specd.identity.certificates import authority_of, name_of
+
+    host = from_here(coordinator.listen).rpartition(":")[0].strip("[]")
+    certificate, authority = Path(coordinator.tls_cert), Path(coordinator.tls_ca) if coordinator.tls_ca else None
+    options = {
+        "coordinator_ca": str(authority_of(certificate, authority)),
+        "coordinator_name": name_of(certificate, host),
+    }
+    if not is_local(http):
+        options |= {"tls_cert": coordinator.tls_cert, "tls_key": coordinator.tls_key}
+        if coordinator.tls_ca and not coordinator.tokens:
+            options["tls_ca"] = coordinator.tls_ca
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,37 @@
+"""The environment variables of specd, and those that only look like one."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+
+_PREFIX = "SPECD_"
+# Of the commands that call a coordinator, of all, and of a process with a supervisor.
+_OF_COMMANDS = frozenset(
+    _PREFIX + name
+    for name in (
+        *("ADDRESS", "TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY"),
+        *("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "SUPERVISOR_FD"),
+    )
+)
+# Others have variables that begin so too, such as a cluster with a service called specd: they are not so close.
+_CLOSENESS = 0.85
+
+
+def misspelt_variables() -> dict[str, str]:
+    """Return variables of the environment that nothing reads, each with the one that it seems to be meant for."""
+    unknown = [name for name in os.environ if name.startswith(_PREFIX) and name not in _OF_COMMANDS]
+    if not unknown:
+        return {}  # without a look at the settings, whose import takes long
+    known = {*_OF_COMMANDS, *_of_settings()}
+    close = {name: get_close_matches(name, known, 1, _CLOSENESS) for name in unknown if name not in known}
+    return {name: matches[0] for name, matches in close.items() if matches}
+
+
+def _of_settings() -> set[str]:
+    from specd.gateway_settings import GatewaySettings
+    from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+    from specd.up_settings import UpSettings
+
+    classes = (UpSettings, CoordinatorSettings, TargetWorkerSettings, DraftWorkerSettings, GatewaySettings)
+    return {cls.variable_of(name) for cls in classes for name in cls.model_fields}

@@ -1,0 +1,41 @@
+"""Places to listen at: whether they are free, before a process needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from specd.startup_error import StartupError
+
+_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that takes connections at HOST:PORT. Raises StartupError if the port is in use."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen()  # before the process says that it is ready
+    except OSError as error:
+        raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
+    listener.setblocking(False)
+    return listener
+
+
+def check_socket_path(address: str) -> None:
+    """Raise StartupError if nothing can listen at unix:PATH, or something does."""
+    path = Path(address.removeprefix("unix:"))
+    if not path.parent.is_dir():
+        raise StartupError(f"cannot listen at {address}: there is no directory {path.parent}")
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise StartupError(f"cannot listen at {address}: the path is too long (the most is {_MAX_SOCKET_PATH_BYTES})")
+    # gRPC would replace the socket even if another process listens on it.
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        raise StartupError(f"cannot listen at {address}: it is in use by another process; choose another")

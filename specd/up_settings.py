@@ -1,0 +1,62 @@
+"""Settings of `specd up`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specd.settings import (
+    DEFAULT_ADDRESS,
+    DRAFT_TOKENS_HELP,
+    EMBEDDED_DRAFT,
+    EMBEDDED_TARGET,
+    LOOKUP_HELP,
+    Address,
+    DraftTokens,
+    File,
+    MetricsAddress,
+    ModelOrNone,
+    Seconds,
+    Settings,
+)
+
+
+def _of_the_coordinator(name: str, description: str) -> Any:
+    # Its variable is the coordinator's: SPECD_TLS_CERT is the certificate of a client.
+    return Field("", validation_alias=f"SPECD_COORDINATOR_{name}", description=f"{description} 'none' for none.")
+
+
+class UpSettings(Settings):
+    """Settings of `specd up`. The processes that it starts also read their own."""
+
+    table = "up"
+    model_config = SettingsConfigDict(env_prefix="SPECD_", validate_by_name=True)
+
+    target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
+    draft: ModelOrNone = Field(
+        EMBEDDED_DRAFT, description="Draft model, likewise; 'lookup' for look-up alone, 'none' for the target alone."
+    )
+    lookup: bool = Field(True, description=LOOKUP_HELP)
+    listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
+    insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
+    tls_cert: File = _of_the_coordinator(
+        "TLS_CERT", "Certificate, PEM: the address is TLS then, and that of --http if other machines reach it."
+    )
+    tls_key: File = _of_the_coordinator("TLS_KEY", "Key of the certificate, PEM, without a password.")
+    tls_ca: File = _of_the_coordinator(
+        "TLS_CA", "Authority of the certificate, PEM; without --tokens, clients show a certificate of it."
+    )
+    tokens: File = _of_the_coordinator("TOKENS", "File of clients' tokens, which 'specd token' writes.")
+    http: MetricsAddress = Field(
+        "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' for not."
+    )
+    num_draft_tokens: DraftTokens = Field("auto", description=DRAFT_TOKENS_HELP)
+    metrics: bool = Field(
+        True,
+        description="Serve /metrics of the three processes on ports 9464 to 9466, or where these are in use others.",
+    )
+    hang_seconds: Seconds = Field(
+        30.0, description="Time without a sign of life after which a process is killed and started again."
+    )

@@ -1,0 +1,123 @@
+"""What can be told of a model before its weights are read: whether it can be served, and with which tokenizer."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specd.startup_error import StartupError
+from specd.worker.model.directory import find
+from specd.worker.model.files import SMALL_FILES, check_files, read_config, read_object
+
+_ENCODERS = ("t5", "mt5")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model as its small files show it; `vocabulary` is empty where they do not have it in JSON."""
+
+    name: str
+    has_encoder: bool
+    base_vocabulary: Mapping[str, int]
+    vocabulary: Mapping[str, int]
+    has_template: bool = False
+
+
+def outline_of(name: str) -> Outline:
+    """Return the outline of a model. Raises StartupError for one that cannot be served.
+
+    Of a directory, all files are checked; of a repository, those that are small, and not its weights.
+    """
+    directory = find(name, SMALL_FILES)
+    config = read_config(directory)
+    if Path(name).expanduser().is_dir():
+        check_files(directory)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise StartupError(f"{directory / 'config.json'} has no model_type: download the model again")
+    if model_type not in _ENCODERS and not _has_class(model_type):
+        raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
+    if not any((directory / file).is_file() for file in _TOKENIZERS):
+        raise StartupError(f"{name} has no tokenizer.json: download the model again, or convert it with transformers")
+    base, whole = _vocabularies(directory)
+    return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
+
+
+def check_pair(target: Outline, draft: Outline) -> None:
+    """Raise StartupError if a draft cannot propose for a target: one has an encoder, or another tokenizer.
+
+    Tokens that only one tokenizer has, because something added them, are left to the coordinator.
+    """
+    if target.has_encoder != draft.has_encoder:
+        has, lacks = (draft, target) if draft.has_encoder else (target, draft)
+        raise StartupError(
+            f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
+        )
+    if not (target.vocabulary and draft.vocabulary):
+        return
+    for one, other in ((target, draft), (draft, target)):
+        for token, token_id in one.base_vocabulary.items():
+            if other.vocabulary.get(token) != token_id:
+                there = f"id {other.vocabulary[token]}" if token in other.vocabulary else "missing"
+                raise StartupError(
+                    f"the draft {draft.name} and the target {target.name} have different tokenizers (token {token!r} "
+                    f"is id {token_id} in {one.name} and {there} in {other.name}): use a draft of the target's family"
+                )
+
+
+def _has_class(model_type: str) -> bool:
+    """Say whether mlx-lm has a class for a type of models, without importing it: MLX would come with it."""
+    package = importlib.util.find_spec("mlx_lm")
+    if package is None or package.origin is None:
+        return True  # the worker will say what is missing
+    directory = Path(package.origin).parent
+    if (directory / "models" / f"{model_type}.py").is_file():
+        return True
+    for node in ast.parse((directory / "utils.py").read_text()).body:
+        if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
+            return model_type in ast.literal_eval(node.value)
+    return True
+
+
+def _has_template(directory: Path) -> bool:
+    """Say whether it has a chat template, in one of the places where transformers looks for it."""
+    if any((directory / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    config = directory / "tokenizer_config.json"
+    return config.is_file() and bool(read_object(config).get("chat_template"))
+
+
+def _vocabularies(directory: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the map from token to id of tokenizer.json, without and with the tokens that were added to it."""
+    if not (directory / "tokenizer.json").is_file():
+        return {}, {}
+    tokenizer = read_object(directory / "tokenizer.json")
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    try:
+        if isinstance(vocabulary, list):  # of a Unigram model: pairs of a token and its score
+            base = {str(token): token_id for token_id, (token, _) in enumerate(vocabulary)}
+        else:
+            base = {str(token): int(token_id) for token, token_id in (vocabulary or {}).items()}
+        added = {str(each["content"]): int(each["id"]) for each in tokenizer.get("added_tokens") or ()}
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        path = directory / "tokenizer.json"
+        raise StartupError(f"{path} is not a tokenizer ({error!r}): download the model again") from error
+    return base, {**_added_by_config(directory), **base, **added}
+
+
+def _added_by_config(directory: Path) -> dict[str, int]:
+    path = directory / "tokenizer_config.json"
+    entries: Any = read_object(path).get("added_tokens_decoder") if path.is_file() else None
+    if not isinstance(entries, dict):
+        return {}
+    return {
+        str(entry["content"]): int(number)
+        for number, entry in entries.items()
+        if isinstance(entry, dict) and "content" in entry and number.isdecimal()
+    }
