@@ -23,7 +23,7 @@ class SessionSetup:
     session_id: str
     sampling: Sampling
     source: Sequence[int] = ()
-    namespace: bytes = b""
+    namespace: bytes = field(kw_only=True)
 
 
 @dataclass(frozen=True)

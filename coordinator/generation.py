@@ -346,7 +346,7 @@ class Coordinator:
                 suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
                 suppressed_before=len(prompt.token_ids) + stop.min_tokens,
             )
-        return session, SessionSetup(session_id, sampling, prompt.source, request.namespace)
+        return session, SessionSetup(session_id, sampling, prompt.source, namespace=request.namespace)
 
     def _show_gauges(self) -> None:
         show, sessions = self._metrics.show, self._decoding.values()

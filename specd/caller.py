@@ -20,7 +20,7 @@ class CallerLimits:
 
 @dataclass(frozen=True)
 class Caller:
-    """A client, by the name of its token or certificate. Where neither is asked for, all are the one without a name."""
+    """A client, by the name of its token or certificate. Where neither is asked for, all are the one named ""."""
 
-    name: str = ""
+    name: str
     limits: CallerLimits = CallerLimits()

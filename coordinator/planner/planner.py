@@ -65,8 +65,8 @@ class Planner:
         sampling: Sampling,
         num_draft_tokens: int | None = None,
         *,
+        client: str,
         asks_model: bool = True,
-        client: str = "",
         is_paused: Callable[[], bool] = lambda: False,
     ) -> SessionPlanner:
         """Begin to plan for a client's session; with `num_draft_tokens`, that is its k. It counts until it is closed.

@@ -125,7 +125,7 @@ class Admission:
         return self._num_present - self.num_running - self.num_paused
 
     @contextmanager
-    def place(self, name: str = "", max_sessions: int | None = None) -> Iterator[Place]:
+    def place(self, name: str, max_sessions: int | None = None) -> Iterator[Place]:
         """Hold a place for a new request of the client of this name, which may have so many at a time.
 
         Raises ResourceExhaustedError: CLIENT_SESSIONS when it has as many, QUEUE_FULL when too many wait.

@@ -84,7 +84,7 @@ class GenerationRequest:
     returns_prompt: bool = False
     echo: bool = False
     traceparent: str = ""
-    client: str = ""
+    client: str = field(kw_only=True)
     client_limits: CallerLimits = field(default_factory=CallerLimits)
     cut_max_tokens: bool = False
 

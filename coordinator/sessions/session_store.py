@@ -81,7 +81,7 @@ class SessionStore:
         """Count the sessions, busy ones too."""
         return len(self._sessions)
 
-    def begin(self, session_id: str, client: str = "") -> KeptSession:
+    def begin(self, session_id: str, client: str) -> KeptSession:
         """Start the first turn of a client's new session."""
         self.expire()
         assert (client, session_id) not in self._sessions
@@ -90,7 +90,7 @@ class SessionStore:
         self._sessions[client, session_id] = session
         return session
 
-    def acquire(self, session_id: str, client: str = "") -> KeptSession:
+    def acquire(self, session_id: str, client: str) -> KeptSession:
         """Start another turn of a client's session.
 
         Raises NotFoundError (SESSION_NOT_FOUND), or ConflictError (SESSION_BUSY) while another turn runs on it.
@@ -121,12 +121,12 @@ class SessionStore:
         assert session.busy
         self._release(session)
 
-    def list(self, client: str = "") -> tuple[KeptSession, ...]:
+    def list(self, client: str) -> tuple[KeptSession, ...]:
         """Return a client's sessions, the most recently used first."""
         self.expire()
         return tuple(session for session in reversed(self._sessions.values()) if session.client == client)
 
-    def get(self, session_id: str, client: str = "") -> KeptSession:
+    def get(self, session_id: str, client: str) -> KeptSession:
         """Return a client's session, which does not count as a use. Raises NotFoundError (SESSION_NOT_FOUND)."""
         self.expire()
         session = self._sessions.get((client, session_id))
@@ -141,7 +141,7 @@ class SessionStore:
             )
         raise NotFoundError("SESSION_NOT_FOUND", f"there is no session {shown!r}: {why}")
 
-    def delete(self, session_id: str, client: str = "") -> None:
+    def delete(self, session_id: str, client: str) -> None:
         """Forget a client's session. Raises as `acquire` does."""
         self._forget(self._get_idle(session_id, client))
 

@@ -55,6 +55,8 @@ def standard_leaves(hosts: Sequence[str]) -> list[Leaf]:
 def client_leaf(name: str) -> Leaf:
     """Return the certificate of another client, under its own name. Raises StartupError for one that cannot be used."""
     check_name(name)
+    if name in {role.value for role in Role}:
+        raise StartupError(f"{name!r} is the name in another certificate that 'specd certs' makes: choose another")
     return Leaf(f"client-{name}", name, Role.CLIENT)
 
 

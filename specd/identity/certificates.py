@@ -194,7 +194,7 @@ def dns_names_of(certificate: x509.Certificate) -> set[str]:
 
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         return set()
     return set(names.get_values_for_type(x509.DNSName))
 

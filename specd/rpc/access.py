@@ -11,7 +11,8 @@ import grpc
 from specd.caller import Caller
 from specd.errors import PermissionDeniedError
 from specd.identity.certificates import Certificates
-from specd.identity.roles import Role, roles_in
+from specd.identity.peer import Peer, peer_of
+from specd.identity.roles import Role
 from specd.identity.tokens import TokenFile
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -47,12 +48,12 @@ MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
     Role.TARGET_WORKER: {"/specd.v1.TargetService/Verify": COORDINATOR, **_WORKER},
 }
 
-_ANYONE = Caller()
-_caller: ContextVar[Caller] = ContextVar("caller", default=_ANYONE)
+_ANYONE = Caller("")
+_caller: ContextVar[Caller] = ContextVar("caller")
 
 
 def current_caller() -> Caller:
-    """Return who makes the call that this task serves; outside of calls, the client without a name."""
+    """Return who makes the call that this task serves. Raises LookupError outside of calls."""
     return _caller.get()
 
 
@@ -67,7 +68,7 @@ def anyone(method: str, context: _Context) -> Caller:
 
 
 def by_token(process: Role, tokens: TokenFile) -> Identify:
-    """Return what lets those call the methods of a process who have a token."""
+    """Return an `Identify` that admits callers whose token is in the file."""
     table = MAY_CALL[process]
 
     def identify(method: str, context: _Context) -> Caller:
@@ -83,9 +84,10 @@ def by_token(process: Role, tokens: TokenFile) -> Identify:
 
 
 def by_certificate(process: Role) -> Identify:
-    """Return what lets those call a method of a process whose certificates have a role for it.
+    """Return an `Identify` that admits callers whose certificate has a role that may call the method.
 
-    TLS has verified the certificates.
+    TLS has verified the certificates. A client is known by the common name of its certificate: one without a single
+    name is refused, because two of them would be one client.
     """
     table = MAY_CALL[process]
 
@@ -93,16 +95,25 @@ def by_certificate(process: Role) -> Identify:
         allowed = table.get(method, frozenset())
         if allowed is ANYBODY:
             return _ANYONE
-        peer = context.auth_context()
-        roles = roles_in(name.decode() for name in peer.get("peer_dns", ()))
-        if not roles & allowed:
+        shown = [*context.auth_context().get("x509_pem_cert", ())]
+        peer = peer_of(shown[0]) if len(shown) == 1 else Peer()
+        roles = peer.roles & allowed
+        if not roles:
             raise PermissionDeniedError(
                 "ROLE_DENIED",
                 f"{method} of a {process} is for the certificate of {_listed(allowed)}, and yours is of "
-                f"{_listed(roles)}",
+                f"{_listed(peer.roles)}",
             )
-        name = b"".join(peer.get("x509_common_name", ())).decode()
-        return Caller(name) if roles & CLIENT_OR_GATEWAY else _ANYONE
+        if not roles & CLIENT_OR_GATEWAY:
+            return Caller(min(roles))
+        try:
+            return Caller(peer.name)
+        except ValueError as error:
+            raise PermissionDeniedError(
+                "ROLE_DENIED",
+                f"a client is known by the one common name of its certificate, and {error}: use a certificate whose "
+                "subject has a CN of the client's own",
+            ) from error
 
     return identify
 
@@ -116,19 +127,19 @@ class Guard:
 
     def __init__(
         self,
-        process: Role | None = None,
+        process: Role,
         *,
-        listen: str = "",
+        listen: str,
         certificates: Certificates | None = None,
         tokens: TokenFile | None = None,
     ) -> None:
-        """Guard the port of a process at an address; without anything else, let everyone in."""
+        """Guard the port of a process at an address; with neither certificates nor tokens, let everyone in."""
         self.certificates = None if listen.startswith("unix:") else certificates
         self.wants_certificate = self.certificates is not None and self.certificates.has_ca and tokens is None
         self.identify: Identify = anyone
-        if process is not None and tokens is not None:
+        if tokens is not None:
             self.identify = by_token(process, tokens)
-        elif process is not None and self.wants_certificate:
+        elif self.wants_certificate:
             self.identify = by_certificate(process)
 
 

@@ -20,7 +20,7 @@ from specd.errors import (
     UnauthenticatedError,
     to_status,
 )
-from specd.rpc.access import Identify, anyone, serve_caller
+from specd.rpc.access import Identify, serve_caller
 from specd.rpc.limits import check_length, check_metadata
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ class BrokenMessageError(InvalidRequestError):
         super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {why}")
 
 
-def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify = anyone) -> grpc.aio.Server:
+def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify) -> grpc.aio.Server:
     """Return a server that refuses broken messages, unknown methods, and calls for which `identify` raises.
 
     Register all its methods by name.

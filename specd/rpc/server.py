@@ -77,7 +77,7 @@ class Server:
         self,
         listen: str,
         service_names: Sequence[str],
-        guard: Guard | None = None,
+        guard: Guard,
         *,
         max_streams: int = MAX_STREAMS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -85,12 +85,12 @@ class Server:
     ) -> None:
         """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
 
-        Without a guard, whoever reaches the port may call everything. A connection has up to `max_streams` calls at a
-        time, and a request up to `max_message_bytes`. Without a `connection_age`, it lasts as long as it is used.
+        The `guard` says who may call what. A connection has up to `max_streams` calls at a time, and a request up to
+        `max_message_bytes`. Without a `connection_age`, it lasts as long as it is used.
         """
         self.listen = listen
         self.address = listen
-        self._guard = guard or Guard()
+        self._guard = guard
         options = [("grpc.max_receive_message_length", max_message_bytes), *_OPTIONS, *connection_options(max_streams)]
         options += connection_age.options if connection_age else []
         self.grpc = refusing_server(options, self._guard.identify)

@@ -50,7 +50,7 @@ class TemplateRenderer:
         self._room = asyncio.Semaphore(_MOST_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def render(self, chat: Chat, client: str = "") -> str:
+    async def render(self, chat: Chat, client: str) -> str:
         """Return the prompt that the template makes of a client's conversation.
 
         Raises what ChatTemplate.render raises, and InvalidRequestError (CHAT_TEMPLATE_FAILED) beyond a limit.

@@ -6,7 +6,8 @@ import datetime
 import http.client
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
+import warnings
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,13 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
 
 from specd.cli.supervisor import Child
 from specd.identity.authority import Authority, standard_leaves
@@ -51,6 +58,23 @@ def expire(directory: Path, name: str) -> None:
         list(old.extensions),
     )
     (directory / f"{name}.crt").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+
+
+def make_client(directory: Path, file: str, names: Sequence[str], *, role_name: str = Role.CLIENT.dns_name) -> None:
+    """Let the authority in a directory make a certificate with any common names; 'specd certs' would make none."""
+    authority = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
+    authority_key = load_pem_private_key((directory / "ca.key").read_bytes(), None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a name that is empty
+        subject = [x509.NameAttribute(NameOID.COMMON_NAME, name, _validate=False) for name in names]
+    builder = x509.CertificateBuilder(
+        authority.subject, x509.Name(subject), key.public_key(), x509.random_serial_number(), now - day, now + day
+    ).add_extension(x509.SubjectAlternativeName([x509.DNSName(role_name)]), critical=False)
+    (directory / f"{file}.crt").write_bytes(builder.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    (directory / f"{file}.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def credentials(directory: Path, role: Role | None = None, *, token: str = "") -> ClientCredentials:

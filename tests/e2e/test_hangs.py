@@ -162,7 +162,7 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
 async def test_hung_worker_that_takes_no_more_bytes_is_lost(harmed_stack: Stack) -> None:
     async with open_channel(draft_of(harmed_stack).facts["address"]) as channel:
         await channel.channel_ready()
-        stream = GrpcDraftStream(channel, SessionSetup("hung", Sampling()), incarnation="")
+        stream = GrpcDraftStream(channel, SessionSetup("hung", Sampling(), namespace=b""), incarnation="")
         with hung(draft_of(harmed_stack)):
             with pytest.raises(WorkerLostError):
                 while True:

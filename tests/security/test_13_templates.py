@@ -44,23 +44,23 @@ async def test_prompts_are_those_of_the_template_in_this_process() -> None:
     source = CHATML + "{{ tools | tojson if tools }}"
     async with renderer_of(source) as renderer:
         for chat in chats:
-            assert await renderer.render(chat) == ChatTemplate(source, SPECIAL_TOKENS, "tiny").render(chat)
+            assert await renderer.render(chat, "a") == ChatTemplate(source, SPECIAL_TOKENS, "tiny").render(chat)
 
 
 async def test_a_process_is_kept_and_started_again_after_its_end() -> None:
     async with renderer_of("{{ messages[0].content }}") as renderer:
-        assert await renderer.render(Chat((QUESTION,))) == "Why?"
+        assert await renderer.render(Chat((QUESTION,)), "a") == "Why?"
         [process] = renderer._all
         began_at = time.perf_counter()
         for _ in range(20):
-            await renderer.render(Chat((QUESTION,)))
+            await renderer.render(Chat((QUESTION,)), "a")
         assert [*renderer._all] == [process]
         assert time.perf_counter() - began_at < 5
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         with pytest.raises(InvalidRequestError, match="ended its process"):
-            await renderer.render(Chat((QUESTION,)))
-        assert await renderer.render(Chat((QUESTION,))) == "Why?"
+            await renderer.render(Chat((QUESTION,)), "a")
+        assert await renderer.render(Chat((QUESTION,)), "a") == "Why?"
     assert renderer._all == set()
 
 
@@ -86,7 +86,7 @@ async def test_a_hostile_template_fails_in_time_and_says_why(kind: str) -> None:
     async with renderer_of(source, seconds=2.0, **limits) as renderer:
         began_at = time.perf_counter()
         with pytest.raises(InvalidRequestError, match=why) as error:
-            await renderer.render(Chat((QUESTION,)))
+            await renderer.render(Chat((QUESTION,)), "a")
         assert error.value.reason == "CHAT_TEMPLATE_FAILED"
         assert time.perf_counter() - began_at < 30
 
@@ -110,7 +110,7 @@ async def test_one_clients_endless_conversations_do_not_keep_another_waiting() -
 async def test_it_has_none_of_the_coordinators_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECD_TOKEN", "secret")
     async with renderer_of("{{ messages[0].content }}") as renderer:
-        await renderer.render(Chat((QUESTION,)))
+        await renderer.render(Chat((QUESTION,)), "a")
         [process] = renderer._all
         assert "secret" not in Path(f"/proc/{process.pid}/environ").read_text()  # noqa: ASYNC240
 
@@ -126,5 +126,5 @@ async def test_it_has_none_of_the_coordinators_secrets(monkeypatch: pytest.Monke
 async def test_errors_are_those_of_the_template(chat: Chat, reason: str) -> None:
     async with renderer_of("{{ raise_exception('no') if messages[0].role == 'x' }}") as renderer:
         with pytest.raises(InvalidRequestError) as error:
-            await renderer.render(chat)
+            await renderer.render(chat, "a")
         assert error.value.reason == reason

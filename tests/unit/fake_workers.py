@@ -199,7 +199,7 @@ def run(
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = itertools.count().__next__
-    setup = SessionSetup("s", Sampling())
+    setup = SessionSetup("s", Sampling(), namespace=b"")
     drafter = Drafter(draft, setup, timeout_seconds=1.0, clock=clock)
     verifier = Verifier(target, setup, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
     planner = Planned([Plan(plans)] if isinstance(plans, int) else plans)

@@ -151,7 +151,7 @@ class MortalServer:
     async def _serve(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
         death = self.deaths.pop(0) if self.deaths else None
         sent = 0
-        emissions = self._coordinator.generate(request_from(request, "", Caller()))
+        emissions = self._coordinator.generate(request_from(request, "", Caller("")))
         try:
             async for emission in emissions:
                 if death is not None and sent == death.after_messages and not death.is_unheard:

@@ -69,7 +69,7 @@ class Simulation:
         begin = self.planner.begin
         while waiting or running:
             while waiting and len(running) < at_once:
-                running[waiting.pop(0)] = (begin(Sampling(), k, asks_model=asks_model), tokens)
+                running[waiting.pop(0)] = (begin(Sampling(), k, client="", asks_model=asks_model), tokens)
             plans = {i: session.plan(self._match()).within(left) for i, (session, left) in running.items()}
             for i, round_ in self._round(plans).items():
                 session, left = running[i]

@@ -88,7 +88,7 @@ async def test_turning_away_takes_no_longer_when_thousands_wait() -> None:
             num_calls += event in {"call", "c_call"}
 
         async def be_turned_away() -> None:
-            with crowd.admission.place():
+            with crowd.admission.place(""):
                 raise AssertionError("it found a place")
 
         async with Crowd(max_queued=max_queued) as crowd:

@@ -167,3 +167,9 @@ def test_an_end_that_comes_near_is_said_once(directory: Path) -> None:
         certificates.refresh()
         certificates.refresh()
     assert [entry["event"] for entry in log] == ["a certificate expires soon"]
+
+
+@pytest.mark.parametrize("role", Role)
+def test_no_client_can_have_the_name_that_another_certificate_has(role: Role) -> None:
+    with pytest.raises(StartupError, match="choose another"):
+        client_leaf(role.value)

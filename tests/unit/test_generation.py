@@ -39,6 +39,6 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
         draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
     )
     with pytest.raises(InvalidRequestError):
-        await anext(coordinator.generate(GenerationRequest("x" * 5000)))
+        await anext(coordinator.generate(GenerationRequest("x" * 5000, client="")))
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()

@@ -171,7 +171,7 @@ def test_a_token_that_is_rejected_and_chosen_at_once_is_a_lie() -> None:
 def test_a_target_sends_the_log_probabilities_of_the_prompt_that_were_asked_for(
     values: list[float], is_first: bool
 ) -> None:
-    setup = SessionSetup("", Sampling(top_log_probabilities=0, prompt_log_probabilities=True))
+    setup = SessionSetup("", Sampling(top_log_probabilities=0, prompt_log_probabilities=True), namespace=b"")
     sizes = {"session_len": 3, "vocabulary_size": 9}
     own = [TokenLogProbabilities(-1.0)]
     lie = Verdict(0, 5, 3, 0, own, prompt_log_probabilities=[*map(TokenLogProbabilities, values)])
@@ -241,7 +241,7 @@ def test_true_distributions_pass() -> None:
 @pytest.mark.parametrize("distribution", [TokenDistribution(b"", packed("f", [float("nan")] * 5)), certain(1)])
 def test_a_proposal_from_no_distribution_does_not_reach_the_target(distribution: TokenDistribution) -> None:
     """The target would refuse the round, and the session would end for a draft's fault."""
-    setup = SessionSetup("s", Sampling(temperature=1.0, acceptance=Acceptance.REJECTION))
+    setup = SessionSetup("s", Sampling(temperature=1.0, acceptance=Acceptance.REJECTION), namespace=b"")
     proposal = Proposal([2], [distribution], cached_len=4)
     with pytest.raises(WorkerError) as error:
         check_proposal(proposal, Plan(1), setup, session_len=4, vocabulary_size=5)

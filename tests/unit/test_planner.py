@@ -81,11 +81,11 @@ def test_drafting_resumes_when_the_draft_becomes_good() -> None:
 
 def test_a_stalled_session_does_not_count_as_active() -> None:
     simulation = Simulation(World())
-    stalled = simulation.planner.begin(Sampling())
+    stalled = simulation.planner.begin(Sampling(), client="")
     stalled.plan()
     assert len(simulation.planner.active()) == 1
     simulation.run(num_sessions=1, at_once=1, tokens=400)
-    running = simulation.planner.begin(Sampling())
+    running = simulation.planner.begin(Sampling(), client="")
     running.plan()
     assert len(simulation.planner.active()) == 1
     stalled.plan()  # its client reads again
@@ -94,7 +94,7 @@ def test_a_stalled_session_does_not_count_as_active() -> None:
 
 def test_a_paused_session_does_not_count_as_active() -> None:
     planner, is_paused = Simulation(World()).planner, True
-    planner.begin(Sampling(), is_paused=lambda: is_paused).plan()
+    planner.begin(Sampling(), is_paused=lambda: is_paused, client="").plan()
     assert planner.active() == []
     is_paused = False
     assert len(planner.active()) == 1, "before it plans again"
@@ -103,16 +103,16 @@ def test_a_paused_session_does_not_count_as_active() -> None:
 def test_a_session_that_ended_does_not_count_as_active() -> None:
     simulation = Simulation(World())
     for _ in range(3):
-        simulation.planner.begin(Sampling()).close()
+        simulation.planner.begin(Sampling(), client="").close()
     assert simulation.planner.active() == []
 
 
 def test_stalled_sessions_get_no_share_of_the_batch() -> None:
     planner = Simulation(World()).planner
-    for stalled in [planner.begin(Sampling()) for _ in range(6)]:
+    for stalled in [planner.begin(Sampling(), client="") for _ in range(6)]:
         stalled.observe(stalled.plan(), round_of(4, 0))
     planner.num_rounds += 10_000
-    running = [planner.begin(Sampling()) for _ in range(2)]
+    running = [planner.begin(Sampling(), client="") for _ in range(2)]
     for session in running:
         session.plan()
     window = planner.window()
@@ -121,7 +121,7 @@ def test_stalled_sessions_get_no_share_of_the_batch() -> None:
 
 
 def test_the_end_of_a_text_is_no_rejection() -> None:
-    session = Simulation(World()).planner.begin(Sampling())
+    session = Simulation(World()).planner.begin(Sampling(), client="")
     for _ in range(50):
         plan = session.plan()
         whole = round_of(6, 6)
@@ -132,7 +132,7 @@ def test_the_end_of_a_text_is_no_rejection() -> None:
 
 def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
     planner = Simulation(World()).planner
-    sessions = [planner.begin(Sampling()) for _ in range(2)]
+    sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
     for _ in range(40):
         for session, fault in zip(sessions, ("", "DRAFT_CONTEXT_EXCEEDED"), strict=True):
             plan = session.plan()
@@ -146,7 +146,7 @@ def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
 @pytest.mark.parametrize("cause", ["retried", "fault"])
 def test_waiting_for_a_worker_is_no_overhead(cause: str) -> None:
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), 4)
+    session = planner.begin(Sampling(), 4, client="")
     session.plan()
     before = planner.cost_model.costs(1)
     assert before is not None
@@ -188,19 +188,19 @@ def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
     simulation = Simulation(World())
 
     def accepted() -> list[float]:
-        session = simulation.planner.begin(Sampling())
+        session = simulation.planner.begin(Sampling(), client="")
         session.close()
         return session.acceptance.accepted()
 
     before = accepted()
-    biased = simulation.planner.begin(sampling)
+    biased = simulation.planner.begin(sampling, client="")
     own = biased.acceptance.accepted()
     for _ in range(50):
         biased.observe(biased.plan(), round_of(4, 0))
     assert biased.acceptance.accepted()[0] < own[0]  # it learns for itself
     assert accepted() == before
     biased.close()
-    typical = simulation.planner.begin(Sampling())
+    typical = simulation.planner.begin(Sampling(), client="")
     for _ in range(50):
         typical.observe(typical.plan(), round_of(4, 0))
     assert accepted() < before
@@ -208,18 +208,18 @@ def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
 
 def test_kinds_of_sampling_are_learnt_apart() -> None:
     simulation = Simulation(World())
-    greedy = simulation.planner.begin(Sampling())
+    greedy = simulation.planner.begin(Sampling(), client="")
     others = [Sampling(temperature=1.0), Sampling(acceptance=Acceptance.REJECTION)]
-    before = [simulation.planner.begin(sampling).acceptance.accepted() for sampling in others]
+    before = [simulation.planner.begin(sampling, client="").acceptance.accepted() for sampling in others]
     for _ in range(50):
         greedy.observe(greedy.plan(), round_of(4, 0))
-    assert [simulation.planner.begin(sampling).acceptance.accepted() for sampling in others] == before
+    assert [simulation.planner.begin(sampling, client="").acceptance.accepted() for sampling in others] == before
 
 
 def test_a_round_in_which_a_worker_catches_up_teaches_no_costs() -> None:
     """A draft that was not asked for long gets many tokens: its time says nothing about a proposal."""
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), 4)
+    session = planner.begin(Sampling(), 4, client="")
     session.plan()
     before = planner.cost_model.costs(1)
     for _ in range(20):
@@ -230,7 +230,7 @@ def test_a_round_in_which_a_worker_catches_up_teaches_no_costs() -> None:
 
 
 def test_a_fixed_k_is_planned_as_it_is() -> None:
-    session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), 7)
+    session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), 7, client="")
     for _ in range(100):
         plan = session.plan()
         assert (plan.num_draft_tokens, list(plan.min_confidences)) == (7, [])
@@ -328,12 +328,12 @@ def test_matches_that_become_right_are_used_again() -> None:
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     planner = Simulation(World()).planner
     planner.cost_model._draft = lambda: None
-    session = planner.begin(Sampling(), asks_model=False)
+    session = planner.begin(Sampling(), asks_model=False, client="")
     assert not session.will_draft()
     assert session.plan().num_draft_tokens == 0
     assert session.plan(Match([1] * 8, 8)).num_lookup_tokens > 0
 
 
 def test_a_given_k_of_look_up_is_planned_as_it_is() -> None:
-    session = Simulation(World()).planner.begin(Sampling(), 5, asks_model=False)
+    session = Simulation(World()).planner.begin(Sampling(), 5, asks_model=False, client="")
     assert session.plan(Match([1] * 32, 3)) == Plan(0, num_lookup_tokens=5)

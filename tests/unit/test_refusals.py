@@ -13,6 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from specd.errors import error_info
+from specd.identity.roles import Role
+from specd.rpc.access import Guard
 from specd.rpc.refusals import BrokenMessageError
 from specd.rpc.server import Server
 from specd.v1.draft_pb2 import ProposeRequest
@@ -66,7 +68,7 @@ STREAMS = {"read": read, "iterate": iterate, "report": report}
 async def serving(directory: Path, message: Any = ProposeRequest) -> AsyncIterator[grpc.aio.Channel]:
     """Serve a method of each kind that hands requests back; give a channel to it."""
     address = f"unix:{directory}/server"
-    server = Server(address, ())
+    server = Server(address, (), Guard(Role.DRAFT_WORKER, listen=address))
     codec: tuple[Any, Any] = message.FromString, message.SerializeToString
     handlers: dict[str, Any] = {
         "unary": grpc.unary_unary_rpc_method_handler(unary, *codec),

@@ -112,7 +112,7 @@ def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_
     session = make_session([1, 2, 3], 5)
     verifier = Verifier(
         FakeTarget(["full", "full", "ok", *["full"] * 100]),
-        SessionSetup("s", Sampling()),
+        SessionSetup("s", Sampling(), namespace=b""),
         timeout_seconds=1.0,
         recovery_seconds=10.0,
         clock=itertools.count().__next__,
@@ -252,7 +252,7 @@ async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_tha
         def open_stream(self, setup: SessionSetup) -> FakeDraftStream:
             return Slow(self)
 
-    setup = SessionSetup("session", Sampling())
+    setup = SessionSetup("session", Sampling(), namespace=b"")
     drafter = Drafter(SlowDraft(next_token, []), setup, timeout_seconds=1.0, clock=lambda: now)
     assert (await drafter.propose([1, 2, 3], Plan(2))).fault == "DRAFT_LATE"
     assert waits == [1.0, 0.25]

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client import Counter
 
 from specd.errors import UnavailableError, error_info
+from specd.identity.roles import Role
+from specd.rpc.access import Guard
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
 
@@ -30,7 +32,7 @@ def test_a_stop_waits_for_what_a_call_does_after_its_status(tmp_path: Path) -> N
             done.append("put away")
 
     async def serve_and_stop() -> list[str]:
-        server = Server(address, ())
+        server = Server(address, (), Guard(Role.COORDINATOR, listen=address))
         method_handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(refuse)
         server.grpc.add_registered_method_handlers("test", {"Call": method_handler})
         await server.start()
@@ -50,7 +52,7 @@ def test_a_pause_of_the_machine_does_not_take_the_reason_from_an_ended_call(tmp_
     errors = Counter("errors", "Calls that ended with an error.", ["code", "reason"], registry=None)
 
     async def serve_and_stop() -> grpc.aio.AioRpcError:
-        server = Server(address, ())
+        server = Server(address, (), Guard(Role.COORDINATOR, listen=address))
 
         async def call(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
             stopping = partial(UnavailableError, "STOPPING", "stopping", retry_after_seconds=1.0)

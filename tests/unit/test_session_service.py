@@ -14,7 +14,9 @@ from coordinator.service import SessionService
 from coordinator.sessions.session_store import SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import error_info
+from specd.rpc.access import anyone
 from specd.rpc.deferred import Deferred
+from specd.rpc.refusals import refusing_server
 from specd.v1 import session_pb2, session_pb2_grpc
 
 NOW = 1_700_000_000.25
@@ -51,7 +53,7 @@ def registry() -> CollectorRegistry:
 async def stub(
     deferred: Deferred[Coordinator], registry: CollectorRegistry
 ) -> AsyncIterator[session_pb2_grpc.SessionServiceStub]:
-    server = grpc.aio.server()
+    server = refusing_server([], anyone)
     service = SessionService(deferred, CoordinatorMetrics(registry))
     session_pb2_grpc.add_SessionServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -65,10 +67,10 @@ async def test_a_session_is_listed_shown_and_deleted(
     stub: session_pb2_grpc.SessionServiceStub, coordinator: FakeCoordinator
 ) -> None:
     store = coordinator.sessions
-    store.finish(store.begin("a"), [5, 6, 7], None)
+    store.finish(store.begin("a", ""), [5, 6, 7], None)
     coordinator.now += 2
-    store.finish(store.acquire("a"), [5, 6, 7, 8], None)
-    store.begin("b")
+    store.finish(store.acquire("a", ""), [5, 6, 7, 8], None)
+    store.begin("b", "")
 
     listed = (await stub.ListSessions(session_pb2.ListSessionsRequest())).sessions
     assert [(s.session_id, s.busy, s.num_tokens, s.num_turns) for s in listed] == [
@@ -86,7 +88,7 @@ async def test_a_session_is_listed_shown_and_deleted(
     assert shown.session.expires_at.ToMicroseconds() == (NOW + 2 + IDLE_SECONDS) * 1e6
 
     await stub.DeleteSession(session_pb2.DeleteSessionRequest(session_id="a"))
-    assert [s.session_id for s in store.list()] == ["b"]
+    assert [s.session_id for s in store.list("")] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ async def test_a_session_is_listed_shown_and_deleted(
         ("GetSession", "", grpc.StatusCode.INVALID_ARGUMENT, "EMPTY_SESSION_ID"),
         ("DeleteSession", "", grpc.StatusCode.INVALID_ARGUMENT, "EMPTY_SESSION_ID"),
         # More than the headers of an answer have room for.
-        ("GetSession", "\N{SNOWMAN}" * 100_000, grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"),
+        ("GetSession", "\N{SNOWMAN}" * 20_000, grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -111,7 +113,7 @@ async def test_what_cannot_be_done_has_a_code_and_a_reason_and_is_counted(
     code: grpc.StatusCode,
     reason: str,
 ) -> None:
-    coordinator.sessions.begin("busy")
+    coordinator.sessions.begin("busy", "")
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await getattr(stub, method)(getattr(session_pb2, f"{method}Request")(session_id=session_id))
     assert error.value.code() is code
@@ -139,7 +141,7 @@ async def test_a_mistake_of_ours_is_internal_and_keeps_its_words_to_the_log(
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr(coordinator, "decode_text", fail)
-    coordinator.sessions.finish(coordinator.sessions.begin("a"), [1], None)
+    coordinator.sessions.finish(coordinator.sessions.begin("a", ""), [1], None)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.GetSession(session_pb2.GetSessionRequest(session_id="a"))
     assert error.value.code() is grpc.StatusCode.INTERNAL

@@ -211,25 +211,25 @@ def store(clock: Clock) -> SessionStore:
 
 
 def keep(store: SessionStore, session_id: str, num_tokens: int) -> None:
-    store.finish(store.begin(session_id), range(num_tokens), None)
+    store.finish(store.begin(session_id, ""), range(num_tokens), None)
 
 
 def ids(store: SessionStore) -> list[str]:
-    return [session.session_id for session in store.list()]
+    return [session.session_id for session in store.list("")]
 
 
 def test_a_turn_is_seen_only_when_it_has_finished(store: SessionStore, clock: Clock) -> None:
     keep(store, "a", 2)
     clock.now += 1
-    turn = store.acquire("a")
-    seen = store.get("a")
+    turn = store.acquire("a", "")
+    seen = store.get("a", "")
     assert (seen.token_ids.tolist(), seen.num_turns, seen.busy) == ([0, 1], 1, True)
     assert store.expires_at(seen) is None
     before = seen.token_ids
     clock.now += 1
     store.finish(turn, [0, 1, 2, 3], None)
     assert before.tolist() == [0, 1]  # whoever reads it is not disturbed
-    seen = store.get("a")
+    seen = store.get("a", "")
     assert (seen.token_ids.tolist(), seen.num_turns, seen.busy) == ([0, 1, 2, 3], 2, False)
     assert (seen.created_at, seen.last_used_at) == (clock.now - 2, clock.now)
     assert store.expires_at(seen) == clock.now + IDLE_SECONDS
@@ -241,21 +241,21 @@ def test_a_jump_of_the_clock_changes_no_time_that_is_left() -> None:
     keep(store, "a", 2)
     clock.now += 86_400
     steady_clock.now += 1
-    assert store.expires_at(store.get("a")) == clock.now + IDLE_SECONDS - 1
+    assert store.expires_at(store.get("a", "")) == clock.now + IDLE_SECONDS - 1
 
 
 def test_an_abandoned_turn_leaves_the_session_as_it_was(store: SessionStore) -> None:
     keep(store, "a", 2)
-    store.abandon(store.acquire("a"))
-    assert store.get("a").token_ids.tolist() == [0, 1]
-    assert store.get("a").num_turns == 1
-    store.abandon(store.begin("b"))
+    store.abandon(store.acquire("a", ""))
+    assert store.get("a", "").token_ids.tolist() == [0, 1]
+    assert store.get("a", "").num_turns == 1
+    store.abandon(store.begin("b", ""))
     assert ids(store) == ["a"]
 
 
 def test_a_turn_longer_than_the_idle_time_does_not_lose_the_session(store: SessionStore, clock: Clock) -> None:
     keep(store, "a", 2)
-    turn = store.acquire("a")
+    turn = store.acquire("a", "")
     clock.now += 100 * IDLE_SECONDS
     store.expire()
     store.abandon(turn)
@@ -266,9 +266,9 @@ def test_a_turn_longer_than_the_idle_time_does_not_lose_the_session(store: Sessi
     "call",
     [
         lambda store, turn: store.expire(),
-        lambda store, turn: store.list(),
-        lambda store, turn: store.begin("b"),
-        lambda store, turn: store.get(turn.session_id),
+        lambda store, turn: store.list(""),
+        lambda store, turn: store.begin("b", ""),
+        lambda store, turn: store.get(turn.session_id, ""),
         lambda store, turn: store.abandon(turn),
         # Counted as expired, and not as evicted to make room.
         lambda store, turn: store.finish(turn, range(BUDGET_TOKENS), None),
@@ -278,7 +278,7 @@ def test_a_turn_longer_than_the_idle_time_does_not_lose_the_session(store: Sessi
 def test_any_call_forgets_what_is_idle_for_too_long(
     call: Callable[[SessionStore, KeptSession], object], store: SessionStore, clock: Clock
 ) -> None:
-    turn = store.begin("busy")
+    turn = store.begin("busy", "")
     keep(store, "a", 2)
     clock.now += IDLE_SECONDS
     call(store, turn)
@@ -290,7 +290,7 @@ def test_reading_is_no_use(store: SessionStore, clock: Clock) -> None:
     keep(store, "a", 2)
     keep(store, "b", 2)
     clock.now += IDLE_SECONDS - 1
-    store.get("a")
+    store.get("a", "")
     assert ids(store) == ["b", "a"]
     clock.now += 1
     assert ids(store) == []
@@ -299,8 +299,8 @@ def test_reading_is_no_use(store: SessionStore, clock: Clock) -> None:
 def test_the_least_recently_used_goes_first_and_never_a_busy_one(store: SessionStore) -> None:
     for session_id in "abc":
         keep(store, session_id, 3)
-    store.acquire("a")
-    store.abandon(store.acquire("b"))
+    store.acquire("a", "")
+    store.abandon(store.acquire("b", ""))
     keep(store, "d", 5)
     assert ids(store) == ["d", "b", "a"]
 
@@ -325,8 +325,8 @@ def test_many_small_sessions_of_one_client_do_not_push_out_another(clock: Clock)
 
 def test_a_conversation_that_the_template_ignores_counts_by_its_length(store: SessionStore) -> None:
     hidden = ({"role": "user", "content": "", "note": "x" * 4 * BUDGET_TOKENS},)
-    store.finish(store.begin("small"), [1], Chat(({"role": "user", "content": "hi"},)))
-    store.finish(store.begin("large"), [1], Chat(hidden))
+    store.finish(store.begin("small", ""), [1], Chat(({"role": "user", "content": "hi"},)))
+    store.finish(store.begin("large", ""), [1], Chat(hidden))
     assert ids(store) == ["small"]
 
 
@@ -334,33 +334,33 @@ def test_too_large_a_session_goes_and_takes_no_other_with_it(store: SessionStore
     keep(store, "a", 1)
     keep(store, "b", BUDGET_TOKENS + 1)
     assert ids(store) == ["a"]
-    store.finish(store.acquire("a"), range(BUDGET_TOKENS + 1), None)
+    store.finish(store.acquire("a", ""), range(BUDGET_TOKENS + 1), None)
     assert ids(store) == []
 
 
 @pytest.mark.parametrize(("idle_seconds", "budget_tokens"), [(0.0, 10), (10.0, 0)])
 def test_with_nothing_allowed_nothing_is_kept(idle_seconds: float, budget_tokens: int, clock: Clock) -> None:
     store = SessionStore(idle_seconds, budget_tokens, clock, clock)
-    turn = store.begin("a")
+    turn = store.begin("a", "")
     assert ids(store) == ["a"]
     store.finish(turn, [1], None)
     with pytest.raises(NotFoundError, match="keeps no sessions"):
-        store.acquire("a")
+        store.acquire("a", "")
     assert store.num_tokens == 0
 
 
 def test_errors_say_which_session_and_what_to_expect(store: SessionStore) -> None:
     with pytest.raises(NotFoundError, match=r"'nowhere'.*10 s") as missing:
-        store.acquire("nowhere")
+        store.acquire("nowhere", "")
     assert (missing.value.reason, missing.value.code) == ("SESSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
-    store.begin("a")
+    store.begin("a", "")
     for call in (store.acquire, store.delete):
         with pytest.raises(ConflictError, match="session a") as busy:
-            call("a")
+            call("a", "")
         assert (busy.value.reason, busy.value.code) == ("SESSION_BUSY", grpc.StatusCode.ABORTED)
 
 
 def test_an_endless_id_does_not_make_an_endless_error(store: SessionStore) -> None:
     with pytest.raises(NotFoundError) as missing:
-        store.get("x" * 1_000_000)
+        store.get("x" * 1_000_000, "")
     assert len(str(missing.value)) < 300

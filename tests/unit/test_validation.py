@@ -75,23 +75,30 @@ def test_max_tokens_fit_in_the_context() -> None:
 
 def test_num_draft_tokens_has_a_limit() -> None:
     for num_draft_tokens in (None, 0, MAX_NUM_DRAFT_TOKENS):
-        assert GenerationRequest(num_draft_tokens=num_draft_tokens, max_tokens=3).check(MODEL, EncodedPrompt([1])) == 3
+        assert (
+            GenerationRequest(num_draft_tokens=num_draft_tokens, max_tokens=3, client="").check(
+                MODEL, EncodedPrompt([1])
+            )
+            == 3
+        )
     for num_draft_tokens in (MAX_NUM_DRAFT_TOKENS + 1, LARGEST_UINT32):
         with refused("OUT_OF_RANGE", f"num_draft_tokens is {num_draft_tokens}"):
-            GenerationRequest(num_draft_tokens=num_draft_tokens).check(MODEL, EncodedPrompt([1]))
+            GenerationRequest(num_draft_tokens=num_draft_tokens, client="").check(MODEL, EncodedPrompt([1]))
 
 
 def test_what_nothing_proposes_is_no_number_of_draft_tokens() -> None:
     for source, k in ((DraftSource.NONE, 0), (DraftSource.NONE, None), (DraftSource.MODEL, 0), (DraftSource.AUTO, 4)):
-        request = GenerationRequest(draft_source=source, num_draft_tokens=k)
+        request = GenerationRequest(draft_source=source, num_draft_tokens=k, client="")
         request.check_draft_source(has_model=True, has_lookup=True)
     for k in (1, 4):
         with refused("CONTRADICTION", f"draft_source is NONE, but num_draft_tokens is {k}"):
-            GenerationRequest(draft_source=DraftSource.NONE, num_draft_tokens=k).check_draft_source(
+            GenerationRequest(draft_source=DraftSource.NONE, num_draft_tokens=k, client="").check_draft_source(
                 has_model=True, has_lookup=True
             )
     with refused("CONTRADICTION", "num_draft_tokens is 0"):
-        GenerationRequest(prediction="x", num_draft_tokens=0).check_draft_source(has_model=True, has_lookup=True)
+        GenerationRequest(prediction="x", num_draft_tokens=0, client="").check_draft_source(
+            has_model=True, has_lookup=True
+        )
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Call:
 
 
 def stream_of(call: Any) -> WorkerStream[VerifyRequest, VerifyResponse]:
-    return WorkerStream(call, SessionSetup("s", Sampling()), LIFE, worker="target")
+    return WorkerStream(call, SessionSetup("s", Sampling(), namespace=b""), LIFE, worker="target")
 
 
 async def has_ended(stream: WorkerStream[VerifyRequest, VerifyResponse]) -> None:
@@ -123,7 +123,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
     planner = Planner(CostModel(lambda: costs, lambda: costs), clock=lambda: 0.0)
     registry = CollectorRegistry()
     metrics, statistics = CoordinatorMetrics(registry), SessionStatistics(1)
-    sessions = [planner.begin(Sampling()) for _ in range(2)]
+    sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
     for i in range(20):
         session = sessions[i % 2]
         plan = session.plan()
