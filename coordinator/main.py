@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_FORGET_SECONDS = 10.0
+_REVIEW_SECONDS = 10.0
 _OTHER_STREAMS = 64  # of a connection, besides generations: health checks, sessions, and requests to be refused
 
 
@@ -81,9 +81,9 @@ async def run(settings: CoordinatorSettings) -> None:
                 deferred.set(coordinator)
                 server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **coordinator.model_names())
                 await server.set_serving(coordinator.target.model is not None)
-                forgetting = asyncio.ensure_future(_forget_sessions(coordinator))
+                reviewing = asyncio.ensure_future(_review(coordinator))
                 await stopping
-                forgetting.cancel()
+                reviewing.cancel()
         finally:
             starting.cancel()
             stopping.cancel()
@@ -102,11 +102,12 @@ def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
     return open_tracing(endpoint)
 
 
-async def _forget_sessions(coordinator: Coordinator) -> None:
-    """Forget what people said in time, also when nobody calls any more."""
+async def _review(coordinator: Coordinator) -> None:
+    """Forget what people said in time, and look at those who wait, also when no client does anything."""
     while True:
-        await asyncio.sleep(_FORGET_SECONDS)
+        await asyncio.sleep(_REVIEW_SECONDS)
         coordinator.sessions.expire()
+        coordinator.admission.review()
 
 
 async def _start(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, count, islice, takewhile
 
 from coordinator.sessions.shares import affordable_sessions
-from specd.errors import InvalidRequestError, ResourceExhaustedError
+from specd.errors import InvalidRequestError, ResourceExhaustedError, SpecdError
 from specd.step_costs import MovingAverage
 
 _WEIGHT = 0.2  # of one session that ends, in the average time between two ends
@@ -26,11 +26,12 @@ class Place:
     _admission: Admission
     _client: _Client
     _turn: asyncio.Future[None] | None = None
+    _num_tokens: tuple[int, int] = (0, 0)  # of the session, and of its source
     _num_bytes: int = 0
     _runs: bool = False
     _pauses: bool = False
     _num_rounds: int = 0  # since it began or went on
-    _refusal: ResourceExhaustedError | None = None
+    _refusal: SpecdError | None = None
 
     @property
     def is_paused(self) -> bool:
@@ -40,8 +41,9 @@ class Place:
     async def admit(self, num_tokens: int, num_source_tokens: int = 0) -> None:
         """Wait for the request's turn to run a session of so many tokens, prompt and generated, and of its source.
 
-        Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come, and ResourceExhaustedError (QUEUE_FULL)
-        when it gives way to a client that waits with fewer requests.
+        Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come, also when the target comes back with
+        less memory meanwhile, and ResourceExhaustedError (QUEUE_FULL) when it gives way to a client that waits with
+        fewer requests.
         """
         await self._admission._admit(self, num_tokens, num_source_tokens)
 
@@ -107,6 +109,7 @@ class Admission:
         """
         self.num_running = self.num_paused = 0
         self.reserved_bytes = 0
+        self._measured_for = 0  # the capacity for which the queue was last measured
         self._num_present = 0
         self._max_sessions = max_sessions
         self._max_present = max_sessions + max_queued
@@ -169,12 +172,43 @@ class Admission:
         waiting = max((other.waiting for other in self._others(client)), key=len, default=[])
         if len(waiting) < len(client.waiting) + 2:
             raise full()
-        place = waiting[-1]
-        place._refusal = full(", and the request of a client that waits with fewer has come", gave_way="true")
+        self._turn_away(
+            waiting[-1], full(", and the request of a client that waits with fewer has come", gave_way="true")
+        )
+
+    def _turn_away(self, place: Place, refusal: SpecdError) -> None:
+        place._refusal = refusal
         self._forget(place)
         if place._turn is not None and not place._turn.done():
-            place._turn.set_exception(place._refusal)
+            place._turn.set_exception(refusal)
             place._turn.exception()  # read: it may be cancelled before it sees it
+
+    def review(self) -> None:
+        """Measure the queue again, and admit or refuse by what the target has now: it can come back with other memory.
+
+        Whatever a client does notices another capacity. This is for when none does anything.
+        """
+        self._measure_queue()
+        self._admit_next()
+
+    def _measure_queue(self) -> None:
+        """Turn away the queued requests for which the target has no room any more, even when nothing else runs."""
+        self._measured_for = self._capacity_bytes()
+        for client in [*self._clients.values()]:
+            for place in [*client.queue]:
+                if (refusal := self._measure(place)) is not None:
+                    self._turn_away(place, refusal)
+
+    def _measure(self, place: Place) -> InvalidRequestError | None:
+        """Note the bytes of a session that has yet to begin; return why it never will, if it cannot."""
+        place._num_bytes, capacity = self._bytes_for(*place._num_tokens), self._capacity_bytes()
+        if place._num_bytes <= capacity:
+            return None
+        return InvalidRequestError(
+            "CACHE_EXCEEDED",
+            f"the prompt and max_tokens make {sum(place._num_tokens)} tokens, which take {place._num_bytes} bytes, but "
+            f"the target worker's cache has room for {capacity}: lower max_tokens, or raise the worker's --cache-bytes",
+        )
 
     def _until(self, num_ends: int) -> float:
         """Return in how many seconds so many sessions will have ended, about, within reason."""
@@ -184,14 +218,9 @@ class Admission:
     async def _admit(self, place: Place, num_tokens: int, num_source_tokens: int) -> None:
         if place._refusal is not None:
             raise place._refusal
-        place._num_bytes = self._bytes_for(num_tokens, num_source_tokens)
-        if place._num_bytes > (capacity := self._capacity_bytes()):
-            raise InvalidRequestError(
-                "CACHE_EXCEEDED",
-                f"the prompt and max_tokens make {num_tokens + num_source_tokens} tokens, which take "
-                f"{place._num_bytes} bytes, but the target worker's cache has room for {capacity}: lower max_tokens, "
-                "or raise the worker's --cache-bytes",
-            )
+        place._num_tokens = num_tokens, num_source_tokens
+        if (refusal := self._measure(place)) is not None:
+            raise refusal
         place._turn = asyncio.get_running_loop().create_future()
         place._client.queue.append(place)
         self._admit_next()
@@ -250,6 +279,8 @@ class Admission:
         place._turn.set_result(None)
 
     def _admit_next(self) -> None:
+        if self._capacity_bytes() != self._measured_for:
+            self._measure_queue()
         while (client := self._next()) is not None:
             self._start((client.paused or client.queue).popleft())
 
@@ -292,8 +323,7 @@ class Admission:
         return places if client.paused else max(places, client.reserved_bytes / max(self._capacity_bytes(), 1))
 
     def _fits(self, place: Place) -> bool:
-        # The capacity can shrink when the worker comes back with less: one session runs in any case.
-        return self.reserved_bytes + place._num_bytes <= self._capacity_bytes() or self.reserved_bytes == 0
+        return self.reserved_bytes + place._num_bytes <= self._capacity_bytes()
 
     def _num_queued_that_fit(self, client: _Client) -> int:
         room = self._capacity_bytes() - self.reserved_bytes

@@ -201,20 +201,51 @@ async def test_a_request_that_never_fits_is_refused_and_leaves_no_trace() -> Non
         assert crowd.waiting == [other]
 
 
-async def test_when_the_capacity_shrinks_below_one_session_one_still_runs() -> None:
+async def test_when_the_capacity_shrinks_who_cannot_fit_any_more_is_refused_and_others_run() -> None:
     async with Crowd(capacity=10) as crowd:
         first, large, small = crowd.come(6), crowd.come(8), crowd.come(1)
         await settle()
         crowd.capacity = 5
         first.end()
         await settle()
-        assert crowd.running == [large]
+        assert large.reason == "CACHE_EXCEEDED"
+        assert "8 tokens, which take 8 bytes, but the target worker's cache has room for 5" in str(large.refusal)
+        assert crowd.running == [small]
         refused = crowd.come(6)
         await settle()
         assert refused.reason == "CACHE_EXCEEDED"
-        large.end()
+
+
+async def test_clients_whose_requests_no_longer_fit_do_not_keep_the_machine_idle() -> None:
+    async with Crowd(capacity=1000) as crowd:
+        first = crowd.come(900, client="a")
         await settle()
-        assert crowd.running == [small]
+        others = [crowd.come(800, client="b"), crowd.come(800, client="c")]
+        fits = crowd.come(500, client="c")
+        await settle()
+        crowd.capacity = 500
+        first.end()
+        await settle()
+        assert [other.reason for other in others] == ["CACHE_EXCEEDED"] * 2
+        assert crowd.running == [fits]
+
+
+async def test_a_review_notices_other_memory_when_no_client_does_anything() -> None:
+    async with Crowd(capacity=10) as crowd:
+        crowd.come(6)
+        large, small = crowd.come(5), crowd.come(2)
+        await settle()
+        crowd.capacity = 12
+        crowd.admission.review()
+        await settle()
+        assert crowd.waiting == [small]
+        crowd.bytes_per_token = 6  # the worker is back without --kv-bits
+        crowd.capacity = 11
+        crowd.admission.review()
+        await settle()
+        assert (small.reason, crowd.waiting) == ("CACHE_EXCEEDED", [])
+        assert large in crowd.running
+        crowd.bytes_per_token = 1
 
 
 async def test_when_the_capacity_shrinks_nobody_begins_until_enough_have_left() -> None:

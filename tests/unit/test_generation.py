@@ -13,6 +13,7 @@ from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
@@ -35,7 +36,7 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
         CoordinatorMetrics(CollectorRegistry()),
         model=ModelInfo("m", "llama", "", "", 8192, 2048, (0,), "float32", "cpu"),
         tokenizer=cast(Any, SlowTokenizer()),
-        target=cast(Any, None),
+        target=RemoteWorker[TargetStream]("TARGET_UNAVAILABLE"),
         draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
     )
     with pytest.raises(InvalidRequestError):
