@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specd.step_costs import interpolate
 
 # Positions that a smaller part of the proposals reaches, or is accepted up to, are not considered.
@@ -109,25 +112,33 @@ def share_out(
     all sessions come first, up to the best number of them.
     """
     n = len(accepted)
-    tokens = sorted(
-        ((p, session, i) for session, own in accepted.items() for i, p in enumerate(own) if p >= _NEGLIGIBLE),
-        key=lambda token: (-token[0], token[2]),
-    )
-    verify = dict(enumerate(costs.verify))
-    best: list[Hashable] = []
+    p = np.array([p for own in accepted.values() for p in own])
+    position = np.array([i for own in accepted.values() for i in range(len(own))], dtype=int)
+    session = np.repeat(np.arange(n), [len(own) for own in accepted.values()])
+    likeliest = np.lexsort((position, -p))
+    likeliest = likeliest[p[likeliest] >= _NEGLIGIBLE]
+    p, position, session = p[likeliest], position[likeliest], session[likeliest]
+    verify = _between(costs.verify, np.arange(1, len(p) + 1) / n)
     best_rate = best_tokens = 0.0
-    for longest in range(1, 1 + max((i + 1 for _, _, i in tokens), default=0)):
+    best = session[:0]
+    for longest in range(1, 2 + position.max(initial=-1)):
         fixed = costs.round_overhead + costs.draft_overhead + costs.draft[longest]
-        expected, chosen = float(n), list[Hashable]()
-        for p, session, i in tokens:
-            if i >= longest:
-                continue
-            expected += p
-            chosen.append(session)
-            rate = expected / (fixed + interpolate(verify, len(chosen) / n))
-            if rate > best_rate:
-                best_rate, best_tokens, best = rate, expected, chosen.copy()
+        is_within = position < longest
+        expected = np.cumsum(np.concatenate(([float(n)], p[is_within])))[1:]
+        rates = expected / (fixed + verify[: len(expected)])
+        last = rates.argmax()
+        if rates[last] > best_rate:
+            best_rate, best_tokens, best = rates[last], expected[last], session[is_within][: last + 1]
     # The wait decides whether to draft and not how far: longer proposals would make it longer, and it these.
-    if best and best_tokens / (best_tokens / best_rate + costs.draft_wait) <= least_gain * n / costs.target_only:
-        best = []
-    return {session: best.count(session) for session in accepted}
+    floor = least_gain * n / costs.target_only
+    if len(best) and best_tokens / (best_tokens / best_rate + costs.draft_wait) <= floor:
+        best = best[:0]
+    return dict(zip(accepted, np.bincount(best, minlength=n).tolist(), strict=True))
+
+
+def _between(values: Sequence[float], xs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values at 0 < x < len(values), interpolated as `interpolate` does."""
+    ends = np.ceil(xs).astype(int)
+    left, right = (np.asarray(values)[end] for end in (ends - 1, ends))
+    between: NDArray[np.float64] = left + (right - left) * (xs - (ends - 1))
+    return between
