@@ -13,7 +13,7 @@ from gateway.fields import refuse_field, validated
 from gateway.generation import Increment, Requester, Statistics
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
-from gateway.http.event_stream import DONE, named
+from gateway.http.event_stream import named
 from gateway.http.long_bodies import beside_loop
 from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
@@ -78,13 +78,12 @@ class _Response:
         except ApiError as error:
             if not has_begun:
                 raise
-            failed = {"code": error.code, "message": str(error)}
+            failed = {"code": _error_code(error.status), "message": f"{error.code}: {error}"}
             yield self._numbered(
                 {"type": "response.failed", "response": {**self._shown(), "status": "failed", "error": failed}}
             )
             return
         yield self._numbered({"type": f"response.{self._status}", "response": self._shown()})
-        yield DONE
 
     def _beginning(self) -> list[Event]:
         return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
@@ -126,7 +125,8 @@ class _Response:
             usage = usage_of([self._statistics], reasoning_tokens=self._reader.num_reasoning_tokens)
             response["usage"] = {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
+                # Nothing is paid for what the cache takes in.
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning_tokens},
                 "total_tokens": usage["total_tokens"],
@@ -138,3 +138,10 @@ class _Response:
         numbered = {"type": event["type"], "sequence_number": self._number, **event}
         self._number += 1
         return named(numbered)
+
+
+def _error_code(status: int) -> str:
+    """Return the code of a failed response: OpenAI's clients know a few, so the error's own is in the message."""
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_exceeded" if status == 429 else "invalid_prompt"

@@ -39,8 +39,7 @@ class Items:
         self._open = None
         item["status"] = status
         content = item["content"][0]
-        name = "output_text" if kind is Kind.CONTENT else "reasoning_text"
-        done = {"type": f"response.{name}.done", **at, "content_index": 0, "text": content["text"]}
+        done = self._text_event("done", kind, text=content["text"])
         part = {"type": "response.content_part.done", **at, "content_index": 0, "part": content}
         return [done, part, self._event("response.output_item.done")]
 
@@ -59,9 +58,12 @@ class Items:
 
     def _extend(self, part: Text) -> Event:
         self.output[-1]["content"][0]["text"] += part.text
-        name = "output_text" if part.kind is Kind.CONTENT else "reasoning_text"
-        delta = {"type": f"response.{name}.delta", **self._place(), "content_index": 0, "delta": part.text}
-        return {**delta, "logprobs": []} if part.kind is Kind.CONTENT else delta
+        return self._text_event("delta", part.kind, delta=part.text)
+
+    def _text_event(self, name: str, kind: Kind, **text: str) -> Event:
+        of = "output_text" if kind is Kind.CONTENT else "reasoning_text"
+        event = {"type": f"response.{of}.{name}", **self._place(), "content_index": 0, **text}
+        return {**event, "logprobs": []} if kind is Kind.CONTENT else event
 
     def _call(self, call: ToolCall) -> list[Event]:
         item = {

@@ -46,9 +46,10 @@ class HttpClient:
         return [line.removeprefix("data: ") for block in blocks for line in block.split("\n") if line[:5] == "data:"]
 
     async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chunks of a stream that ends as it should."""
-        *chunks, done = await self.events(path, body)
-        assert done == "[DONE]"
+        """Return the chunks of a stream that ends as it should: `[DONE]` is no event of responses, as at OpenAI."""
+        chunks = await self.events(path, body)
+        if not path.endswith("/responses"):
+            assert chunks.pop() == "[DONE]"
         return [json.loads(chunk) for chunk in chunks]
 
 

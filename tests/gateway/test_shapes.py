@@ -1,0 +1,123 @@
+"""What the gateway answers, checked with openai-python's own types in strict mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.chat.endpoint import _Completion as ChatAnswer
+from gateway.chat.request import ChatFields
+from gateway.choices import Indexed
+from gateway.completions.endpoint import _Completion as CompletionAnswer
+from gateway.completions.request import CompletionFields
+from gateway.fields import validated
+from gateway.generation import Increment, ModelCard, Ranked, Statistics, TextToken
+from gateway.http.errors import ApiError
+from gateway.responses.endpoint import _Response
+from gateway.responses.request import ResponseFields
+from gateway.served_model import KnownModel
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+# As Qwen's, by which it is known in which form it reasons and calls tools.
+TEMPLATE = "<think></think><tool_call>tool_call.name{{ enable_thinking }}"
+SERVED = KnownModel(ModelCard("m", 100, 100, "specd_0", TEMPLATE, {}))
+STATISTICS = Statistics(9, 5, 4, 2, 3, 0, 0, 0.1, 0.2, 1.5, 3)
+TOOL = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALL = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+REPLY = f"<think>The time.</think>Let me look.{CALL}"
+
+
+async def increments(text: str, finish_reason: str = "stop", error: ApiError | None = None) -> AsyncGenerator[Indexed]:
+    """A reply, three characters at a time."""
+    for i in range(0, len(text), 3):
+        said = text[i : i + 3]
+        yield 0, Increment("s1", (TextToken(5, said, "target", said.encode(), -0.5, (Ranked(6, b"x", -0.25),)),))
+    if error is not None:
+        raise error
+    end = TextToken(2, "", "target", b"<end>", -0.5)
+    yield 0, Increment("s1", (end,), finish_reason=finish_reason, statistics=STATISTICS)
+
+
+def response_to(**fields: Any) -> _Response:
+    return _Response(SERVED, validated(ResponseFields, {"input": "hello", **fields}), seed=1)
+
+
+async def _data_of(chunks: AsyncGenerator[bytes]) -> list[str]:
+    sent = b"".join([chunk async for chunk in chunks]).decode()
+    blocks = sent.removesuffix("\n\n").split("\n\n")
+    return [line.removeprefix("data: ") for block in blocks for line in block.split("\n") if line.startswith("data")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "coming", "last"),
+    [
+        ({}, lambda: increments(REPLY), "response.completed"),
+        ({"tools": [TOOL]}, lambda: increments(REPLY), "response.completed"),
+        ({"tools": [TOOL], "instructions": "x", "top_p": 0.5}, lambda: increments(CALL * 2), "response.completed"),
+        ({"max_output_tokens": 4}, lambda: increments("Let me", "length"), "response.incomplete"),
+        ({}, lambda: increments("Let me", error=ApiError(503, "stopping", "x")), "response.failed"),
+        ({}, lambda: increments("Let me", error=ApiError(429, "cache_full", "x")), "response.failed"),
+        ({}, lambda: increments("Let me", error=ApiError(400, "cache_exceeded", "x")), "response.failed"),
+    ],
+    ids=["text", "call", "calls", "cut", "unavailable", "full", "wrong"],
+)
+async def test_every_event_has_the_type_of_openai(fields: dict[str, Any], coming: Any, last: str) -> None:
+    events = await _data_of(response_to(**fields).events(coming()))
+    checked = [EVENT.validate_json(event, strict=True) for event in events]
+    assert [each.type for each in checked] == [json.loads(event)["type"] for event in events]
+    assert [type(each).__name__ for each in checked] == [_class_of(each.type) for each in checked]
+    assert [each.sequence_number for each in checked] == list(range(len(events)))
+    assert checked[-1].type == last  # and nothing after it
+
+
+def _class_of(kind: str) -> str:
+    """Return the name of openai-python's class: a union takes what fits any of its members."""
+    name = "".join(part.capitalize() for word in kind.split(".") for part in word.split("_")) + "Event"
+    return name.replace("OutputText", "Text")
+
+
+async def test_a_whole_response_has_the_type_of_openai() -> None:
+    whole = await response_to(tools=[TOOL]).whole(increments(REPLY))
+    assert Response.__pydantic_validator__.validate_json(json.dumps(whole), strict=True).usage is not None
+
+
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x"}],
+    "n": 1,
+    "stream_options": {"include_usage": True},
+}
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [{"type": "function", "function": {"name": "get_time"}}]}])
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": True, "top_logprobs": 1}])
+async def test_chat_completions_have_the_types_of_openai(fields: dict[str, Any], logprobs: dict[str, Any]) -> None:
+    def completion() -> ChatAnswer:
+        return ChatAnswer(SERVED, validated(ChatFields, {**CHAT, **fields, **logprobs}), seed=1, count=1)
+
+    whole = json.dumps(await completion().whole(increments(REPLY)))
+    checked: Any = TypeAdapter(ChatCompletion).validate_json(whole, strict=True)
+    assert bool(checked.choices[0].message.tool_calls) == bool(fields)
+    *chunks, done = await _data_of(completion().events(increments(REPLY)))
+    assert done == "[DONE]"
+    for chunk in chunks:
+        TypeAdapter(ChatCompletionChunk).validate_json(chunk, strict=True)
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": 1}])
+async def test_completions_have_the_types_of_openai(logprobs: dict[str, Any]) -> None:
+    def completion() -> CompletionAnswer:
+        return CompletionAnswer(SERVED, validated(CompletionFields, {"prompt": "x", **logprobs}), seed=1, count=1)
+
+    whole = json.dumps(await completion().whole(increments("Let me look.", "length")))
+    TypeAdapter(Completion).validate_json(whole, strict=True)
+    *chunks, done = await _data_of(completion().events(increments("Let me look.")))
+    assert done == "[DONE]"
+    for chunk in chunks[-1:]:  # the others have no finish reason yet, for which there is no type
+        TypeAdapter(Completion).validate_json(chunk, strict=True)
