@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from gateway.coordinator import CoordinatorLink
 from gateway.generation import ModelCard, Requester
 from gateway.http.errors import ApiError
 from gateway.reply.format import ReplyFormat, detect_format
+from gateway.reply.reader import ReplyReader
 
 _FRESH_SECONDS = 5.0
 UNAUTHENTICATED = 401
@@ -23,6 +25,16 @@ class KnownModel:
     """A model, and the form of its replies."""
 
     model: ModelCard
+
+    def reader(self, tools: Sequence[Mapping[str, Any]], prompt_end: str, *, has_parallel_calls: bool) -> ReplyReader:
+        """Return a reader of the reply to a prompt with this end."""
+        return ReplyReader(
+            self.reply_format,
+            tools=tools,
+            special_tokens=self.model.special_tokens,
+            prompt_end=prompt_end,
+            max_calls=None if has_parallel_calls else 1,
+        )
 
     @cached_property
     def reply_format(self) -> ReplyFormat:

@@ -11,12 +11,11 @@ from typing import Any
 from gateway.chat.request import ChatFields
 from gateway.chat.response import Choice
 from gateway.choices import Indexed, merged
-from gateway.fields import refuse_field, validated
+from gateway.fields import validated
 from gateway.generation import Requester
 from gateway.http.answer import Answer
 from gateway.http.event_stream import DONE, data
 from gateway.http.long_bodies import beside_loop
-from gateway.reply.reader import ReplyReader
 from gateway.served_model import KnownModel
 from gateway.service import Service
 from gateway.usage import timings_of, usage_of
@@ -29,14 +28,15 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     seed = service.seed_of(fields)
     generation = await beside_loop(fields.chat_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
-    tools = fields.offered_tools
-    if tools and served.reply_format.tools is None:
-        raise refuse_field("tools", f"{served.model.model_id} calls tools in no form that is known here")
     completion = _Completion(served, fields, seed, count)
     increments = merged(service.generate(generation, count, caller))
+    notes: Any = {
+        "ignored": fields.ignored(),
+        "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
+    }
     if fields.stream:
-        return Answer(events=completion.events(increments), ignored=fields.ignored())
-    return Answer(json=await completion.whole(increments), ignored=fields.ignored())
+        return Answer(events=completion.events(increments), **notes)
+    return Answer(json=await completion.whole(increments), **notes)
 
 
 class _Completion:
@@ -92,16 +92,13 @@ class _Completion:
 
     def _choice(self, index: int, prompt_end: str) -> Choice:
         if index not in self._choices:
-            model, reply_format = self._served.model, self._served.reply_format
-            reader = ReplyReader(
-                reply_format,
-                tools=self._fields.offered_tools,
-                special_tokens=model.special_tokens,
-                begins_in_reasoning=reply_format.begins_in_reasoning(prompt_end),
-            )
             self._choices[index] = Choice(
                 index,
-                reader,
+                self._served.reader(
+                    self._fields.offered_tools,
+                    prompt_end,
+                    has_parallel_calls=self._fields.parallel_tool_calls is not False,
+                ),
                 has_logprobs=bool(self._fields.logprobs),
                 has_sources=bool(self._fields.token_sources),
             )

@@ -55,6 +55,7 @@ class ChatFields(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     tools: Annotated[Array[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = Field(None, description="'auto' or 'none'.")
+    parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
     response_format: ResponseFormat | None = Field(None, description="Text only.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Variables for the model's chat template.")
     continue_final_message: bool | None = Field(None, description="Continue the last message.")

@@ -8,7 +8,8 @@ from typing import Any
 
 from gateway.chat.log_probabilities import content_of
 from gateway.generation import Increment, Statistics, TextToken
-from gateway.reply.reader import Kind, Part, ReplyReader, Text
+from gateway.reply.parts import Kind, Part, Text
+from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
 from gateway.usage import timings_of
 
@@ -40,8 +41,7 @@ class Choice:
         if finish_reason:
             parts += self._reader.finish(is_cut=finish_reason == "length")
             self.statistics = increment.statistics
-            calls_tools = self._reader.num_calls and finish_reason == "stop"
-            self.finish_reason = "tool_calls" if calls_tools else finish_reason
+            self.finish_reason = self._reader.finish_reason(finish_reason)
         return parts
 
     def collect(self, increment: Increment) -> None:

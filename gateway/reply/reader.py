@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.generation import TextToken
 from gateway.reply.format import ReplyFormat
-from gateway.reply.tool_parsers import ToolCall
+from gateway.reply.harmony import HarmonyReader
+from gateway.reply.parts import BrokenCall, Found, Kind, Part, Text, joined
+from gateway.reply.sections import SectionReader
+from gateway.reply.tool_parsers import ToolCall, load_parser
 
 
-class Kind(Enum):
-    """What a piece of text belongs to."""
-
-    CONTENT = "content"
-    REASONING = "reasoning_content"
-    CALL = "tool_calls"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A piece of the content, or of the reasoning."""
-
+class _TextReader(Protocol):
     kind: Kind
-    text: str
 
+    def means(self, special: str) -> bool: ...
 
-Part = Text | ToolCall
+    def read(self, text: str) -> list[Found]: ...
 
-
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with neighbours of one kind as one."""
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, Text) and isinstance(last, Text) and part.kind is last.kind:
-            joined[-1] = Text(part.kind, last.text + part.text)
-        else:
-            joined.append(part)
-    return joined
+    def finish(self, *, is_cut: bool) -> list[Found]: ...
 
 
 class ReplyReader:
     """Tells the parts of a reply from one another, as its tokens come.
 
-    Text that may be the beginning of a marker is held back. A tool call is held back until it is whole: a part of one
-    never comes out as text. After `finish`, `num_calls` and `num_reasoning_tokens` say how much there was, and
-    `broken_call` is what was no call in spite of its marker.
+    What looks like a call and is none is part of the content. A call that the end of the reply cuts off never is. After
+    `finish`, `num_calls` and `num_reasoning_tokens` say how much there was, `broken_call` is the first that was no
+    call, and `is_broken` says that it was not only cut off.
     """
 
     def __init__(
@@ -57,115 +37,73 @@ class ReplyReader:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         special_tokens: Mapping[int, str] | None = None,
-        begins_in_reasoning: bool = False,
+        prompt_end: str = "",
+        max_calls: int | None = None,
     ) -> None:
-        """Read replies in this form; without `tools`, what looks like a call is text."""
-        self._reasoning = reply_format.reasoning
-        self._parser = reply_format.tools if tools else None
-        self._tools = tools
+        """Read the reply to a prompt with this end; without `tools`, what looks like a call is text.
+
+        Of more than `max_calls` calls, the first ones count.
+        """
         self._special_tokens = special_tokens or {}
-        self._kind = Kind.REASONING if begins_in_reasoning else Kind.CONTENT
-        self._held = ""
-        self._strips = begins_in_reasoning
+        self._max_calls = max_calls
+        self._text = _text_reader(reply_format, tools, prompt_end)
         self.num_calls = 0
         self.num_reasoning_tokens = 0
         self.broken_call = ""
-
-    @property
-    def is_in_call(self) -> bool:
-        """Whether a call has begun and not ended."""
-        return self._kind is Kind.CALL
+        self.is_broken = False
 
     def push(self, tokens: Sequence[TextToken], *, is_last: bool = False) -> list[Part]:
         """Return the parts that these tokens complete; at the end of a reply, its last token can be an end token."""
-        parts: list[Part] = []
+        found: list[Found] = []
         for i, token in enumerate(tokens):
-            self.num_reasoning_tokens += self._kind is Kind.REASONING
+            self.num_reasoning_tokens += self._text.kind is Kind.REASONING
             special = self._special_tokens.get(token.token_id, "")
-            if special and not token.text and not (is_last and i == len(tokens) - 1) and self._means(special):
-                parts += self._read(special)
+            if special and not token.text and not (is_last and i == len(tokens) - 1) and self._text.means(special):
+                found += self._text.read(special)
             elif token.text:
-                parts += self._read(token.text)
-        return _joined(parts)
+                found += self._text.read(token.text)
+        return self._parts(found)
 
     def finish(self, *, is_cut: bool) -> list[Part]:
         """Return what was held back, at the end of the reply; `is_cut` if the model had more to say."""
-        held, self._held = self._held, ""
-        if self._kind is not Kind.CALL:
-            return self._text(held)
-        if is_cut:
-            self.broken_call = held
-            return []
-        self._kind = Kind.CONTENT
-        return self._calls(held)  # whose end marker is the end of the reply, or was forgotten
+        return self._parts(self._text.finish(is_cut=is_cut))
 
-    def _means(self, special: str) -> bool:
-        """Whether a special token, which texts leave out, says something of the form of the reply."""
-        if self._kind is Kind.CALL:
-            return True
-        return any(special in marker for marker, _ in self._markers())
+    def finish_reason(self, reason: str) -> str:
+        """Return the finish reason of OpenAI's for the one of the generation, `stop` or `length`, after `finish`.
 
-    def _markers(self) -> list[tuple[str, Kind]]:
-        """Return what can come next, and what it begins."""
-        if self._kind is Kind.REASONING:
-            return [(self._reasoning.end, Kind.CONTENT)] if self._reasoning is not None else []
-        markers = []
-        if self._reasoning is not None:
-            markers.append((self._reasoning.start, Kind.REASONING))
-        if self._parser is not None:
-            markers.append((self._parser.start, Kind.CALL))
-        return markers
+        A reply whose only call is broken has `length`: of OpenAI's reasons, it alone says that a reply is not whole.
+        """
+        if reason != "stop":
+            return reason
+        return "tool_calls" if self.num_calls else "length" if self.is_broken else "stop"
 
-    def _read(self, text: str) -> list[Part]:
-        searched = max(len(self._held) - len(self._parser.end), 0) if self._parser is not None else 0
-        self._held += text
+    def _parts(self, found: Sequence[Found]) -> list[Part]:
         parts: list[Part] = []
-        while True:
-            if self._kind is Kind.CALL:
-                assert self._parser is not None
-                end = self._held.find(self._parser.end, searched) if self._parser.end else -1
-                if end < 0:
-                    return parts
-                call, self._held = self._held[:end], self._held[end + len(self._parser.end) :]
-                self._kind, self._strips = Kind.CONTENT, True
-                parts += self._calls(call)
-                continue
-            found = [(at, marker, kind) for marker, kind in self._markers() if (at := self._held.find(marker)) >= 0]
-            if not found:
-                break
-            at, marker, kind = min(found, key=lambda each: each[0])
-            before, self._held = self._held[:at], self._held[at + len(marker) :]
-            parts += self._text(before)
-            self._kind, self._strips, searched = kind, True, 0
-        kept = self._num_held()
-        shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
-        return parts + self._text(shown)
+        for each in found:
+            if isinstance(each, BrokenCall):
+                self.broken_call = self.broken_call or each.body
+                if not each.is_cut:
+                    self.is_broken = True
+                    parts.append(Text(Kind.CONTENT, each.raw))
+            elif isinstance(each, Text):
+                parts.append(each)
+            elif self._max_calls is None or self.num_calls < self._max_calls:
+                self.num_calls += 1
+                parts.append(each)
+        return joined(parts)
 
-    def _num_held(self) -> int:
-        """Return how many characters at the end may begin a marker."""
-        held = self._held
-        longest = max((len(marker) - 1 for marker, _ in self._markers()), default=0)
-        return next(
-            (
-                n
-                for n in range(min(longest, len(held)), 0, -1)
-                if any(marker.startswith(held[-n:]) for marker, _ in self._markers())
-            ),
-            0,
-        )
 
-    def _text(self, text: str) -> list[Part]:
-        if self._strips:  # templates write new lines beside the markers, which are no part of what is said
-            text = text.lstrip()
-            self._strips = not text
-        return [Text(self._kind, text)] if text else []
+def _text_reader(reply_format: ReplyFormat, tools: Sequence[Mapping[str, Any]], prompt_end: str) -> _TextReader:
+    parser = reply_format.tools if tools else None
+    if (channels := reply_format.channels) is not None:
+        parser = load_parser(channels.parser) if channels.parser and tools else None
 
-    def _calls(self, text: str) -> list[Part]:
-        assert self._parser is not None
-        try:
-            calls = self._parser.parse(text, self._tools)
-        except ValueError:
-            self.broken_call = text
-            return []
-        self.num_calls += len(calls)
-        return list(calls)
+    def parse(text: str) -> list[ToolCall]:
+        assert parser is not None
+        return parser.parse(text, tools)
+
+    if channels is not None:
+        names = {tool["function"]["name"] for tool in tools}
+        return HarmonyReader(names, parse if parser is not None else None, prompt_end)
+    begins_in_reasoning = reply_format.begins_in_reasoning(prompt_end)
+    return SectionReader(reply_format, parser, parse, begins_in_reasoning=begins_in_reasoning)

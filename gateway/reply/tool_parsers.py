@@ -1,19 +1,45 @@
-"""mlx-lm's parsers of tool calls, without MLX."""
+"""Parsers of tool calls: mlx-lm's, without MLX, and the calls that they find, checked."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from gateway.reply.cutter import Quotes
+
 _PACKAGE = "gateway._mlx_lm_tool_parsers"
+_NAMES = ("name", "tool_name", "function")
+_ARGUMENTS = ("arguments", "parameters")
+_NAME = re.compile(r"[\w.:/-]+")
+# Beside the name, what a call without arguments may have.
+_OTHER_KEYS = {"id", "type", "tool_call_id", "index"}
+
+JSON_STRINGS: Quotes = {'"': ('"', "\\\\", '\\"')}
+_PYTHON_STRINGS: Quotes = {**JSON_STRINGS, "'": ("'", "\\\\", "\\'")}
+# What a marker of the end is text in, by mlx-lm's parsers.
+_STRINGS: Mapping[str, Quotes] = {
+    "function_gemma": {"<escape>": ("<escape>",)},
+    "gemma4": {'<|"|>': ('<|"|>',)},
+    "glm47": {"<arg_value>": ("</arg_value>",)},
+    "json_tools": JSON_STRINGS,
+    "kimi_k2": JSON_STRINGS,
+    "kimi_k3": {"<|open|>argument": ("<|close|>argument",), "<|open|>json": ("<|close|>json",)},
+    "longcat": {"<longcat_arg_value>": ("</longcat_arg_value>",)},
+    "minicpm5": {"<param name=": ("</param>",)},
+    "minimax_m2": {"<parameter name=": ("</parameter>",)},
+    "muse_spark": {"<atem:parameter": ("</atem:parameter>",)},
+    "pythonic": _PYTHON_STRINGS,
+    "qwen3_coder": {"<parameter=": ("</parameter>",)},
+}
 
 
 @dataclass(frozen=True)
@@ -27,38 +53,75 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """How a model writes calls of tools: between `start` and `end`, which is empty if they go on to the end."""
+    """How a model writes calls of tools: between `start` and `end`, which is empty if they go on to the end.
+
+    A reply that begins with one of `bare` can be a call as well, without any marker. Within `quotes`, `end` is text.
+    """
 
     start: str
     end: str
     _parse: Callable[[str, Any], Any]
+    quotes: Quotes = field(default_factory=dict)
+    bare: tuple[str, ...] = ()
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         """Return the calls in what stands between the markers. Raises ValueError if it is none."""
         try:
             parsed = self._parse(text, list(tools))
             calls = parsed if isinstance(parsed, list) else [parsed]
-            return [_tool_call(call) for call in calls]
+            if not calls:
+                raise ValueError("no call")
+            return [tool_call(call, {tool["function"]["name"] for tool in tools}) for call in calls]
         except Exception as error:  # the parsers raise what their steps raise: of the text is known only what it means
             raise ValueError(f"not a tool call: {error}") from error
 
 
-def _tool_call(call: Mapping[str, Any]) -> ToolCall:
-    name, arguments = call["name"], call.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        raise ValueError("a tool call without a name")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def tool_call(call: Mapping[str, Any], names: Collection[str] = ()) -> ToolCall:
+    """Return a call that a parser found.
+
+    Raises ValueError unless its name is one of the names, or can be one, and its arguments are an object.
+    """
+    name = next((call[key] for key in _NAMES if key in call), None)
+    if isinstance(name, Mapping):  # as OpenAI writes it
+        return tool_call(name, names)
+    if not isinstance(name, str) or (name not in names and not _NAME.fullmatch(name)):
+        raise ValueError(f"{name!r} is no name of a function")
+    key = next((key for key in _ARGUMENTS if key in call), "")
+    if not key and (others := call.keys() - {*_NAMES, *_OTHER_KEYS}):
+        raise ValueError(f"a tool call with {sorted(others)} instead of arguments")
+    arguments = call.get(key)
+    written = arguments if isinstance(arguments, str) else _json({} if arguments is None else arguments)
+    if not isinstance(json.loads(written or "{}", parse_constant=_refuse), dict):
+        raise ValueError("a tool call whose arguments are no object")  # noqa: TRY004 - what callers catch
     call_id = call.get("id")
-    return ToolCall(call_id if isinstance(call_id, str) and call_id else f"call_{uuid.uuid4().hex[:24]}", name, written)
+    written_id = call_id if isinstance(call_id, str) and call_id else f"call_{uuid.uuid4().hex[:24]}"
+    return ToolCall(written_id, name, written or "{}")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _parse_glm(text: str, tools: Any) -> Any:
+    """Parse as mlx-lm does, which makes a call with an argument `raw` of what it cannot read."""
+    call = importlib.import_module(f"{_PACKAGE}.glm47").parse_tool_call(text, tools)
+    if call["arguments"].keys() == {"raw"} and "<arg_key>raw" not in text and '"raw"' not in text:
+        raise ValueError("no arguments in the form of GLM")
+    return call
 
 
 @cache
-def load_parser(name: str) -> ToolParser | None:
+def load_parser(name: str, *, start: str = "", end: str = "") -> ToolParser | None:
     """Return one of mlx-lm's parsers; None if mlx-lm is not installed, or has no such parser.
 
-    `import mlx_lm` would load MLX. The parsers need none of it, so their folder is loaded as a package of its own.
+    `start` and `end` are the markers of a model that has others. `import mlx_lm` would load MLX. The parsers need none
+    of it, so their folder is loaded as a package of its own.
     """
-    mlx_lm = importlib.util.find_spec("mlx_lm")
+    mlx_lm = PathFinder.find_spec("mlx_lm")
     for location in (mlx_lm.submodule_search_locations or ()) if mlx_lm is not None else ():
         folder = Path(location) / "tool_parsers"
         if not (folder / f"{name}.py").is_file():
@@ -68,5 +131,6 @@ def load_parser(name: str) -> ToolParser | None:
             spec.submodule_search_locations = [str(folder)]
             sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
         module = importlib.import_module(f"{_PACKAGE}.{name}")
-        return ToolParser(module.tool_call_start, module.tool_call_end, module.parse_tool_call)
+        parse = _parse_glm if name == "glm47" else module.parse_tool_call
+        return ToolParser(start or module.tool_call_start, end or module.tool_call_end, parse, _STRINGS.get(name, {}))
     return None

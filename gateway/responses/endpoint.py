@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway.choices import Indexed, merged
-from gateway.fields import refuse_field, validated
+from gateway.fields import validated
 from gateway.generation import Increment, Requester, Statistics
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
@@ -29,13 +29,15 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     seed = service.seed_of(fields)
     generation = await beside_loop(fields.response_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
-    if fields.offered_tools and served.reply_format.tools is None:
-        raise refuse_field("tools", f"{served.model.model_id} calls tools in no form that is known here")
     response = await beside_loop(_Response, served, fields, seed)
     increments = merged(service.generate(generation, 1, caller))
+    notes: Any = {
+        "ignored": fields.ignored(),
+        "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
+    }
     if fields.stream:
-        return Answer(events=response.events(increments), ignored=fields.ignored())
-    return Answer(json=await response.whole(increments), ignored=fields.ignored())
+        return Answer(events=response.events(increments), **notes)
+    return Answer(json=await response.whole(increments), **notes)
 
 
 class _Response:
@@ -48,6 +50,7 @@ class _Response:
         self._reader: ReplyReader | None = None
         self._statistics: Statistics | None = None
         self._status = "in_progress"
+        self._is_cut = False
         self._session_id = ""
         self._number = 0
         self._head = {
@@ -94,30 +97,29 @@ class _Response:
         finish_reason = increment.finish_reason
         events = self._items.take(reader.push(increment.tokens, is_last=bool(finish_reason)))
         if finish_reason:
-            is_cut = finish_reason == "length"
-            self._status = "incomplete" if is_cut else "completed"
-            events += self._items.take(reader.finish(is_cut=is_cut))
+            self._is_cut = finish_reason == "length"
+            events += self._items.take(reader.finish(is_cut=self._is_cut))
+            self._status = "incomplete" if reader.finish_reason(finish_reason) == "length" else "completed"
             events += self._items.close(self._status)
             self._statistics, self._session_id = increment.statistics, increment.session_id
         return events
 
     def _new_reader(self, prompt_end: str) -> ReplyReader:
-        reply_format = self._served.reply_format
-        return ReplyReader(
-            reply_format,
-            tools=self._fields.offered_tools,
-            special_tokens=self._served.model.special_tokens,
-            begins_in_reasoning=reply_format.begins_in_reasoning(prompt_end),
+        return self._served.reader(
+            self._fields.offered_tools,
+            prompt_end,
+            has_parallel_calls=self._fields.parallel_tool_calls is not False,
         )
 
     def _shown(self) -> dict[str, Any]:
-        is_cut = self._status == "incomplete"
+        # That a call is broken is none of OpenAI's reasons, so that the details have none.
+        details = {"reason": "max_output_tokens"} if self._is_cut else {}
         response = {
             **self._head,
             "status": self._status,
             "completed_at": int(time.time()) if self._status == "completed" else None,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": details if self._status == "incomplete" else None,
             "output": [dict(item) for item in self._items.output],
             "usage": None,
         }
@@ -132,6 +134,8 @@ class _Response:
                 "total_tokens": usage["total_tokens"],
             }
             response |= {"timings": timings_of([self._statistics]), "session_id": self._session_id}
+            if self._reader.broken_call:
+                response["broken_tool_call"] = self._reader.broken_call
         return response
 
     def _numbered(self, event: Event) -> bytes:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.reply.reader import Kind, Part, Text
+from gateway.reply.parts import Kind, Part, Text
 from gateway.reply.tool_parsers import ToolCall
 
 Event = dict[str, Any]

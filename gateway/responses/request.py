@@ -64,6 +64,7 @@ class ResponseFields(SamplingFields):
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     tools: Annotated[Array[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
     text: TextOptions | None = None
     previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
     background: bool | None = Field(None, description="Refused if true: the gateway keeps no responses.")
@@ -174,6 +175,6 @@ def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
         "top_p": 1.0 if fields.top_p is None else fields.top_p,
         "tool_choice": fields.tool_choice or "auto",
         "tools": [{**tool.model_dump(), "strict": False} for tool in fields.tools or [] if tool.type == "function"],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "metadata": {},
     }

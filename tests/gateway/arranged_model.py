@@ -34,6 +34,7 @@ SCRIPTS = {
     "weather": f"Let me look.\n{WEATHER_CALL}",
     "both": f"{WEATHER_CALL}\n{TIME_CALL}",
     "ponder": f"<think>\nI need the weather.\n</think>\n\n{WEATHER_CALL}",
+    "unending": f"<think>\nI need the weather.\n{WEATHER_CALL}",
     "broken": '<tool_call>\n{"name": "get_weather", "arguments": {"city"\n</tool_call>',
     "write": f"<tool_call>\n{json.dumps(_WRITE)}\n</tool_call>",
     "markup": "<b>bold</b><img src=x onerror=\"document.title='broken'\">",

@@ -145,7 +145,6 @@ async def test_stop_strings_bias_and_penalties_work(http: HttpClient, openai: As
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
         ({"temperature": "hot"}, "temperature"),
@@ -185,6 +184,18 @@ async def test_without_max_tokens_the_context_is_no_error(http: HttpClient) -> N
     """The default is more than the context of the embedded model has room for."""
     response = await http.post(PATH, {"messages": MESSAGES, "temperature": 0, "stop": ["\n"]})
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_of_a_model_whose_calls_are_not_read_are_offered(http: HttpClient, stream: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 3, "stream": stream}
+    response = await http.post(PATH, body)
+    assert response.status_code == 200
+    assert "form" in response.headers["x-specd-unread-tool-calls"]
+    assert "x-specd-unread-tool-calls" not in (await http.post(PATH, {**body, "tool_choice": "none"})).headers
+    responses = {"input": "Hi", "tools": [{"type": "function", "name": "f"}], "max_output_tokens": 3, "stream": stream}
+    assert "form" in (await http.post("/v1/responses", responses)).headers["x-specd-unread-tool-calls"]
 
 
 async def test_ignored_fields_are_named(http: HttpClient) -> None:

@@ -79,6 +79,27 @@ async def test_what_is_cut_off_is_incomplete(arranged_http: HttpClient) -> None:
     assert events[-1]["type"] == "response.incomplete"
 
 
+async def test_a_call_that_is_none_is_a_message_of_a_response_that_is_not_whole(arranged: AsyncOpenAI) -> None:
+    fields: Any = {"model": "arranged", "input": "broken", "tools": TOOLS}
+    whole: Any = await arranged.responses.create(**fields)
+    assert whole.status == "incomplete"
+    assert whole.output_text == SCRIPTS["broken"]
+    assert [item.type for item in whole.output] == ["message"]
+    assert whole.output[0].status == "incomplete"
+    assert whole.incomplete_details.reason is None
+    assert whole.model_extra["broken_tool_call"].startswith('\n{"name": "get_weather"')
+    events: list[Any] = [event async for event in await arranged.responses.create(stream=True, **fields)]
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == SCRIPTS["broken"]
+
+
+async def test_without_parallel_calls_the_first_counts(arranged: AsyncOpenAI) -> None:
+    fields: Any = {"model": "arranged", "input": "both", "tools": TOOLS, "parallel_tool_calls": False}
+    whole = await arranged.responses.create(**fields)
+    assert [item.name for item in whole.output if item.type == "function_call"] == ["get_weather"]
+    assert whole.parallel_tool_calls is False
+
+
 async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: HttpClient) -> None:
     response = await arranged_http.post(
         PATH, {"input": "hello", "tools": [*TOOLS, {"type": "web_search"}], "store": False}

@@ -88,10 +88,34 @@ async def test_a_call_that_is_cut_off_is_no_text_and_no_call(arranged_http: Http
 
 async def test_what_is_no_call_in_spite_of_its_markers_is_said(arranged_http: HttpClient) -> None:
     (choice,) = (await arranged_http.post(PATH, asked("broken", tools=TOOLS))).json()["choices"]
-    assert choice["finish_reason"] == "stop"
-    assert not choice["message"]["content"]
+    assert choice["finish_reason"] == "length"  # of OpenAI's reasons, the one that says that a reply is not whole
+    assert choice["message"]["content"] == SCRIPTS["broken"]
     assert "tool_calls" not in choice["message"]
     assert choice["broken_tool_call"].startswith('\n{"name": "get_weather"')
+    chunks = [chunk["choices"][0] for chunk in await arranged_http.chunks(PATH, asked("broken", tools=TOOLS))]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == SCRIPTS["broken"]
+    assert chunks[-1]["finish_reason"] == "length"
+    assert chunks[-1]["broken_tool_call"] == choice["broken_tool_call"]
+
+
+async def test_without_parallel_calls_the_first_counts(arranged_http: HttpClient) -> None:
+    body = asked("both", tools=TOOLS, parallel_tool_calls=False)
+    response = await arranged_http.post(PATH, body)
+    (choice,) = response.json()["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert "x-specd-ignored-fields" not in response.headers
+    deltas = [chunk["choices"][0]["delta"] for chunk in await arranged_http.chunks(PATH, body)]
+    assert {call["index"] for delta in deltas for call in delta.get("tool_calls", [])} == {0}
+    (choice,) = (await arranged_http.post(PATH, asked("both", tools=TOOLS))).json()["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2
+
+
+async def test_a_call_in_a_reasoning_that_does_not_end_is_one(arranged_http: HttpClient) -> None:
+    (choice,) = (await arranged_http.post(PATH, asked("unending", tools=TOOLS))).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+    assert choice["message"]["reasoning_content"] == "I need the weather.\n"
 
 
 async def test_without_tools_a_call_is_text(arranged_http: HttpClient) -> None:

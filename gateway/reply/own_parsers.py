@@ -1,0 +1,138 @@
+"""Parsers of tool calls that mlx-lm has none for. All raise what their steps raise on a text that is no call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.reply.tool_parsers import load_parser
+
+Call = Mapping[str, Any]
+
+_BETWEEN_VALUES = re.compile(r"[\s,;]*")
+_HUNYUAN_TAG = re.compile(r"<(/?arg_(?:key|value)):opensource>")
+_DSML = "｜DSML｜"
+_DSML_NAME = re.compile(r'\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>')
+
+
+def parse_json(text: str, _: Any = None) -> list[Call]:
+    """Parse calls in JSON: objects, or lists of them, one after another."""
+    calls: list[Call] = []
+    decoder = json.JSONDecoder()
+    at = 0
+    while (between := _BETWEEN_VALUES.match(text, at)) is not None and between.end() < len(text):
+        value, at = decoder.raw_decode(text, between.end())
+        calls += value if isinstance(value, list) else [value]
+    return calls
+
+
+def parse_phi(text: str, _: Any = None) -> list[Call]:
+    """Parse Granite's and Phi's `[{"name": …, "arguments": {…}}]`, which Phi ends with a marker."""
+    return parse_json(text.strip().removesuffix("<|/tool_call|>"))
+
+
+def parse_functools(text: str, _: Any = None) -> list[Call]:
+    """Parse Firefunction's list, whose bracket belongs to the marker."""
+    return parse_json(f"[{text}")
+
+
+def parse_apertus(text: str, _: Any = None) -> list[Call]:
+    """Parse Apertus's `[{"NAME": {ARGUMENTS}}]`."""
+    return [
+        {"name": name, "arguments": arguments} for call in parse_json(text) for name, arguments in dict(call).items()
+    ]
+
+
+def parse_functionary(text: str, _: Any = None) -> Call:
+    """Parse Functionary's `NAME>{ARGUMENTS}`."""
+    name, _, arguments = text.partition(">")
+    return {"name": name.strip(), "arguments": json.loads(arguments)}
+
+
+def parse_llama(text: str, tools: Any) -> list[Call]:
+    """Parse Llama's calls, in JSON or as Python writes them.
+
+    They have no marker, so only those of functions that are offered are calls.
+    """
+    text = text.strip()
+    names = {tool["function"]["name"] for tool in tools}
+    try:
+        calls = parse_json(text)
+    except ValueError:
+        pythonic = load_parser("pythonic")
+        if pythonic is None:
+            raise
+        found = pythonic.parse(text if text.startswith("[") else f"[{text}]", tools)
+        calls = [{"name": call.name.removesuffix(".call"), "arguments": call.arguments} for call in found]
+    for call in calls:
+        name = call.get("name", call.get("function"))
+        if name not in names:
+            raise ValueError(f"{name!r} is no function that is offered")
+    return calls
+
+
+def parse_deepseek(text: str, _: Any = None) -> list[Call]:
+    """Parse the calls of DeepSeek V3.1, and those of V3 and R1, which have a type and a code block."""
+    calls: list[Call] = []
+    for piece in text.split("<｜tool▁call▁begin｜>")[1:]:
+        said = piece.rpartition("<｜tool▁call▁end｜>")[0] or piece
+        name, separator, arguments = said.partition("<｜tool▁sep｜>")
+        if not separator:
+            raise ValueError("a call without a separator")
+        if "```json" in arguments and name.strip() == "function":
+            name, _, block = arguments.partition("```json")
+            arguments = block.rpartition("```")[0]
+        calls.append({"name": name.strip(), "arguments": json.loads(arguments)})
+    return calls
+
+
+def parse_dsml(text: str, _: Any = None) -> list[Call]:
+    """Parse the calls of DeepSeek V3.2 and V4."""
+    calls: list[Call] = []
+    for invoke in text.split(f"<{_DSML}invoke")[1:]:
+        name, _, body = _dsml_name(invoke)
+        arguments = {}
+        for parameter in body.split(f"<{_DSML}parameter")[1:]:
+            key, is_string, rest = _dsml_name(parameter)
+            value, end, _ = rest.partition(f"</{_DSML}parameter>")
+            if not end:
+                raise ValueError(f"the parameter {key!r} does not end")
+            arguments[key] = value if is_string else json.loads(value)
+        calls.append({"name": name, "arguments": arguments})
+    return calls
+
+
+def _dsml_name(text: str) -> tuple[str, bool, str]:
+    match = _DSML_NAME.match(text)
+    if match is None:
+        raise ValueError("a tag without a name")
+    return match.group(1), match.group(2) == "true", text[match.end() :]
+
+
+def parse_hunyuan(text: str, tools: Any) -> list[Call]:
+    """Parse Hunyuan's calls, which are GLM's with other names of tags."""
+    glm = load_parser("glm47")
+    if glm is None:
+        raise ValueError("mlx-lm is not installed")
+    calls: list[Call] = []
+    for piece in text.split("<tool_call:opensource>")[1:]:
+        said = piece.rpartition("</tool_call:opensource>")[0]
+        name, separator, arguments = said.partition("<tool_sep:opensource>")
+        if not separator:
+            raise ValueError("a call without a separator")
+        pairs = _HUNYUAN_TAG.sub(r"<\1>", arguments).strip()
+        (call,) = glm.parse(f"{name.strip()}{pairs}", tools)
+        calls.append({"name": call.name, "arguments": call.arguments})
+    return calls
+
+
+def parse_solar(text: str, _: Any = None) -> list[Call]:
+    """Parse Solar's `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>`."""
+    calls: list[Call] = []
+    for piece in text.split("<|tool_call:begin|>")[1:]:
+        call_id, _, rest = piece.rpartition("<|tool_call:end|>")[0].partition("<|tool_call:name|>")
+        name, _, arguments = rest.partition("<|tool_call:args|>")
+        calls.append({"id": call_id.strip(), "name": name.strip(), "arguments": json.loads(arguments)})
+    return calls
