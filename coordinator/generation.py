@@ -46,6 +46,7 @@ from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat
 from specd.text.literals import Literals
+from specd.text.reasoning import PROMPT_END_TOKENS
 from specd.text.rendering import TemplateRenderer
 from specd.text.tokenizer import Tokenizer
 
@@ -56,9 +57,6 @@ log = structlog.get_logger()
 
 # Rounds that a session may be ahead of its client.
 _ROUNDS_AHEAD = 64
-
-# Tokens of a conversation's end that its client is shown: room for a header of the reply and a tag.
-_PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -218,10 +216,16 @@ class Coordinator:
 
     def _output(self, prompt: EncodedPrompt, request: GenerationRequest) -> Output:
         stop = request.stop
-        return Output(self.tokenizer, prompt.token_ids, stop_strings=stop.strings, min_tokens=stop.min_tokens)
+        return Output(
+            self.tokenizer,
+            prompt.token_ids,
+            stop_strings=stop.strings,
+            reasoning=stop.reasoning,
+            min_tokens=stop.min_tokens,
+        )
 
     def _beginning(self, prompt: EncodedPrompt, request: GenerationRequest) -> Beginning:
-        end = self.decode_text(prompt.token_ids[-_PROMPT_END_TOKENS:]) if prompt.chat else ""
+        end = self.decode_text(prompt.token_ids[-PROMPT_END_TOKENS:]) if prompt.chat else ""
         beginning = Beginning(prompt_fingerprint(self.model, prompt), end)
         if not request.returns_prompt:
             return beginning

@@ -10,6 +10,7 @@ from specd.draft_source import TokenSource
 from specd.errors import InvalidRequestError
 from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
+from specd.text.reasoning import AnswerSearch, ReasoningMarkers
 from specd.text.stop_strings import StopStrings
 from specd.text.token_bytes import TokenBytes
 from specd.text.tokenizer import TextStream, Tokenizer
@@ -51,15 +52,22 @@ class Output:
     """Turns the rounds of a session into what its client gets, in order.
 
     The texts of all tokens together are what decoding all tokens at once gives, up to the first stop string. These are
-    not looked for in the first `min_tokens` tokens.
+    not looked for in the first `min_tokens` tokens, nor in the reasoning.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stop_strings: Sequence[str] = (), min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stop_strings: Sequence[str] = (),
+        reasoning: ReasoningMarkers | None = None,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._text: TextStream = tokenizer.stream_text(prompt_ids)
         self._stop = StopStrings(stop_strings) if stop_strings else None
+        self._answer = AnswerSearch(tokenizer, prompt_ids, reasoning) if stop_strings and reasoning else None
         self._num_unsearched = min_tokens
 
     @property
@@ -74,7 +82,7 @@ class Output:
         """
         texts = []
         for token_id in token_ids:
-            texts.append(self._search(self._text.push(token_id)))
+            texts.append(self._search(token_id, self._text.push(token_id)))
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 raise InvalidRequestError(
@@ -86,13 +94,13 @@ class Output:
         """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""
         tokens: list[EmittedToken] = []
         for i, token_id in enumerate(round_.commit.token_ids):
-            tokens.append(self._emit(round_, i, self._search(self._text.push(token_id))))
+            tokens.append(self._emit(round_, i, self._search(token_id, self._text.push(token_id))))
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 return round_.cut(i + 1, FinishReason.STOP_STRING), tokens
         if round_.commit.finish_reason is not None:
             # What was held back may still be the end of a stop string, or just come too late to be one.
-            rest = self._search(self._text.finish())
+            rest = self._search(None, self._text.finish())
             if self.stop_string is not None:
                 round_ = round_.cut(len(tokens), FinishReason.STOP_STRING)
             elif self._stop is not None:
@@ -100,11 +108,17 @@ class Output:
             tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
         return round_, tokens
 
-    def _search(self, text: str) -> str:
-        """Return what can be shown after this text has come."""
-        if self._stop is None or self._num_unsearched > 0:
+    def _search(self, token_id: int | None, text: str) -> str:
+        """Return what can be shown after a token has completed this text, or after the end has."""
+        if self._stop is None:
             return text
-        return self._stop.push(text)
+        reasoning = ""
+        if self._answer is not None:
+            search = self._answer
+            reasoning, text = search.finish(text) if token_id is None else search.push(token_id, text)
+            if self._num_unsearched > 0:
+                text += search.release()
+        return reasoning + (text if self._num_unsearched > 0 else self._stop.push(text))
 
     def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
         token_id, source, values = round_.commit.token_ids[i], round_.source(i), round_.verdict.log_probabilities

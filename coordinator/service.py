@@ -37,6 +37,7 @@ from specd.rpc.server import Server
 from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
+from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2, session_pb2, session_pb2_grpc
 
 _FINISH_REASONS = {
@@ -168,6 +169,7 @@ def request_from(request: generation_pb2.GenerateRequest, traceparent: str, call
             request.stop.min_tokens,
             tuple(request.stop.token_ids),
             tuple(request.stop.strings),
+            _reasoning(request.stop),
         ),
         session_id=request.session_id,
         resumption=Resumption(
@@ -182,6 +184,12 @@ def request_from(request: generation_pb2.GenerateRequest, traceparent: str, call
         client=caller.name,
         client_limits=caller.limits,
     )
+
+
+def _reasoning(stop: generation_pb2.StopConditions) -> ReasoningMarkers | None:
+    if not stop.HasField("reasoning"):
+        return None
+    return ReasoningMarkers(stop.reasoning.begin, stop.reasoning.end)
 
 
 def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:

@@ -143,6 +143,7 @@ def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
 
 def _message_of(generation: Generation) -> bytes:
     """Return the message for a generation. Raises ApiError for more values than a conversation may have."""
+    reasoning = generation.reasoning
     request = generation_pb2.GenerateRequest(
         max_tokens=generation.max_tokens,
         cut_max_tokens=generation.cut_max_tokens,
@@ -166,6 +167,7 @@ def _message_of(generation: Generation) -> bytes:
             min_tokens=generation.min_tokens,
             token_ids=generation.stop_token_ids,
             strings=generation.stop_strings,
+            reasoning=generation_pb2.Reasoning(begin=reasoning[0], end=reasoning[1]) if reasoning else None,
         ),
         top_log_probabilities=generation.top_log_probabilities,
         echo=generation.echo,

@@ -51,6 +51,7 @@ class Generation:
     acceptance: Acceptance = Acceptance.COUPLED
     lenience: float = 0.0
     stop_strings: Sequence[str] = ()
+    reasoning: tuple[str, str] | None = None
     stop_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from gateway.coordinator import CoordinatorLink
-from gateway.generation import ModelCard, Requester
+from gateway.generation import Generation, ModelCard, Requester
 from gateway.http.errors import ApiError
 from gateway.reply.format import ReplyFormat, detect_format
 from gateway.reply.reader import ReplyReader
@@ -25,6 +25,10 @@ class KnownModel:
     """A model, and the form of its replies."""
 
     model: ModelCard
+
+    def asked(self, generation: Generation) -> Generation:
+        """Return a generation of a reply: its stop strings look at the answer, not at the reasoning."""
+        return replace(generation, reasoning=self.reply_format.before_answer)
 
     def reader(self, tools: Sequence[Mapping[str, Any]], prompt_end: str, *, has_parallel_calls: bool) -> ReplyReader:
         """Return a reader of the reply to a prompt with this end."""

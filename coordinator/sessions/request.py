@@ -21,6 +21,7 @@ from specd.sampling import (
     check_token_ids,
 )
 from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.text.reasoning import ReasoningMarkers
 
 # Tokens that are generated when a request does not say.
 DEFAULT_MAX_TOKENS = 256
@@ -36,6 +37,7 @@ class StopConditions:
     min_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
+    reasoning: ReasoningMarkers | None = None
 
     def end_token_ids(self, model: ModelInfo) -> frozenset[int]:
         """Return the model's end tokens, unless they are ignored, and the stop tokens."""
@@ -53,6 +55,14 @@ class StopConditions:
                     f"stop.strings has {shown} of {len(string)} characters: "
                     f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
                 )
+        if self.reasoning is not None:
+            for name, marker, least in (("begin", self.reasoning.begin, 0), ("end", self.reasoning.end, 1)):
+                if not least <= len(marker) <= _MAX_STOP_STRING_CHARACTERS:
+                    raise InvalidRequestError(
+                        "OUT_OF_RANGE",
+                        f"stop.reasoning.{name} has {len(marker)} characters: "
+                        f"it must have {least} to {_MAX_STOP_STRING_CHARACTERS}",
+                    )
         check_token_ids(
             "stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.short_name
         )

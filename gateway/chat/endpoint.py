@@ -26,8 +26,9 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     fields = await beside_loop(validated, ChatFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
-    generation = await beside_loop(fields.chat_generation, seed, service.settings.default_max_tokens)
+    asked = await beside_loop(fields.chat_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
+    generation = served.asked(asked)
     completion = _Completion(served, fields, seed, count)
     increments = merged(service.generate(generation, count, caller))
     notes: Any = {

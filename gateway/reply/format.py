@@ -28,9 +28,11 @@ class ReplyFormat:
         return self.tools is not None or self.channels is not None
 
     @property
-    def unsearched(self) -> Markers | None:
-        """What begins and ends the part of a reply in which stop strings do not count: all before the answer."""
-        return Markers("", self.channels.answer_start) if self.channels is not None else self.reasoning
+    def before_answer(self) -> tuple[str, str] | None:
+        """What begins and ends what stands before the answer; with channels, something always does."""
+        if self.channels is not None:
+            return "", self.channels.answer_start
+        return (self.reasoning.start, self.reasoning.end) if self.reasoning is not None else None
 
     def begins_in_reasoning(self, prompt_end: str) -> bool:
         """Say whether a prompt that ends like this has begun the reasoning already, as some templates do."""

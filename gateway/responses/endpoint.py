@@ -27,8 +27,9 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     """Answer a response. Raises ApiError."""
     fields = await beside_loop(validated, ResponseFields, body)
     seed = service.seed_of(fields)
-    generation = await beside_loop(fields.response_generation, seed, service.settings.default_max_tokens)
+    asked = await beside_loop(fields.response_generation, seed, service.settings.default_max_tokens)
     served = await service.models.named(fields.model, caller)
+    generation = served.asked(asked)
     response = await beside_loop(_Response, served, fields, seed)
     increments = merged(service.generate(generation, 1, caller))
     notes: Any = {

@@ -124,16 +124,26 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class StopConditions(_message.Message):
-    __slots__ = ("ignore_eos", "min_tokens", "token_ids", "strings")
+    __slots__ = ("ignore_eos", "min_tokens", "token_ids", "strings", "reasoning")
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STRINGS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     ignore_eos: bool
     min_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     strings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., strings: _Optional[_Iterable[str]] = ...) -> None: ...
+    reasoning: Reasoning
+    def __init__(self, ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., strings: _Optional[_Iterable[str]] = ..., reasoning: _Optional[_Union[Reasoning, _Mapping]] = ...) -> None: ...
+
+class Reasoning(_message.Message):
+    __slots__ = ("begin", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    end: str
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("session_id", "text", "tokens", "round", "finish_reason", "statistics", "stop_token_id", "stop_string", "seed", "prompt_end", "prompt_fingerprint", "prompt_token_ids", "source_token_ids", "prompt_tokens")

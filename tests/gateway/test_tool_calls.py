@@ -79,6 +79,23 @@ async def test_reasoning_is_apart(arranged_http: HttpClient) -> None:
         assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
 
 
+async def test_stop_strings_look_at_the_answer(arranged_http: HttpClient) -> None:
+    for fields in ({}, {"chat_template_kwargs": {"enable_thinking": True}}):
+        body = asked("hello" if fields else "think", **fields)
+        for stop, content in ((["greets", "\n"], "Good day to you."), (["user", "day"], "Good ")):
+            whole = (await arranged_http.post(PATH, {**body, "stop": stop})).json()
+            message = whole["choices"][0]["message"]
+            assert message["content"] == content
+            assert message["reasoning_content"].endswith("The user greets.\n")
+            assert whole["choices"][0]["finish_reason"] == "stop"
+            deltas = [
+                chunk["choices"][0]["delta"] for chunk in await arranged_http.chunks(PATH, {**body, "stop": stop})
+            ]
+            assert "".join(delta.get("content", "") for delta in deltas) == content
+    whole = (await arranged_http.post(PATH, asked("sunny", stop="21"))).json()
+    assert whole["choices"][0]["message"]["content"] == "It is sunny in Zürich: "
+
+
 async def test_a_call_that_is_cut_off_is_no_text_and_no_call(arranged_http: HttpClient) -> None:
     (choice,) = (await arranged_http.post(PATH, asked("weather", tools=TOOLS, max_tokens=20))).json()["choices"]
     assert choice["finish_reason"] == "length"

@@ -1,0 +1,73 @@
+"""Where the reasoning of a reply ends, and its answer begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specd.text.tokenizer import Tokenizer
+
+# Tokens of a prompt's end that can begin the reasoning: room for a header of the reply and a tag.
+PROMPT_END_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class ReasoningMarkers:
+    """What begins the reasoning of a reply, if anything has to, and what ends it. Special tokens count as text."""
+
+    begin: str
+    end: str
+
+
+class AnswerSearch:
+    """Tells the answer in a reply from the reasoning before it, as the tokens of the reply come.
+
+    The reasoning begins the reply, or the prompt has begun it. A reply without one is all answer. Text is held while it
+    may be the beginning of a marker at the beginning of the reply.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> None:
+        self._special_tokens = tokenizer.special_tokens
+        self._markers = markers
+        prompt_end = tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        self._is_undecided = not prompt_end.rstrip().endswith(markers.begin)
+        self._is_in_answer = False
+        self._seen = ""  # that decides what is next, special tokens included
+        self._held: list[str] = []
+
+    def push(self, token_id: int, text: str) -> tuple[str, str]:
+        """Return the reasoning and the answer in the text that a token completes."""
+        return self._split(self._special_tokens.get(token_id, text), text)
+
+    def finish(self, text: str) -> tuple[str, str]:
+        """Return the reasoning and the answer in the text that is left at the end of a reply."""
+        reasoning, answer = self._split(text, text)
+        return reasoning, answer + self.release()
+
+    def release(self) -> str:
+        """Return the held text, and forget it."""
+        held, self._held = "".join(self._held), []
+        return held
+
+    def _split(self, seen: str, text: str) -> tuple[str, str]:
+        if self._is_in_answer:
+            return "", text
+        self._seen += seen
+        if self._is_undecided:
+            self._held.append(text)
+            begun = self._seen = self._seen.lstrip()
+            if len(begun) < len(self._markers.begin) and self._markers.begin.startswith(begun):
+                return "", ""
+            self._is_undecided, text = False, self.release()
+            if not begun.startswith(self._markers.begin):
+                self._is_in_answer = True
+                return "", text
+            self._seen = begun.removeprefix(self._markers.begin)
+        end = self._markers.end
+        if (at := self._seen.find(end)) < 0:
+            self._seen = self._seen[-(len(end) - 1) :] if len(end) > 1 else ""
+            return text, ""
+        self._is_in_answer = True
+        # A special token has no text, and is no more than its marker.
+        num_behind = min(len(self._seen) - at - len(end), len(text))
+        return text[: len(text) - num_behind], text[len(text) - num_behind :]
