@@ -37,6 +37,11 @@ def new_table(title: str, headers: Iterable[str]) -> Table:
     return table
 
 
+def say(stage: str) -> None:
+    """Say on standard error what takes a while now."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{stage} …", style="dim")
+
+
 def console() -> Console:
     """Return the console for tables; without a terminal it is wide enough for them."""
     console = Console()

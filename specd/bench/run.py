@@ -16,7 +16,7 @@ from rich.table import Table
 from specd.bench import throughput
 from specd.bench.comparison import compare
 from specd.bench.contenders import Contender, MlxLm, Specd
-from specd.bench.environment import console, environment, new_table
+from specd.bench.environment import console, environment, new_table, say
 from specd.bench.plot import save_plot
 from specd.bench.prompts import encode, load_prompts, short, spread
 from specd.bench.replay import replaying
@@ -70,6 +70,7 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
 
     The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse.
     """
+    say("loading the models for mlx-lm")
     target = load(options.target, blas=options.blas)
     options = _with_prompts(options, target)
     draft = None if options.replay is not None else load(options.draft, blas=options.blas)
@@ -121,6 +122,7 @@ async def _measure(
     takes_mlx_lm = draft is not None and not target.info.has_encoder
     async with AsyncExitStack() as running:
         # All contenders share the prompts, and mlx-lm computes them each time.
+        say("starting specd, which measures the speed of models that it sees first")
         stack = await running.enter_async_context(
             Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)
         )
@@ -151,6 +153,7 @@ async def _measure(
                 )
                 if takes_mlx_lm or setup.system == SPECD
             }
+            say(f"warming up {len(contenders)} contenders")
             warm_up = next(iter(prompt_ids.values()))
             for contender in contenders.values():
                 await contender.decode("", 0, warm_up, 16)
@@ -162,6 +165,7 @@ async def _measure(
 
 def run_throughput(options: Options, json_path: Path | None) -> bool:
     """Measure concurrent sessions, print a table, write JSON. Returns whether specd always gave the same tokens."""
+    say("loading the target for mlx-lm")
     target = load(options.target, blas=options.blas)
     options = _with_prompts(options, target)
     prompts = encode(options.prompts, target.tokenizer_json)
@@ -190,6 +194,7 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
 async def _measure_throughput(
     target: LoadedModel, requests: throughput.Prompts, options: Options
 ) -> list[throughput.Run]:
+    say("starting specd, which measures the speed of models that it sees first")
     variables = {} if options.cached_prompts else NO_PREFIX_CACHE
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with (

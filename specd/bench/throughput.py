@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specd.bench.environment import new_table
+from specd.bench.environment import new_table, say
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.rpc.client import RawClient
 from specd.worker.model.loader import LoadedModel
@@ -196,7 +196,8 @@ async def measure(
 ) -> list[Run]:
     """Let the contenders take turns at each concurrency; each repeat starts with another one."""
     runs = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=repeats * len(concurrency) * len(contenders))
         for contender in contenders:
             await contender.decode(prompts[:2], 2, 8)
@@ -208,6 +209,8 @@ async def measure(
                     if cached_prompts:
                         await contender.prepare(prompts)
                     runs.append(await contender.decode(prompts, count, max_tokens))
+                if not console.is_terminal:  # where the bar is not drawn
+                    say(f"{len(runs)} of {repeats * len(concurrency) * len(contenders)} runs done")
     return runs
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specd.bench.contenders import Contender
+from specd.bench.environment import say
 from specd.bench.sample import Sample
 
 Name = TypeVar("Name")
@@ -29,7 +30,8 @@ async def take_turns(
     samples: dict[Name, list[Sample]] = {name: [] for name in contenders}
     names = list(contenders)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=repeats * len(prompts) * len(names))
         turn = 0
         for repeat in range(repeats):
@@ -38,4 +40,6 @@ async def take_turns(
                     progress.update(task, advance=1, description=f"{title} {contenders[name].setup.name}".strip())
                     samples[name].append(await contenders[name].decode(prompt, repeat, token_ids, max_tokens))
                 turn += 1
+                if not console.is_terminal:  # where the bar is not drawn
+                    say(f"{turn} of {repeats * len(prompts)} prompts decoded by each contender")
     return samples
