@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from specd.settings import EMBEDDED_TARGET
+
 
 def test_a_running_coordinator_has_no_mlx() -> None:
     code = "import coordinator.main, sys; print([m for m in sys.modules if m.split('.')[0] in ('mlx', 'mlx_lm')])"
@@ -34,6 +36,16 @@ def test_a_command_starts_without_what_takes_long_to_import(arguments: list[str]
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "imported: []"
+
+
+def test_what_is_told_of_a_model_before_it_is_loaded_needs_no_mlx() -> None:
+    heavy = ("mlx", "mlx_lm", "transformers", "huggingface_hub", "grpc")
+    code = (
+        f"import sys; from specd.worker.model.outline import outline_of; outline_of({EMBEDDED_TARGET!r}); "
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
 
 
 CODE = """

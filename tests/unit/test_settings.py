@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specd.cli.variables import misspelt_variables
 from specd.errors import StartupError
 from specd.machine import available_cpus, available_memory, total_memory
 from specd.settings import (
@@ -260,3 +261,39 @@ def test_tokens_open_the_port_for_clients_and_no_other() -> None:
 def test_half_of_the_files_is_refused(given: dict[str, str], problem: str) -> None:
     with pytest.raises(StartupError, match=problem):
         load_settings(TargetWorkerSettings, given)
+
+
+def test_an_unknown_name_in_a_table_says_which_it_may_mean(write_settings: WriteSettings) -> None:
+    write_settings("[up]\ntarrget = 'x'\nnumber = 5\n")
+    with pytest.raises(StartupError) as refused:
+        load_settings(UpSettings, {})
+    assert str(refused.value) == ("wrong settings: [up] has no 'tarrget': did you mean 'target'?; [up] has no 'number'")
+
+
+def test_an_unknown_table_says_which_it_may_mean(write_settings: WriteSettings) -> None:
+    write_settings("[target_worker]\nmodel = 'x'\n")
+    with pytest.raises(StartupError, match=r"unknown entries: 'target_worker': did you mean 'target-worker'\?$"):
+        load_settings(UpSettings, {})
+
+
+def test_the_certificate_of_a_client_is_not_that_of_up(
+    write_settings: WriteSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECD_TLS_CERT", "client.crt")
+    assert load_settings(UpSettings, {}).tls_cert == ""
+    write_settings("[up]\ntls_cert = 'up.crt'\n")
+    assert load_settings(UpSettings, {}).tls_cert == "up.crt"
+    monkeypatch.setenv("SPECD_COORDINATOR_TLS_CERT", "coordinator.crt")
+    assert load_settings(UpSettings, {}).tls_cert == "coordinator.crt"
+    assert load_settings(UpSettings, {"tls_cert": "flag.crt"}).tls_cert == "flag.crt"
+    assert load_settings(UpSettings, {"tls_cert": "none"}).tls_cert == ""
+
+
+def test_variables_that_are_close_to_one_are_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert misspelt_variables() == {}
+    for name in ("SPECD_TARRGET", "SPECD_COORDINATOR_MAX_SESSION", "SPECD_SERVICE_HOST", "SPECD_TARGET"):
+        monkeypatch.setenv(name, "x")
+    assert misspelt_variables() == {
+        "SPECD_TARRGET": "SPECD_TARGET",
+        "SPECD_COORDINATOR_MAX_SESSION": "SPECD_COORDINATOR_MAX_SESSIONS",
+    }

@@ -21,7 +21,8 @@ WANTED_FILES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm"),
 )
 # Those that say what a model is, before its weights are there.
-SMALL_FILES = ("*config.json", "tokenizer.json", "*.jinja", *(name for name in WANTED_FILES if "*" not in name))
+SMALL_FILES = tuple(name for name in WANTED_FILES if name not in {"*.safetensors", "*.json"})
+SMALL_FILES += ("*config.json", "tokenizer.json", "vocab.json", "chat_template.json")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
 # By the first pattern that a name fits. The longest indexes have 10 MB.

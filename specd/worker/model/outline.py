@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from specd.worker.model.directory import find
 from specd.worker.model.files import SMALL_FILES, check_files, read_config, read_object
 
 _ENCODERS = ("t5", "mt5")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+# Files that transformers can make a tokenizer of.
+_TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def outline_of(name: str) -> Outline:
         raise StartupError(f"{directory / 'config.json'} has no model_type: download the model again")
     if model_type not in _ENCODERS and not _has_class(model_type):
         raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
-    if not any((directory / file).is_file() for file in _TOKENIZERS):
+    if not any(path for pattern in _TOKENIZERS for path in directory.glob(pattern)):
         raise StartupError(f"{name} has no tokenizer.json: download the model again, or convert it with transformers")
     base, whole = _vocabularies(directory)
     return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
@@ -72,6 +74,8 @@ def check_pair(target: Outline, draft: Outline) -> None:
 
 def _has_class(model_type: str) -> bool:
     """Say whether mlx-lm has a class for a type of models, without importing it: MLX would come with it."""
+    if not re.fullmatch(r"[\w.-]+", model_type):
+        return False
     package = importlib.util.find_spec("mlx_lm")
     if package is None or package.origin is None:
         return True  # the worker will say what is missing
