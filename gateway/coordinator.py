@@ -26,6 +26,7 @@ from gateway.generation import (
 )
 from gateway.http.errors import ApiError, invalid
 from gateway.http.long_bodies import beside_loop
+from gateway.wording import field_of, in_http_words
 from specd import __version__
 from specd.errors import DOMAIN
 from specd.rpc.messages import acceptance_message, draft_source_message
@@ -91,7 +92,7 @@ class CoordinatorLink:
             async for response in call:
                 yield _increment(response)
         except grpc.aio.AioRpcError as error:
-            raise to_api_error(error) from error
+            raise to_api_error(error, max_tokens=generation.max_tokens_field) from error
         finally:
             call.cancel()
 
@@ -120,8 +121,8 @@ def _metadata(caller: Requester) -> tuple[tuple[str, str], ...]:
     return (*token, ("traceparent", caller.traceparent)) if caller.traceparent else token
 
 
-def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
-    """Return the error that a client gets for a status of the coordinator's."""
+def to_api_error(error: grpc.aio.AioRpcError, *, max_tokens: str = "max_tokens") -> ApiError:
+    """Return the error that a client gets for a status of the coordinator's, with its name for `max_tokens`."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     retry_after_seconds = 0.0
@@ -134,11 +135,19 @@ def to_api_error(error: grpc.aio.AioRpcError) -> ApiError:
     is_ours = info.domain == DOMAIN
     if info.reason == "MESSAGE_TOO_LARGE" or (not is_ours and str(error.details()).startswith(_TOO_LONG)):
         return ApiError(413, "body_too_large", "the request is longer than the coordinator's --max-request-bytes")
-    message = error.details() if is_ours else _WORDS.get(code, "the coordinator failed on this request")
+    message = _WORDS.get(code, "the coordinator failed on this request")
+    if is_ours:
+        message = in_http_words(info.reason, str(error.details()), max_tokens=max_tokens)
     if code in {429, 503} and not retry_after_seconds:
         retry_after_seconds = _RETRY_SECONDS
     reason = info.reason if is_ours else error.code().name
-    return ApiError(code, _CODES.get(reason, reason.lower()), str(message), retry_after_seconds=retry_after_seconds)
+    return ApiError(
+        code,
+        _CODES.get(reason, reason.lower()),
+        message,
+        param=field_of(message) if code == 400 else None,
+        retry_after_seconds=retry_after_seconds,
+    )
 
 
 def _message_of(generation: Generation) -> bytes:

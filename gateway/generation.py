@@ -38,6 +38,7 @@ class Generation:
     prompt: Prompt
     seed: int
     max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"  # as the endpoint names it
     cut_max_tokens: bool = False
     temperature: float = 0.0
     top_p: float | None = None

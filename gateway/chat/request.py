@@ -79,6 +79,7 @@ class ChatFields(SamplingFields):
         if self.top_logprobs and not self.logprobs:
             raise refuse_field("top_logprobs", "set logprobs to true with it")
         max_tokens = self.max_completion_tokens or self.max_tokens
+        name = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
         conversation = Conversation(
             template_messages(self.messages),
             self.offered_tools,
@@ -89,6 +90,7 @@ class ChatFields(SamplingFields):
             conversation,
             seed,
             max_tokens=max_tokens or default_max_tokens,
+            max_tokens_field=name,
             cut_max_tokens=max_tokens is None,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
             prediction=text_of(self.prediction.content, "prediction.content") if self.prediction is not None else "",

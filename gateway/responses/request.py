@@ -108,6 +108,7 @@ class ResponseFields(SamplingFields):
             conversation,
             seed,
             max_tokens=self.max_output_tokens or default_max_tokens,
+            max_tokens_field="max_output_tokens",
             cut_max_tokens=self.max_output_tokens is None,
         )
 

@@ -169,12 +169,16 @@ async def test_the_coordinators_refusals_have_its_words(http: HttpClient) -> Non
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert "max_tokens can be at most" in response.json()["error"]["message"]
+    change = {"max_tokens": None, "max_completion_tokens": 100_000}
+    response = await http.post(PATH, {**SAMPLED, **change})
+    assert "max_completion_tokens can be at most" in response.json()["error"]["message"]
     response = await http.post(PATH, {**SAMPLED, "session_id": "nobody"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "session_not_found"
     response = await http.post(PATH, {**SAMPLED, "chat_template_kwargs": {"messages": []}})
     assert response.status_code == 400
-    assert "not a variable for the template" in response.json()["error"]["message"]
+    assert "chat_template_kwargs has messages: not a variable" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "chat_template_kwargs"
     response = await http.post(PATH, {**SAMPLED, "model": "gpt-5"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"

@@ -83,6 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "gateway.generation",
         "gateway.http.errors",
         "gateway.http.long_bodies",
+        "gateway.wording",
     ),
     "gateway.generation": FLOOR,
     "gateway.reply": (*FLOOR, "gateway.generation", "gateway.reply"),

@@ -1,0 +1,59 @@
+"""The coordinator's errors in the words of HTTP: its fields and endpoints where the coordinator names those of gRPC."""
+
+from __future__ import annotations
+
+import re
+
+# The fields of gRPC that HTTP has under another name. A test compares them with the protocol.
+NAMES = {
+    "top_log_probabilities": "logprobs",
+    "template_arguments": "chat_template_kwargs",
+    "stop.token_ids": "stop_token_ids",
+    "stop.strings": "stop",
+    "chat.messages": "messages",
+    "chat.tools": "tools",
+    "prediction_text": "prediction",
+    "prediction_token_ids": "prediction",
+    "token_ids": "prompt",
+}
+# What the coordinator says to do, where that is something else over HTTP.
+_SENTENCES = {
+    "send the prompt as `text` or `token_ids`": "use /v1/completions with `prompt`",
+    "set `text` or `token_ids`": "use /v1/completions with `prompt`",
+    "set `text`, `token_ids` or `chat`": "set `prompt`",
+    "leave the prompt out": "leave `prompt` empty",
+    "began with chat, and the request has text or token_ids: use the same": (
+        "is a conversation, and the request a completion: use /v1/chat/completions or /v1/responses"
+    ),
+    "began with text or token_ids, and the request has chat: use the same": (
+        "is a completion, and the request a conversation: use /v1/completions"
+    ),
+    "a Generate runs on session": "another request runs on session",
+    "set REJECTION": "set 'rejection'",
+    "to go on, resume with the tokens so far when it is back, or at another": "send the request again",
+    "send it once, as the metadata 'authorization: Bearer TOKEN' (specd generate reads it from SPECD_TOKEN)": (
+        "send it as the header `Authorization: Bearer TOKEN`"
+    ),
+}
+_SENTENCE = re.compile("|".join(map(re.escape, _SENTENCES)))
+_NAME = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, NAMES))})(?!\w)")
+_CONSTANT = re.compile(r"\b(draft_source|acceptance) is ([A-Z]+)\b")
+_FIELD = re.compile(r"(\w+_\w+|temperature|lenience|acceptance|prompt|stop|echo|messages|tools) (?:is|has|of) ")
+# What a template or its conversation says is not the coordinator's.
+_QUOTING = {"CHAT_TEMPLATE_FAILED"}
+
+
+def in_http_words(reason: str, message: str, *, max_tokens: str = "max_tokens") -> str:
+    """Return the message of an error, with the name that the request has for `max_tokens`."""
+    if reason in _QUOTING:
+        return message
+    message = _SENTENCE.sub(lambda found: _SENTENCES[found[0]], message)
+    message = _NAME.sub(lambda found: NAMES[found[0]], message)
+    message = re.sub(r"\bmax_tokens\b", max_tokens, message)
+    return _CONSTANT.sub(lambda found: f"{found[1]} is '{found[2].lower()}'", message)
+
+
+def field_of(message: str) -> str | None:
+    """Return the field that a message in these words begins with, as in `min_tokens is 5: …`; None if with none."""
+    found = _FIELD.match(message)
+    return found[1] if found is not None else None
