@@ -53,9 +53,16 @@ def new(
         expires=_moment(expires) if expires else None,
     )
     with _locked(tokens):
-        write_tokens(tokens, [*(read_tokens(tokens) if tokens.exists() else ()), made])
+        before = read_tokens(tokens) if tokens.exists() else []
+        write_tokens(tokens, [*before, made])
     typer.echo(text)
     typer.echo(f"token of {name}, id {made.id}; its digest is in {tokens}. It is shown this once.", err=True)
+    if others := [each.id for each in before if each.name == name]:
+        typer.echo(
+            f"{name} has had {'a token' if len(others) == 1 else f'{len(others)} tokens'} already, id "
+            f"{', '.join(others)}: all are one client. 'specd token revoke ID' takes one back.",
+            err=True,
+        )
 
 
 @app.command("list")

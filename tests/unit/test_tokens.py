@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from specd.caller import Caller, CallerLimits
+from specd.cli.token import app as token_app
 from specd.errors import StartupError, UnauthenticatedError
 from specd.identity.tokens import TokenFile, new_token, read_tokens, write_tokens
 
@@ -193,3 +195,19 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     with pytest.raises(StartupError, match=r"nosuch/t\.jsonl"):
         write_tokens(path.parent / "nosuch" / "t.jsonl", [])
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_second_token_of_a_name_is_said(path: Path) -> None:
+    def new(name: str) -> str:
+        done = CliRunner().invoke(token_app, ["new", name, "--tokens", str(path)])
+        assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) == 1  # the token alone
+        return done.stderr
+
+    assert "already" not in new("alice")
+    assert "already" not in new("bob")
+    first = read_tokens(path)[0].id
+    assert f"alice has had a token already, id {first}: all are one client" in new("alice")
+    second = read_tokens(path)[2].id
+    assert f"alice has had 2 tokens already, id {first}, {second}: all are one client" in new("alice")
+    assert len(read_tokens(path)) == 4
