@@ -40,7 +40,7 @@ from coordinator.workers.errors import WorkerError
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
 from specd.draft_source import DraftSource
-from specd.errors import InternalError
+from specd.errors import InternalError, SpecdError
 from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
@@ -190,6 +190,9 @@ class Coordinator:
                                 beginning = await self._echo(beginning, prompt, emission.round)
                             yield replace(emission, beginning=beginning)
                             beginning = None
+            except SpecdError as error:
+                error.session_id = kept.session_id
+                raise
             finally:
                 if not is_finished:
                     self.sessions.abandon(kept)

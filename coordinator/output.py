@@ -86,7 +86,9 @@ class Output:
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 raise InvalidRequestError(
-                    "CONTRADICTION", f"resumption has the stop string {self.stop_string!r}: nothing comes after it"
+                    "CONTRADICTION",
+                    f"resumption has the stop string {self.stop_string!r}: nothing comes after it",
+                    for_log="resumption has a stop string: nothing comes after it",
                 )
         return "".join(texts)
 

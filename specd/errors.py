@@ -23,15 +23,25 @@ _MOST_CHARACTERS = 1000
 class SpecdError(Exception):
     """An error whose message is reported to the caller as it is.
 
-    `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo.
+    `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo. Where the
+    message quotes what a client has written, `for_log` says the same without it. `session_id` is that of the session
+    that it ended, if it ended one.
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
     def __init__(
-        self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_seconds: float = 0.0
+        self,
+        reason: str,
+        message: str,
+        *,
+        for_log: str = "",
+        metadata: Mapping[str, str] | None = None,
+        retry_after_seconds: float = 0.0,
     ) -> None:
-        super().__init__(message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]} …")
+        super().__init__(_cut(message))
+        self.for_log = _cut(for_log or message)
+        self.session_id = ""
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.retry_after_seconds = retry_after_seconds
@@ -139,6 +149,10 @@ def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
             if detail.Unpack(info):
                 return info
     return error_details_pb2.ErrorInfo()
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]} …"
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

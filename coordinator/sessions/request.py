@@ -54,6 +54,8 @@ class StopConditions:
                     "OUT_OF_RANGE",
                     f"stop.strings has {shown} of {len(string)} characters: "
                     f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
+                    for_log=f"stop.strings has one of {len(string)} characters: "
+                    f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
                 )
         if self.reasoning is not None:
             for name, marker, least in (("begin", self.reasoning.begin, 0), ("end", self.reasoning.end, 1)):

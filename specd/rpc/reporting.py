@@ -30,12 +30,8 @@ async def reporting_errors(
         yield
     except SpecdError as error:
         errors.labels(error.code.name, error.reason).inc()
-        if error.code is grpc.StatusCode.INVALID_ARGUMENT:
-            log.info("request ended with an error", reason=error.reason)
-            # What is wrong with a request is said in its own words, which are for its sender and not for a log.
-            log.debug("what was wrong with the request", error=str(error))
-        else:
-            log.info("request ended with an error", reason=error.reason, error=str(error))
+        session = {"session_id": error.session_id} if error.session_id else {}
+        log.info("request ended with an error", reason=error.reason, error=error.for_log, **session)
         if before_status is not None:
             await before_status()
         await context.abort_with_status(to_status(error))

@@ -93,8 +93,9 @@ class ChatTemplate:
             )
         except Exception as error:  # whatever a template can do with a conversation that it was not made for
             why = str(error) if isinstance(error, (TemplateError, ValueError)) else repr(error)
+            failed = f"the chat template of {self._model} failed"
             raise InvalidRequestError(
-                "CHAT_TEMPLATE_FAILED", f"the chat template of {self._model} failed: {why[:_MAX_ERROR_CHARACTERS]}"
+                "CHAT_TEMPLATE_FAILED", f"{failed}: {why[:_MAX_ERROR_CHARACTERS]}", for_log=failed
             ) from error
         return cast(str, prompt)
 

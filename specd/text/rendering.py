@@ -73,7 +73,7 @@ class TemplateRenderer:
             self._free.append(process)
         if "prompt" in answer:
             return answer["prompt"]
-        raise InvalidRequestError(answer["reason"], answer["error"])
+        raise InvalidRequestError(answer["reason"], answer["error"], for_log=answer["for_log"])
 
     async def close(self) -> None:
         """End the processes."""

@@ -54,9 +54,10 @@ def _answer(template: ChatTemplate, chat: Chat, memory_bytes: int, most_characte
         too_large = f"it writes {len(prompt)} characters, and the most is {most_characters}"
     except InvalidRequestError as error:
         if not isinstance(error.__cause__, MemoryError):
-            return {"reason": error.reason, "error": str(error)}
+            return {"reason": error.reason, "error": str(error), "for_log": error.for_log}
         too_large = f"it needs more than {memory_bytes // 2**20} MiB of memory"
-    return {"reason": "CHAT_TEMPLATE_FAILED", "error": f"the chat template failed on this conversation: {too_large}"}
+    why = f"the chat template failed on this conversation: {too_large}"
+    return {"reason": "CHAT_TEMPLATE_FAILED", "error": why, "for_log": why}
 
 
 def _limit(memory_bytes: int) -> None:

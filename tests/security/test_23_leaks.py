@@ -45,6 +45,8 @@ async def test_canaries_are_found_nowhere(stack: Stack, client: RawClient, stand
         await text_of_error(client.generate(Chat(messages=[ChatMessage(role=CANARY, content=CANARY)]), max_tokens=0)),
         await text_of_error(client.generate("x", session_id="nosuch", prediction_text=CANARY)),
     ]
+    quoted = await text_of_error(client.generate("x", stop=StopConditions(strings=[CANARY * 50])))
+    assert CANARY in quoted  # to its sender alone
     sessions = SessionServiceStub(client.channel)
     errors += [
         await text_of_error(sessions.GetSession(GetSessionRequest(session_id="nosuch"))),

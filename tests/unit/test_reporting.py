@@ -1,0 +1,106 @@
+"""What the log says of a request that is refused: what was wrong and with which session, and not what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
+
+from coordinator.generation import Coordinator
+from coordinator.output import Output
+from coordinator.sessions.request import GenerationRequest, StopConditions
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers.drafter import DraftStream
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream
+from specd.errors import InvalidRequestError, SpecdError
+from specd.model_info import ModelInfo
+from specd.rpc.access import anyone
+from specd.rpc.refusals import refusing_server
+from specd.rpc.reporting import reporting_errors
+from specd.settings import EMBEDDED_TARGET, CoordinatorSettings
+from specd.text.chat import Chat, ChatTemplate
+from specd.text.template_process import _answer
+from specd.text.tokenizer import Tokenizer
+
+MODEL = ModelInfo("m", "llama", "", "", 100, 16, (0,), "float32", "cpu")
+CANARY = "canary-7f3a91"
+FAILING = "{{ raise_exception('I cannot answer ' + messages[0].content) }}"
+
+
+async def logged(directory: Path, error: SpecdError) -> dict[str, Any]:
+    """Return what the log says of a call that ends with this error."""
+    errors = Counter("errors", "Calls that ended with an error.", ["code", "reason"], registry=None)
+
+    async def call(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        async with reporting_errors(context, errors):
+            raise error
+        return b""
+
+    server = refusing_server([], anyone)
+    server.add_registered_method_handlers("test", {"Generate": grpc.unary_unary_rpc_method_handler(call)})
+    address = f"unix:{directory}/server"
+    server.add_insecure_port(address)
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        multicallable: Any = channel.unary_unary("/test/Generate")
+        with capture_logs() as entries, pytest.raises(grpc.aio.AioRpcError) as raised:
+            await multicallable(b"")
+    await server.stop(None)
+    assert raised.value.details() == str(error)
+    (entry,) = (each for each in entries if each["log_level"] == "info")
+    return cast("dict[str, Any]", entry)
+
+
+def error_of(call: Callable[[], object]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as raised:
+        call()
+    return raised.value
+
+
+async def test_a_refused_generation_is_logged_with_its_message_and_its_session(tmp_path: Path) -> None:
+    class LetterTokenizer:
+        template = ChatTemplate()
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [5] * len(text)
+
+    coordinator = Coordinator(
+        CoordinatorSettings.model_validate({}),
+        CoordinatorMetrics(CollectorRegistry()),
+        model=MODEL,
+        tokenizer=cast(Any, LetterTokenizer()),
+        target=RemoteWorker[TargetStream]("TARGET_UNAVAILABLE"),
+        draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+    )
+    with pytest.raises(InvalidRequestError) as raised:
+        await anext(coordinator.generate(GenerationRequest(CANARY * 10, client="")))
+    entry = await logged(tmp_path, raised.value)
+    assert entry["reason"] == "CONTEXT_EXCEEDED"
+    assert "the prompt has 130 tokens, which leaves no room" in entry["error"]
+    assert len(entry["session_id"]) == 16
+    assert CANARY not in str(entry)
+
+
+async def test_what_a_client_has_written_is_in_its_answer_and_not_in_the_log(tmp_path: Path) -> None:
+    tokenizer = Tokenizer((Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes())
+    chat = Chat(({"role": "user", "content": CANARY},))
+    resumed = Output(tokenizer, (), stop_strings=[CANARY])
+    refused = [
+        error_of(lambda: StopConditions(strings=(CANARY * 50,)).check(MODEL, 5)),
+        error_of(lambda: resumed.resume(tokenizer.encode(CANARY, add_special_tokens=False))),
+        error_of(lambda: ChatTemplate(FAILING, {}, "m").render(chat)),
+    ]
+    answer = _answer(ChatTemplate(FAILING, {}, "m"), chat, memory_bytes=2**30, most_characters=1000)
+    refused.append(InvalidRequestError(answer["reason"], answer["error"], for_log=answer["for_log"]))
+    for error in refused:
+        assert CANARY[:6] in str(error)
+        entry = await logged(tmp_path, error)
+        assert entry["reason"] == error.reason
+        assert len(entry["error"]) > 20
+        assert CANARY[:6] not in str(entry)
