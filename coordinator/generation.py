@@ -203,7 +203,8 @@ class Coordinator:
             return await asyncio.to_thread(self._encode_text, request, kept)
         literals = Literals(self.tokenizer)
         chat = whole_conversation(request.prompt, kept)
-        text = await self.renderer.render(literals.hidden_in(chat), request.client)
+        hidden = await asyncio.to_thread(literals.hidden_in, chat)
+        text = await self.renderer.render(hidden, request.client)
         token_ids, prediction = await asyncio.to_thread(
             lambda: (literals.encode(text), encode_answer(self.tokenizer, request.prediction))
         )

@@ -12,8 +12,9 @@ from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
 from specd.text.reasoning import AnswerSearch, ReasoningMarkers
 from specd.text.stop_strings import StopStrings
+from specd.text.text_stream import TextStream
 from specd.text.token_bytes import TokenBytes
-from specd.text.tokenizer import TextStream, Tokenizer
+from specd.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

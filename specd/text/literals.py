@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from specd.text.chat import Chat
+from specd.text.special_tokens import MARK
 from specd.text.tokenizer import Tokenizer
-
-# Characters of no meaning, around numbers that nobody can guess: no template changes them.
-_MARK = "\ue0ff"
 
 
 class Literals:
@@ -24,11 +22,13 @@ class Literals:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._secret = secrets.randbits(64)
-        self._hidden: dict[str, str] = {}  # the special token by its mark
+        self._start = f"{MARK}{secrets.randbits(64)}{MARK}"  # of a mark: nobody can guess it
+        self._marks: dict[str, str] = {}  # by special token
 
     def hidden_in(self, chat: Chat) -> Chat:
-        """Return the conversation with a mark for each special token in it."""
+        """Return the conversation with a mark for each special token in it: in time by its length, so a long one is
+        to be hidden beside the event loop.
+        """
         if (pattern := self._tokenizer.special_token) is None:
             return chat
         hide = self._hider(pattern)
@@ -41,20 +41,15 @@ class Literals:
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of what the template made of the conversation: text for marks."""
-        if not self._hidden:
+        if not self._marks and not self._tokenizer.normalizes_special_tokens:
             return self._tokenizer.encode(prompt, add_special_tokens=False)
-        marks = re.compile("|".join(map(re.escape, self._hidden)))
-        return self._tokenizer.encode_apart(prompt, lambda text: marks.sub(lambda m: self._hidden[m.group()], text))
+        tokens = list(self._marks)
+        mark = re.compile(rf"{self._start}(\d+){MARK}")
+        return self._tokenizer.encode_apart(prompt, lambda text: mark.sub(lambda m: tokens[int(m.group(1))], text))
 
     def _hider(self, pattern: re.Pattern[str]) -> Callable[[Any], Any]:
         def mark(match: re.Match[str]) -> str:
-            token = match.group()
-            for known, hidden in self._hidden.items():
-                if hidden == token:
-                    return known
-            new = f"{_MARK}{self._secret}{_MARK}{len(self._hidden)}{_MARK}"
-            self._hidden[new] = token
-            return new
+            return self._marks.setdefault(match.group(), f"{self._start}{len(self._marks)}{MARK}")
 
         def hide(value: Any) -> Any:
             if isinstance(value, str):

@@ -8,7 +8,9 @@ import json
 import os
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -61,7 +63,7 @@ class TemplateRenderer:
             process = self._free.pop() if self._free else await self._start()
             try:
                 async with asyncio.timeout(self._seconds):
-                    answer = await self._exchange(process, asdict(chat))
+                    answer = await self._exchange(process, lambda: asdict(chat))
             except BaseException as error:
                 self._kill(process)
                 if isinstance(error, TimeoutError):
@@ -99,21 +101,24 @@ class TemplateRenderer:
         }
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await self._exchange(process, {**asdict(self._template), **limits})
+                await self._exchange(process, lambda: {**asdict(self._template), **limits})
         except BaseException:
             self._kill(process)
             raise
         log.info("started a process for chat templates", pid=process.pid)
         return process
 
-    async def _exchange(self, process: asyncio.subprocess.Process, message: object) -> dict[str, str]:
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, message: Callable[[], dict[str, Any]]
+    ) -> dict[str, str]:
         assert process.stdin is not None
         assert process.stdout is not None
-        data = json.dumps(message).encode()
+        # A conversation can have a million values, and the event loop has other sessions.
+        data = await asyncio.to_thread(lambda: json.dumps(message()).encode())
         process.stdin.write(_LENGTH.pack(len(data)) + data)
         await process.stdin.drain()
         (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-        answer: dict[str, str] = json.loads(await process.stdout.readexactly(length))
+        answer: dict[str, str] = await asyncio.to_thread(json.loads, await process.stdout.readexactly(length))
         return answer
 
     def _kill(self, process: asyncio.subprocess.Process) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # How ByteLevel tokenizers write the bytes: as the characters of Latin-1 that can be seen, the others from 256 on.
 _SEEN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -23,7 +23,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
-        self._is_byte_level = "ByteLevel" in kinds
+        self.is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}  # at most the vocabulary
 
@@ -33,15 +33,21 @@ class TokenBytes:
             self._known[token_id] = self._bytes(token_id)
         return self._known[token_id]
 
-    def _bytes(self, token_id: int) -> bytes:
-        written = self._tokenizer.id_to_token(token_id)
-        if written is None:
-            return b""
-        if self._is_byte_level:
+    def by_itself(self, written: str) -> bytes | None:
+        """Return the bytes of a token as the vocabulary has it, or None if they depend on the tokens around it."""
+        if self.is_byte_level:
             # As the decoder does: what is not written in these characters is text.
             return bytes(map(_BYTES.__getitem__, written)) if _BYTES.keys() >= set(written) else written.encode()
         if self._has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(written)):
             return bytes.fromhex(byte[1])
+        return None
+
+    def _bytes(self, token_id: int) -> bytes:
+        written = self._tokenizer.id_to_token(token_id)
+        if written is None:
+            return b""
+        if (own := self.by_itself(written)) is not None:
+            return own
         # Decoders take a space from the first token, so the second of two is whole.
         once, twice = (self._tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
         return (twice[len(once) :] if twice.startswith(once) else once).encode()

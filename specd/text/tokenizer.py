@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers.decoders import DecodeStream
 
 from specd.text.chat import Chat, ChatTemplate
+from specd.text.special_tokens import SecretNames, pattern_of
+from specd.text.text_stream import TextStream
 from specd.text.token_bytes import TokenBytes
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
 class Tokenizer:
@@ -26,10 +24,14 @@ class Tokenizer:
         # Left over from training in some; a prompt is taken as it is.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        special = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        # The longest first, as the tokenizer looks for them.
-        texts = sorted((token.content for token in special if token.content), key=len, reverse=True)
-        self.special_token = re.compile("|".join(map(re.escape, texts))) if texts else None
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token_id: token for token_id, token in added.items() if token.special and token.content}
+        # The tokens that text leaves out, by id.
+        self.special_tokens = {token_id: token.content for token_id, token in special.items()}
+        # What finds them in a text, if there are any: the longest, as the tokenizer does.
+        self.special_token = pattern_of(self.special_tokens.values()) if special else None
+        # Whether the tokenizer also finds some in another spelling, such as one in capitals.
+        self.normalizes_special_tokens = any(token.normalized for token in special.values())
         self.template = chat_template or ChatTemplate()
 
     @property
@@ -44,30 +46,15 @@ class Tokenizer:
         return list(encoding.ids)
 
     def encode_apart(self, text: str, change: Callable[[str], str]) -> list[int]:
-        """Return the tokens of a text whose special tokens are meant, with what `change` makes of the text between.
+        """Return the tokens of what `change` makes of a text whose own special tokens are meant.
 
-        That has none, whatever it looks like. It is encoded piece by piece.
+        Those that `change` brings are text. All other tokens are as in `encode`. The first call copies the tokenizer.
         """
-        assert self.special_token is not None
-        token_ids: list[int] = []
-        end = 0
-        for match in (*self.special_token.finditer(text), None):
-            between = text[end : match.start() if match is not None else len(text)]
-            if between:
-                token_ids += self._literal.encode(change(between), add_special_tokens=False).ids
-            if match is not None:
-                token_id = self._tokenizer.token_to_id(match.group())
-                assert token_id is not None
-                token_ids.append(token_id)
-                end = match.end()
-        return token_ids
+        return self._secret_names.encode(change(self._secret_names.written_in(text)))
 
     @cached_property
-    def _literal(self) -> HuggingFaceTokenizer:
-        """The same tokenizer, to which a special token in a text is text."""
-        literal = HuggingFaceTokenizer.from_str(self._tokenizer.to_str())
-        literal.encode_special_tokens = True
-        return literal
+    def _secret_names(self) -> SecretNames:
+        return SecretNames(self._tokenizer)
 
     def encode_chat(self, chat: Chat) -> list[int]:
         """Return the tokens of a conversation as the model's chat template writes it, special tokens included.
@@ -90,15 +77,9 @@ class Tokenizer:
         """The source of the chat template; empty if there is none."""
         return self.template.source
 
-    @property
-    def special_tokens(self) -> dict[int, str]:
-        """The tokens that text leaves out, by id."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token_id: token.content for token_id, token in added.items() if token.special}
-
     def stream_text(self, prompt_ids: Sequence[int]) -> TextStream:
         """Start turning what comes after a prompt into text."""
-        return TextStream(self._tokenizer, prompt_ids)
+        return TextStream(self._tokenizer, self.token_bytes, self.special_tokens, prompt_ids)
 
     def difference(self, other: Tokenizer) -> str:
         """Say for people in which token this map from token to id first differs from another."""
@@ -108,47 +89,3 @@ class Tokenizer:
                 there = f"id {others[token]}" if token in others else "missing"
                 return f"token {token!r} is id {token_id} in the one and {there} in the other"
         return f"the one has {len(own)} tokens and the other {len(others)}"
-
-
-class TextStream:
-    """Turns tokens into text as they come, whole characters at a time.
-
-    The texts of all tokens and of `finish` together are what decoding all tokens at once gives.
-    """
-
-    # Of the prompt, decoding needs only what can share a character, or a leading space, with what follows.
-    _CONTEXT_TOKENS = 16
-
-    def __init__(self, tokenizer: HuggingFaceTokenizer, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._held: list[int] = []
-        # A DecodeStream forgets a context that ends inside a character, and then gives it out as new text. So it gets
-        # the context up to there, the rest is pushed, and what the rest shows as already is cut off.
-        context = list(prompt_ids[-self._CONTEXT_TOKENS :])
-        end = len(context)
-        while end and self._decode(context[:end]).endswith(_REPLACEMENT):
-            end -= 1
-        self._stream = DecodeStream(ids=context[:end], skip_special_tokens=True)
-        self._already_shown = ""
-        for token_id in context[end:]:
-            self._already_shown = _REPLACEMENT
-            self._stream.step(tokenizer, token_id)
-
-    def push(self, token_id: int) -> str:
-        """Return the text that a token completes; empty while it ends inside a character."""
-        text = self._stream.step(self._tokenizer, token_id)
-        if text is None:
-            self._held.append(token_id)
-            return ""
-        self._held.clear()
-        if self._already_shown:
-            text, self._already_shown = text.lstrip(self._already_shown), ""
-        return text
-
-    def finish(self) -> str:
-        """Return what is held back of an incomplete character, as replacement characters."""
-        held, self._held = self._held, []
-        return self._decode(held) if held else ""
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)

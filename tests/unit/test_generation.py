@@ -8,16 +8,21 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from coordinator import generation
 from coordinator.generation import Coordinator
 from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
+from specd.client.protocol.wire import set_chat
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
-from specd.text.chat import ChatTemplate
+from specd.text.chat import Chat, ChatTemplate
+from specd.text.literals import Literals
+from specd.v1.generation_pb2 import GenerateRequest
+from tests.unit.mortal_server import MortalServer
 
 
 async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
@@ -41,5 +46,24 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
     )
     with pytest.raises(InvalidRequestError):
         await anext(coordinator.generate(GenerationRequest("x" * 5000, client="")))
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+async def test_a_conversation_is_searched_for_special_tokens_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class WatchedLiterals(Literals):
+        def hidden_in(self, chat: Chat) -> Chat:
+            threads.append(threading.current_thread())
+            return super().hidden_in(chat)
+
+    monkeypatch.setattr(generation, "Literals", WatchedLiterals)
+    chat = Chat(({"role": "user", "content": "<|" * 1000},))
+    request = GenerateRequest(max_tokens=1)
+    set_chat(request, chat)
+    assert [response async for response in MortalServer().open(request, None)]
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
