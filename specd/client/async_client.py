@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,13 @@ from typing import Any, Unpack
 import grpc
 
 from specd.client.async_session import AsyncClientSession
-from specd.client.async_stream import AsyncStream
+from specd.client.async_stream import AsyncStream, is_task_cancelled
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import Messages, chat_of
-from specd.client.protocol.errors import error_from
+from specd.client.protocol.errors import client_closed, error_from
 from specd.client.protocol.service import ServiceDescription, described
 from specd.client.protocol.wire import to_request
-from specd.client.resuming.generation import ResumableGeneration, ServerKnowledge, Turn
+from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import PLAIN, ClientCredentials
@@ -45,7 +46,7 @@ class AsyncClient:
         """Connect with the first call. Raises StartupError for credentials that cannot be used."""
         self.address = address
         self._retries = retries
-        self._server = ServerKnowledge()
+        self._connection = Connection()
         self._channel = open_channel(address, credentials)
         self._generations = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._sessions = session_pb2_grpc.SessionServiceStub(self._channel)
@@ -57,7 +58,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End what runs, and close the connection."""
+        """End what runs, and close the connection: a task that reads a stream gets a CallError (CLIENT_CLOSED)."""
+        self._connection.is_closed = True
         await self._channel.close()
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> AsyncStream:
@@ -107,7 +109,7 @@ class AsyncClient:
 
     def _stream(self, turn: Turn, options: GenerationOptions) -> AsyncStream:
         generation = ResumableGeneration(
-            turn, policy=self._retries, clock=time.monotonic, chance=random.random, server=self._server
+            turn, policy=self._retries, clock=time.monotonic, chance=random.random, connection=self._connection
         )
         return AsyncStream(generation, self._open, self.address, options.get("timeout_seconds"))
 
@@ -115,9 +117,15 @@ class AsyncClient:
         return self._generations.Generate(request, timeout=timeout_seconds)
 
     async def _call(self, method: Any, request: Any) -> Any:
+        if self._connection.is_closed:
+            raise client_closed()
         try:
             response = await method(request, timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from(error, self.address) from error
-        self._server.has_answered = True
+        except asyncio.CancelledError as cancelled:
+            if is_task_cancelled():
+                raise
+            raise client_closed() from cancelled
+        self._connection.has_answered = True
         return response

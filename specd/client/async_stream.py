@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from specd.client.events import Completion, Delta, Event, Retrying
-from specd.client.protocol.errors import error_from
+from specd.client.protocol.errors import client_closed, error_from
 from specd.client.received import Received
 from specd.client.resuming.generation import ResumableGeneration, ended_early
 from specd.client.stream import Open
@@ -29,6 +29,8 @@ class AsyncStream(Received, AsyncIterator[Event]):
         self._open = open_call
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self._call: Any = None
+        self._is_closed = False
         self._events = self._read(generation.take)
         self._messages = self._read(self._take_whole)
 
@@ -65,27 +67,42 @@ class AsyncStream(Received, AsyncIterator[Event]):
                     yield message
 
     async def close(self) -> None:
-        """End the generation, if it has not ended."""
-        await self._events.aclose()
-        await self._messages.aclose()
+        """End the generation, if it has not ended, also while another task reads it."""
+        self._is_closed = True
+        if self._call is not None:
+            self._call.cancel()
+        for generator in (self._events, self._messages):
+            if not generator.ag_running:  # type: ignore[attr-defined]
+                await generator.aclose()
 
     async def _read(self, take: Callable[[generation_pb2.GenerateResponse], Iterator[Any]]) -> AsyncGenerator[Any]:
         """Yield what `take` makes of each message, and a Retrying before each pause."""
         give_up_at = None if self._timeout_seconds is None else time.monotonic() + self._timeout_seconds
-        while True:
+        while not self._is_closed:
             seconds_left = None if give_up_at is None else max(give_up_at - time.monotonic(), 0.0)
-            call = self._open(self._generation.next_request(), seconds_left)
+            self._call = self._open(self._generation.next_request(), seconds_left)
             try:
-                async for response in call:
+                async for response in self._call:
                     for taken in take(response):
                         yield taken
                 failure: SpecdError = ended_early()
             except grpc.aio.AioRpcError as error:
                 failure = error_from(error, self._address)
+            except asyncio.CancelledError:
+                if is_task_cancelled():
+                    raise
+                # The call was cancelled here: the stream or the client was closed.
+                failure = client_closed()
             finally:
-                call.cancel()
-            if self._generation.completion is not None:
+                self._call.cancel()
+            if self._generation.completion is not None or self._is_closed:
                 return
             retrying = self._generation.failed(failure)
             yield retrying
             await asyncio.sleep(retrying.after_seconds)
+
+
+def is_task_cancelled() -> bool:
+    """Whether a CancelledError is this task's own, and not that of a call: gRPC raises the same for both."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

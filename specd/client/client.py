@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import grpc
 
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import Messages, chat_of
-from specd.client.protocol.errors import error_from
+from specd.client.protocol.errors import CallError, client_closed, error_from
 from specd.client.protocol.service import ServiceDescription, described
 from specd.client.protocol.wire import to_request
-from specd.client.resuming.generation import ResumableGeneration, ServerKnowledge, Turn
+from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
 from specd.client.session import ClientSession
 from specd.client.stream import Stream
@@ -45,7 +46,7 @@ class Client:
         """Connect with the first call. Raises StartupError for credentials that cannot be used."""
         self.address = address
         self._retries = retries
-        self._server = ServerKnowledge()
+        self._connection = Connection()
         self._metadata = credentials.metadata
         self._channel = open_blocking_channel(address, credentials)
         self._generations = generation_pb2_grpc.GenerationServiceStub(self._channel)
@@ -58,7 +59,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End what runs, and close the connection."""
+        """End what runs, and close the connection: a thread that reads a stream gets a CallError (CLIENT_CLOSED)."""
+        self._connection.is_closed = True
         self._channel.close()
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerationOptions]) -> Stream:
@@ -108,17 +110,29 @@ class Client:
 
     def _stream(self, turn: Turn, options: GenerationOptions) -> Stream:
         generation = ResumableGeneration(
-            turn, policy=self._retries, clock=time.monotonic, chance=random.random, server=self._server
+            turn, policy=self._retries, clock=time.monotonic, chance=random.random, connection=self._connection
         )
         return Stream(generation, self._open, self.address, options.get("timeout_seconds"))
 
     def _open(self, request: generation_pb2.GenerateRequest, timeout_seconds: float | None) -> Any:
-        return self._generations.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
+        with self._ending_when_closed():
+            return self._generations.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
 
     def _call(self, method: Any, request: Any) -> Any:
-        try:
-            response = method(request, timeout=_CALL_SECONDS, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_from(error, self.address) from error
-        self._server.has_answered = True
+        with self._ending_when_closed():
+            try:
+                response = method(request, timeout=_CALL_SECONDS, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise error_from(error, self.address) from error
+        self._connection.has_answered = True
         return response
+
+    @contextmanager
+    def _ending_when_closed(self) -> Iterator[None]:
+        """Raise CallError in place of what gRPC says of a closed channel, which another thread may have closed."""
+        try:
+            yield
+        except (ValueError, CallError) as error:
+            if self._connection.is_closed:
+                raise client_closed() from error
+            raise

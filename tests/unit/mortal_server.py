@@ -107,12 +107,14 @@ class _SeededStream:
 class Death:
     """How a call ends: after so many of its messages, and whether the coordinator and its sessions go with it.
 
-    `is_unheard`: what it did goes on to its end, and only its messages do not arrive.
+    `is_unheard`: what it did goes on to its end, and only its messages do not arrive. The status is gRPC's own for a
+    connection that broke, or CANCELLED, as of servers and proxies that exit at once.
     """
 
     after_messages: int
     loses_sessions: bool
     is_unheard: bool = False
+    status: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
 
 
 class _Renderer(TemplateRenderer):
@@ -170,9 +172,7 @@ class MortalServer:
             await emissions.aclose()
         if death.loses_sessions:
             self._coordinator = self._begin()
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "Socket closed"
-        )
+        raise grpc.aio.AioRpcError(death.status, grpc.aio.Metadata(), grpc.aio.Metadata(), "Socket closed")
 
 
 def _status_of(error: SpecdError) -> grpc.aio.AioRpcError:

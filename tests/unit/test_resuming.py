@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 import structlog
 from hypothesis import given
@@ -17,7 +18,7 @@ from specd.client.async_session import AsyncClientSession
 from specd.client.async_stream import AsyncStream
 from specd.client.events import Completion, Retrying
 from specd.client.options import GenerationOptions
-from specd.client.resuming.generation import ResumableGeneration, ServerKnowledge, Turn
+from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import RetryPolicy
 from specd.errors import CannotResumeError, NotFoundError, SpecdError, UnavailableError
 from tests.unit.mortal_server import Death, MortalServer, ticking
@@ -34,7 +35,14 @@ def _quiet() -> Iterator[None]:
 QUICK = RetryPolicy(patience_seconds=1e9, first_pause_seconds=0.0, longest_pause_seconds=0.0)
 
 deaths = st.lists(
-    st.builds(Death, st.integers(0, 12), loses_sessions=st.booleans(), is_unheard=st.booleans()), max_size=6
+    st.builds(
+        Death,
+        st.integers(0, 12),
+        loses_sessions=st.booleans(),
+        is_unheard=st.booleans(),
+        status=st.sampled_from([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED]),
+    ),
+    max_size=6,
 )
 options = st.fixed_dictionaries(
     {"seed": st.integers(0, 2**64 - 1), "temperature": st.just(1.0)},
@@ -51,11 +59,11 @@ options = st.fixed_dictionaries(
 def client_of(server: MortalServer, policy: RetryPolicy = QUICK) -> AsyncClient:
     """Return a client whose calls go to the server, without a connection."""
     client = AsyncClient.__new__(AsyncClient)  # not __init__, which opens a channel
-    client.address, clock, knowledge = "here", ticking(), ServerKnowledge(has_answered=True)
+    client.address, clock, connection = "here", ticking(), Connection(has_answered=True)
 
     def start(turn: Turn, options: GenerationOptions) -> AsyncStream:
         generation = ResumableGeneration(
-            turn, policy=policy, clock=clock.__next__, chance=lambda: 0.5, server=knowledge
+            turn, policy=policy, clock=clock.__next__, chance=lambda: 0.5, connection=connection
         )
         return AsyncStream(generation, server.open, "here", options.get("timeout_seconds"))
 

@@ -43,6 +43,11 @@ class CallError(SpecdError):
         self.status = status
 
 
+def client_closed() -> CallError:
+    """Return the error of what a client was asked for before or after it was closed."""
+    return CallError("CLIENT_CLOSED", "the client was closed: make another one", grpc.StatusCode.CANCELLED)
+
+
 def error_from(error: grpc.RpcError, address: str) -> SpecdError:
     """Return the error that a call ended with. Its `reason` is specd's own, or else the name of the status."""
     call: grpc.Call = error  # type: ignore[assignment]  # what gRPC raises is both

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying
+from specd.client.protocol.errors import client_closed
 from specd.client.protocol.wire import delta_from, finished_from
 from specd.client.resuming.retries import RetryPolicy
 from specd.client.statistics import EarlierParts
@@ -18,10 +19,11 @@ _MOST_TARGET_LOSSES = 1
 
 
 @dataclass
-class ServerKnowledge:
-    """What a client knows of its server: whether it ever answered."""
+class Connection:
+    """What a client knows of its connection: whether the server ever answered on it, and whether it is closed."""
 
     has_answered: bool = False
+    is_closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ResumableGeneration:
         policy: RetryPolicy,
         clock: Callable[[], float],
         chance: Callable[[], float],
-        server: ServerKnowledge,
+        connection: Connection,
     ) -> None:
         """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds."""
         self.tokens: list[CompletionToken] = []
@@ -66,7 +68,7 @@ class ResumableGeneration:
         self._policy = policy
         self._clock = clock
         self._chance = chance
-        self._server = server
+        self._connection = connection
         self._fingerprint = ""
         self._earlier = EarlierParts()
         self._part = EarlierParts()
@@ -81,7 +83,9 @@ class ResumableGeneration:
         return "".join(token.text for token in self.tokens)
 
     def next_request(self) -> generation_pb2.GenerateRequest:
-        """Return what to ask for now: the generation, or the rest of it."""
+        """Return what to ask for now: the generation, or the rest of it. Raises CallError once the client is closed."""
+        if self._connection.is_closed:
+            raise client_closed()
         if not self.tokens:
             return self._request
         request = generation_pb2.GenerateRequest()
@@ -95,7 +99,7 @@ class ResumableGeneration:
         """Return the events of a message: what is new, and the end if it is the last."""
         self._progress_at = self._clock()
         self._num_failures = self._num_target_losses = 0
-        self._server.has_answered = True
+        self._connection.has_answered = True
         if not self.tokens:
             self._first_token_at = self._progress_at
             self.seed = response.seed
@@ -111,10 +115,14 @@ class ResumableGeneration:
             yield self._finish(finished)
 
     def failed(self, error: SpecdError) -> Retrying:
-        """Return how the generation goes on after an error. Raises that error if it does not."""
+        """Return how the generation goes on after an error. Raises that error if it does not, or CallError once the
+        client is closed.
+        """
+        if self._connection.is_closed:
+            raise client_closed() from error
         if not self._can_retry(error):
             raise error
-        self._server.has_answered = True
+        self._connection.has_answered = True
         self._num_failures += 1
         if self._num_failures == 1:
             self._failing_since = self._clock()
@@ -140,9 +148,10 @@ class ResumableGeneration:
             return False
         if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED":
             return True
-        # Without a word of specd's own: the connection broke, or the server is stopping or not there. A server that
-        # never was there is not waited for: the address may be wrong.
-        return error.reason == "UNAVAILABLE" and self._server.has_answered
+        # Without a word of specd's own: the connection broke, the server is stopping or not there, or it, or a proxy,
+        # ended at once and cancelled its calls. A server that never was there is not waited for: the address may be
+        # wrong.
+        return error.reason in {"UNAVAILABLE", "CANCELLED"} and self._connection.has_answered
 
     def _is_untouched(self, error: SpecdError) -> bool:
         """Whether a session on the server is surely as it was: the call was refused by specd's own word."""
