@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ from collections.abc import Callable
 def growth(work: Callable[[int], object], size: int, factor: int = 4) -> float:
     """Return how many times as long `work(factor * size)` takes as `work(size)`: `factor` where it is linear.
 
-    The time is that of this thread alone, and the least of several: what else the machine does is not in it.
+    The time is that of this thread alone, without collections of garbage, and the least of several: what else the
+    machine does is not in it.
     """
     return _least_seconds(work, factor * size) / _least_seconds(work, size)
 
@@ -17,7 +19,11 @@ def growth(work: Callable[[int], object], size: int, factor: int = 4) -> float:
 def _least_seconds(work: Callable[[int], object], size: int) -> float:
     times = []
     for _ in range(5):
-        started_at = time.thread_time()
-        work(size)
-        times.append(time.thread_time() - started_at)
+        gc.disable()
+        try:
+            started_at = time.thread_time()
+            work(size)
+            times.append(time.thread_time() - started_at)
+        finally:
+            gc.enable()
     return max(min(times), 1e-9)
