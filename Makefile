@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image lock bench clean
+.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image readme-demo lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -127,6 +127,9 @@ page-image: $(READY) ## Draw the gateway's page over an answer into docs/images;
 
 top-image: $(READY) ## Draw a frame of specd top over a load into docs/images
 	@$(BIN)/python -m tests.e2e.top_image
+
+readme-demo: $(READY) ## Write what specd demo prints into the README
+	@$(BIN)/python -m tests.e2e.readme_demo
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks

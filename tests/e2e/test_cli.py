@@ -38,6 +38,7 @@ from tests.e2e.processes import (
     run_specd,
     start_specd,
 )
+from tests.e2e.readme_demo import README, block_in, shortened, without_numbers
 
 PROMPT = "def fibonacci(n):"
 
@@ -341,6 +342,8 @@ def test_demo(directory: Path) -> None:
     assert re.search(r"rounds +\d+ +200", done.stdout)
     assert "the same tokens" in done.stdout
     assert "NOT" not in done.stdout
+    shown = shortened(done.stdout, done.stderr)
+    assert without_numbers(block_in(README.read_text())) == without_numbers(shown)  # else: make readme-demo
     assert_nothing_left(directory)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,9 @@ def _progress_bar() -> Any:
 
     class Told(tqdm):  # type: ignore[misc]
         """A progress bar that the supervisor draws, if it counts bytes: there are several, with the same bytes."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "file": io.StringIO()})
 
         def display(self, *_: Any, **__: Any) -> None:
             if self.unit == "B" and self.total:
