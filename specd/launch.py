@@ -61,7 +61,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
 
     A StartupError becomes one line on standard error, and exit code 2.
     """
-    from specd.lifeline import tell_supervisor
+    from specd.supervised import tell_supervisor
 
     try:
         app(args=arguments, prog_name=name)

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import socket
-from functools import cache
 
 import structlog
 
+from specd.supervised import BEAT_SECONDS, supervisor, tell_supervisor
+
 log = structlog.get_logger()
-
-# File descriptor of a socket to the supervisor. The process writes lines of JSON to it: how far its start is, then its
-# addresses once it is healthy, or why it cannot start. Then comes a beat, an empty line, every second: one that hangs
-# is silent. It stops when the other end closes, so that it does not outlive its supervisor.
-SUPERVISOR_FD_VARIABLE = "SPECD_SUPERVISOR_FD"
-BEAT_SECONDS = 1.0
-
-
-@cache
-def _supervisor() -> socket.socket | None:
-    """Return the socket to the supervisor of this process; None if there is none."""
-    fd = os.environ.pop(SUPERVISOR_FD_VARIABLE, "")
-    if not fd:
-        return None
-    connection = socket.socket(fileno=int(fd))
-    connection.set_inheritable(False)
-    return connection
-
-
-def tell_supervisor(**facts: str | float) -> bool:
-    """Send these facts to the supervisor of this process, and say whether there is one. From any thread."""
-    connection = _supervisor()
-    if connection is None:
-        return False
-    with contextlib.suppress(OSError):  # it is gone
-        connection.sendall(json.dumps(facts).encode() + b"\n")
-    return True
 
 
 class Lifeline:
@@ -48,7 +20,7 @@ class Lifeline:
     def __init__(self) -> None:
         self._stop = asyncio.Event()
         self._announced = False
-        self._supervisor = _supervisor()
+        self._supervisor = supervisor()
 
     def open(self) -> None:
         """Heed SIGINT and SIGTERM, and the supervisor."""

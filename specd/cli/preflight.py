@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +53,11 @@ class Preflight:
         """The draft model; "" for none."""
         return "" if self.settings.draft == LOOKUP else self.settings.draft
 
-    def check(self) -> None:
-        """Check everything. Raises StartupError, which names all that is wrong."""
+    def check(self, before_download: Callable[[], None]) -> None:
+        """Check everything. Raises StartupError, which names all that is wrong.
+
+        Calls `before_download` if there is a repository to look at.
+        """
         with contextlib.ExitStack() as listeners:
             self._check_coordinator(listeners)
             self._check_workers(listeners)
@@ -64,8 +67,10 @@ class Preflight:
         # Repositories come last, because they may take a while.
         outlines = self._outlines([name for name in names if not is_repository(name)])
         self._raise_problems()
-        outlines |= self._outlines([name for name in names if is_repository(name)])
-        self._raise_problems()
+        if repositories := [name for name in names if is_repository(name)]:
+            before_download()
+            outlines |= self._outlines(repositories)
+            self._raise_problems()
         self.target = outlines[self.settings.target]
         if self.draft:
             check_pair(self.target, outlines[self.draft])

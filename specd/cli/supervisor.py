@@ -21,8 +21,8 @@ from typing import Any
 import structlog
 
 from specd.addresses import from_here
-from specd.lifeline import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 from specd.startup_error import StartupError
+from specd.supervised import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 
 log = structlog.get_logger()
 

@@ -36,9 +36,9 @@ def up(settings: UpSettings) -> None:
 
     from specd.cli.preflight import Preflight
 
-    start_logging("up")
     preflight = Preflight(settings)
-    preflight.check()
+    preflight.check(before_download=lambda: start_logging("up"))
+    start_logging("up")
     asyncio.run(_up(preflight, lookup, is_brief))
 
 

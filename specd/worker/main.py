@@ -17,13 +17,13 @@ import structlog
 
 from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
-from specd.lifeline import tell_supervisor
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
 from specd.settings import WorkerSettings
 from specd.step_costs import StepCosts
+from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
 from specd.worker.cache.capacity import CacheCapacity
 from specd.worker.cache.prefix_cache import PrefixCache

@@ -18,8 +18,8 @@ import mlx.core as mx
 import structlog
 
 from specd import __version__
-from specd.lifeline import tell_supervisor
 from specd.step_costs import StepCosts
+from specd.supervised import tell_supervisor
 from specd.worker.engine.engine import Steps
 from specd.worker.engine.forward import BareCache, Evaluate, Feed, bare_cache, forward
 from specd.worker.model.disk_cache import taking_turns, user_cache_directory

@@ -8,13 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from specd.lifeline import tell_supervisor
 from specd.startup_error import StartupError
+from specd.supervised import tell_supervisor
 from specd.worker.model.files import WANTED_FILES, read_object
-
-log = structlog.get_logger()
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -36,9 +32,11 @@ def find(name: str, wanted: Sequence[str] = WANTED_FILES) -> Path:
             f"there is no model {name}: name a local directory or a Hugging Face repository "
             "such as mlx-community/Qwen3-8B-4bit"
         )
-    from huggingface_hub import snapshot_download  # takes long to import, and directories do without it
+    # These take long to import, and directories do without them.
+    import structlog
+    from huggingface_hub import snapshot_download
 
-    log.info("looking up the model", repository=name)
+    structlog.get_logger().info("looking up the model", repository=name)
     try:
         return Path(snapshot_download(name, allow_patterns=[*wanted], tqdm_class=_progress_bar()))
     except Exception as error:  # the hub client has dozens of error types, which all mean the same here
