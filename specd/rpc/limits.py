@@ -10,11 +10,15 @@ import grpc
 
 from specd.errors import ResourceExhaustedError
 
-# gRPC's own limit, by the rule of HTTP/2: 32 bytes for each entry besides its name and value.
+# By the rule of HTTP/2: 32 bytes for each entry besides its name and value.
 MAX_METADATA_BYTES = 16 * 1024
 _ENTRY_BYTES = 32
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# gRPC refuses what is too large without a reason that a program could read. So it takes in this many times as much, and
+# specd refuses what is between; more stays gRPC's to refuse, or a call's memory would have no bound.
+_TAKEN_IN = 2
 
 # Requests of these methods can be long, up to what the server takes; those of the others are a few names and numbers.
 _LONG = frozenset({"Generate", "Propose", "Verify"})
@@ -51,13 +55,17 @@ class ConnectionAge:
         return [(f"grpc.max_connection_{name}_ms", round(1000 * value)) for name, value in given.items() if value]
 
 
-def connection_options(max_streams: int) -> list[tuple[str, int]]:
-    """Return options that bound what connections cost; each has up to `max_streams` calls at a time."""
+def connection_options(max_streams: int, max_message_bytes: int) -> list[tuple[str, int]]:
+    """Return options that bound what connections cost: each has up to `max_streams` calls at a time.
+
+    `max_message_bytes` is the largest request that specd takes; gRPC's own bounds are above specd's.
+    """
     return [
+        ("grpc.max_receive_message_length", _TAKEN_IN * max_message_bytes),
         # Rapid reset (CVE-2023-44487): a cancelled call counts until its handler has ended.
         ("grpc.max_concurrent_streams", max_streams),
-        ("grpc.max_metadata_size", MAX_METADATA_BYTES // 2),  # from here on gRPC refuses some, and all from twice this
-        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_metadata_size", _TAKEN_IN * MAX_METADATA_BYTES),  # between the two, gRPC would refuse some
+        ("grpc.absolute_max_metadata_size", _TAKEN_IN * MAX_METADATA_BYTES),
         ("grpc.max_allowed_incoming_connections", most_connections()),
         # Connections that say nothing, that take no notice of these limits, and that nobody uses.
         ("grpc.server_handshake_timeout_ms", 10_000),
@@ -71,11 +79,12 @@ def connection_options(max_streams: int) -> list[tuple[str, int]]:
     ]
 
 
-def check_length(method: str, data: bytes) -> None:
+def check_length(method: str, data: bytes, max_message_bytes: int) -> None:
     """Raise ResourceExhaustedError for a request that is longer than those of its method can be."""
-    if len(data) > MAX_SHORT_BYTES and method.rpartition("/")[2] not in _LONG:
+    most = max_message_bytes if method.rpartition("/")[2] in _LONG else min(MAX_SHORT_BYTES, max_message_bytes)
+    if len(data) > most:
         raise ResourceExhaustedError(
-            "MESSAGE_TOO_LARGE", f"the request to {method} has {len(data)} bytes: the most is {MAX_SHORT_BYTES}"
+            "MESSAGE_TOO_LARGE", f"the request to {method} has {len(data)} bytes: the most is {most}, so send less"
         )
 
 
@@ -87,5 +96,5 @@ def check_metadata(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     size = sum(len(name) + len(value) + _ENTRY_BYTES for name, value in context.invocation_metadata() or ())
     if size > MAX_METADATA_BYTES:
         raise ResourceExhaustedError(
-            "METADATA_TOO_LARGE", f"the metadata takes {size} bytes: the most is {MAX_METADATA_BYTES}"
+            "METADATA_TOO_LARGE", f"the metadata takes {size} bytes: the most is {MAX_METADATA_BYTES}, so send less"
         )

@@ -21,7 +21,7 @@ from specd.errors import (
     to_status,
 )
 from specd.rpc.access import Identify, serve_caller
-from specd.rpc.limits import check_length, check_metadata
+from specd.rpc.limits import MAX_MESSAGE_BYTES, check_length, check_metadata
 
 log = structlog.get_logger()
 
@@ -36,14 +36,16 @@ class BrokenMessageError(InvalidRequestError):
         super().__init__("BROKEN_MESSAGE", f"cannot parse the request to {method}: {why}")
 
 
-def refusing_server(options: Sequence[tuple[str, Any]], identify: Identify) -> grpc.aio.Server:
-    """Return a server that refuses broken messages, unknown methods, and calls for which `identify` raises.
+def refusing_server(
+    options: Sequence[tuple[str, Any]], identify: Identify, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Server:
+    """Return a server that refuses broken or long messages, unknown methods, and calls for which `identify` raises.
 
     Register all its methods by name.
     """
     original, cygrpc.AioServer = cygrpc.AioServer, _Core  # grpc.aio has no parameter for it
     try:
-        return grpc.aio.server(options=options, interceptors=[_Refuse(identify)])
+        return grpc.aio.server(options=options, interceptors=[_Refuse(identify, max_message_bytes)])
     finally:
         cygrpc.AioServer = original
 
@@ -56,8 +58,8 @@ class _Refuse(grpc.aio.ServerInterceptor):
     could answer.
     """
 
-    def __init__(self, identify: Identify) -> None:
-        self._identify = identify
+    def __init__(self, identify: Identify, max_message_bytes: int) -> None:
+        self._identify, self._max_message_bytes = identify, max_message_bytes
 
     async def intercept_service(
         self,
@@ -66,15 +68,17 @@ class _Refuse(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Return the method's handler, with broken messages and callers without the right refused."""
         handler = await continuation(handler_call_details)
-        return handler and _refusing(handler, handler_call_details.method, self._identify)
+        if handler is None:
+            return None
+        return _refusing(handler, handler_call_details.method, self._identify, self._max_message_bytes)
 
 
-def _refusing(handler: Any, method: str, identify: Identify) -> _Handler:
+def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: int) -> _Handler:
     answers = "stream" if handler.response_streaming else "unary"
     serve = getattr(handler, f"{'stream' if handler.request_streaming else 'unary'}_{answers}")
 
     def parse(data: bytes) -> Any:
-        check_length(method, data)
+        check_length(method, data, max_message_bytes)
         try:
             return handler.request_deserializer(data) if handler.request_deserializer else data
         except DecodeError as error:

@@ -91,9 +91,9 @@ class Server:
         self.listen = listen
         self.address = listen
         self._guard = guard
-        options = [("grpc.max_receive_message_length", max_message_bytes), *_OPTIONS, *connection_options(max_streams)]
+        options = [*_OPTIONS, *connection_options(max_streams, max_message_bytes)]
         options += connection_age.options if connection_age else []
-        self.grpc = refusing_server(options, self._guard.identify)
+        self.grpc = refusing_server(options, self._guard.identify, max_message_bytes)
         self._services = ("", *service_names)
         self._health = _HealthServicer()
         self._life = Lifeline()

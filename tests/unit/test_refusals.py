@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -12,12 +13,16 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from specd.errors import error_info
+from specd.client.protocol.errors import error_from
+from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
+from specd.client.resuming.retries import DEFAULT_RETRIES
+from specd.errors import ResourceExhaustedError, error_info
 from specd.identity.roles import Role
 from specd.rpc.access import Guard
 from specd.rpc.refusals import BrokenMessageError
 from specd.rpc.server import Server
 from specd.v1.draft_pb2 import ProposeRequest
+from specd.v1.generation_pb2 import GenerateRequest
 from specd.v1.session_pb2 import GetSessionRequest
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -142,3 +147,75 @@ async def test_a_method_that_is_not_there_is_refused_and_ends_nothing(tmp_path: 
     async with serving(tmp_path) as channel:
         assert await asyncio.to_thread(call) is grpc.StatusCode.UNIMPLEMENTED
         assert await answers(channel, "unary", GOOD) == [GOOD]
+
+
+# -- What is too large
+
+
+MOST = 2**20
+
+
+@contextlib.asynccontextmanager
+async def taking_little(directory: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """Serve methods with long and with short requests, of at most 1 MiB, that count the bytes they get."""
+
+    async def count(request: bytes, context: Context) -> bytes:
+        return str(len(request)).encode()
+
+    address = f"unix:{directory}/server"
+    server = Server(address, (), Guard(Role.COORDINATOR, listen=address), max_message_bytes=MOST)
+    handler: Any = grpc.unary_unary_rpc_method_handler(count)
+    server.grpc.add_registered_method_handlers("test", {"Generate": handler, "Short": handler})
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield channel
+    await server.stop(grace_seconds=1)
+
+
+async def reason_of(channel: grpc.aio.Channel, method: str, num_bytes: int, metadata_bytes: int = 0) -> str:
+    """Return the reason for which a call is refused: "" if gRPC does it, "OK" if nobody does."""
+    metadata = (("x-large", "v" * metadata_bytes),) if metadata_bytes else ()
+    call: Any = channel.unary_unary(f"/test/{method}")
+    try:
+        assert await call(b"x" * num_bytes, metadata=metadata, timeout=20) == str(num_bytes).encode()
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        reason = error_info(error).reason
+        assert not reason or "send less" in str(error.details())
+        assert all(key != "retry-after" for key, _ in error.trailing_metadata() or ())
+        return reason
+    return "OK"
+
+
+async def test_what_is_too_large_is_refused_with_a_reason_unless_grpc_must_keep_it_out(tmp_path: Path) -> None:
+    async with taking_little(tmp_path) as channel:
+        assert await reason_of(channel, "Generate", MOST) == "OK"
+        assert await reason_of(channel, "Generate", MOST + 1) == "MESSAGE_TOO_LARGE"
+        assert await reason_of(channel, "Generate", 2 * MOST) == "MESSAGE_TOO_LARGE"
+        assert await reason_of(channel, "Generate", 2 * MOST + 1) == ""
+        assert await reason_of(channel, "Short", 64 * 1024) == "OK"
+        assert await reason_of(channel, "Short", MOST) == "MESSAGE_TOO_LARGE"
+        for _ in range(20):  # gRPC would refuse some of them, by chance
+            assert await reason_of(channel, "Short", 1, metadata_bytes=15 * 1024) == "OK"
+            assert await reason_of(channel, "Short", 1, metadata_bytes=20_000) == "METADATA_TOO_LARGE"
+        assert await reason_of(channel, "Short", 1, metadata_bytes=40_000) == ""
+
+
+async def test_an_error_of_grpcs_own_is_not_asked_for_again(tmp_path: Path) -> None:
+    """It would be refused as often as it is sent."""
+    retries = ResumableGeneration(
+        Turn(GenerateRequest(text="x")),
+        policy=DEFAULT_RETRIES,
+        clock=time.monotonic,
+        chance=lambda: 0.5,
+        connection=Connection(has_answered=True),
+    )
+    async with taking_little(tmp_path) as channel:
+        call: Any = channel.unary_unary("/test/Generate")
+        for num_bytes in (MOST + 1, 2 * MOST + 1):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(b"x" * num_bytes, timeout=20)
+            error = error_from(raised.value, "server")
+            assert isinstance(error, ResourceExhaustedError)
+            with pytest.raises(ResourceExhaustedError):
+                retries.failed(error)
