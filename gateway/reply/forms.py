@@ -11,7 +11,7 @@ from functools import partial
 
 from gateway.reply import own_parsers as own
 from gateway.reply.cutter import Quotes
-from gateway.reply.tool_parsers import JSON_STRINGS, ToolParser, load_parser
+from gateway.reply.tool_parsers import JSON_STRINGS, PYTHON_STRINGS, ToolParser, load_parser
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,8 @@ REASONING = (
     ReasoningForm(
         Markers("<think>", "</think>"),
         families=(
-            *(
-                "bailing_hybrid",
-                "bailing_moe_v3",
-                "deepseek_v3",
-                "deepseek_v32",
-                "deepseek_v41",
-                "exaone4",
-                "exaone_moe",
-            ),
+            *("bailing_hybrid", "bailing_moe_linear", "bailing_moe_v3", "deepseek_v3", "deepseek_v32"),
+            *("deepseek_v41", "exaone4", "exaone_moe"),
             *("falcon_h1", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "hunyuan", "hunyuan_v1_dense"),
             *("kimi_k25", "laguna", "lfm2", "lfm2_moe", "llama", "mimo", "mimo_v2_flash", "minimax", "nemotron-nas"),
             *("nemotron_h", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next"),
@@ -127,11 +120,8 @@ REASONING = (
         ),
     ),
 )
-# In which some models write the content behind their reasoning, by what shows it in their templates.
-WRAPPERS = {
-    "<response></response>": Markers("<response>", "</response>"),
-    "'<answer>' in content": Markers("<answer>", "</answer>"),
-}
+# In which a model writes the content behind its reasoning, by what shows it in its template.
+WRAPPERS = {"<response></response>": Markers("<response>", "</response>")}  # Granite
 
 
 def _mlx_lm(name: str, **markers: str) -> Callable[[], ToolParser | None]:
@@ -232,7 +222,7 @@ TOOLS = (
     ToolForm(
         "Mistral",
         (("[TOOL_CALLS]",),),
-        _mlx_lm("mistral"),
+        _own(own.parse_mistral, "[TOOL_CALLS]"),
         families=("llama", "ministral3", "mistral3", "mistral4", "mixtral"),
     ),
     ToolForm(
@@ -266,10 +256,10 @@ TOOLS = (
         families=("hunyuan", "hunyuan_v1_dense"),
     ),
     ToolForm(
-        "Granite, Phi",
+        "Granite",
         (("<|tool_call|>",),),
-        _own(own.parse_phi, "<|tool_call|>"),
-        families=("granite", "granitemoe", "phi3"),
+        _own(own.parse_json, "<|tool_call|>"),
+        families=("granite", "granitemoe"),
     ),
     ToolForm("GigaChat", (("<|function_call|>",),), _own(own.parse_json, "<|function_call|>")),
     ToolForm("Firefunction", (("functools[",),), _own(own.parse_functools, "functools["), families=("llama",)),
@@ -280,12 +270,18 @@ TOOLS = (
         families=("llama",),
     ),
     ToolForm(
+        "Python in <function_calls>",
+        (("<function_calls></function_calls>",),),
+        _own(own.parse_python, "<function_calls>", "</function_calls>", PYTHON_STRINGS),
+        families=("olmo3",),
+    ),
+    ToolForm(
         "JSON in <tool_call>",
         (("<tool_call>", "tool_call.name"), ("<tool_call>", '{"name": '), ("<tool_call>", '{\\"name\\": ')),
         _mlx_lm("json_tools"),
         families=(
-            *("exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoehybrid", "llama", "mimo", "qwen2"),
-            *("qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "smollm3"),
+            *("exaone4", "exaone_moe", "granite", "granitemoehybrid", "llama", "mimo", "qwen2", "qwen2_moe"),
+            *("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
         ),
     ),
     ToolForm(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.reply.tool_parsers import load_parser
+from gateway.reply.tool_parsers import ToolCall, load_parser
 
 Call = Mapping[str, Any]
 
 _BETWEEN_VALUES = re.compile(r"[\s,;]*")
+_MISTRAL_ID = re.compile(r"\[CALL_ID\][\w-]*\[ARGS\]")
 _HUNYUAN_TAG = re.compile(r"<(/?arg_(?:key|value)):opensource>")
 _DSML = "｜DSML｜"
 _DSML_NAME = re.compile(r'\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>')
@@ -28,9 +30,16 @@ def parse_json(text: str, _: Any = None) -> list[Call]:
     return calls
 
 
-def parse_phi(text: str, _: Any = None) -> list[Call]:
-    """Parse Granite's and Phi's `[{"name": …, "arguments": {…}}]`, which Phi ends with a marker."""
-    return parse_json(text.strip().removesuffix("<|/tool_call|>"))
+def _as_calls(calls: Iterable[ToolCall]) -> list[Call]:
+    return [{"id": call.call_id, "name": call.name, "arguments": call.arguments} for call in calls]
+
+
+def parse_mistral(text: str, tools: Any) -> list[Call]:
+    """Parse Mistral's calls as mlx-lm does, which takes the id that some models write for the name."""
+    mistral = load_parser("mistral")
+    if mistral is None:
+        raise ValueError("mlx-lm is not installed")
+    return _as_calls(mistral.parse(_MISTRAL_ID.sub("[ARGS]", text), tools))
 
 
 def parse_functools(text: str, _: Any = None) -> list[Call]:
@@ -51,6 +60,15 @@ def parse_functionary(text: str, _: Any = None) -> Call:
     return {"name": name.strip(), "arguments": json.loads(arguments)}
 
 
+def parse_python(text: str, tools: Any) -> list[Call]:
+    """Parse Olmo's calls as Python writes them, one on a line."""
+    pythonic = load_parser("pythonic")
+    if pythonic is None:
+        raise ValueError("mlx-lm is not installed")
+    calls = [ast.unparse(line) for line in ast.parse(text.strip()).body]
+    return _as_calls(pythonic.parse(f"[{', '.join(calls)}]", tools))
+
+
 def parse_llama(text: str, tools: Any) -> list[Call]:
     """Parse Llama's calls, in JSON or as Python writes them.
 
@@ -65,7 +83,7 @@ def parse_llama(text: str, tools: Any) -> list[Call]:
         if pythonic is None:
             raise
         found = pythonic.parse(text if text.startswith("[") else f"[{text}]", tools)
-        calls = [{"name": call.name.removesuffix(".call"), "arguments": call.arguments} for call in found]
+        calls = [{**call, "name": call["name"].removesuffix(".call")} for call in _as_calls(found)]
     for call in calls:
         name = call.get("name", call.get("function"))
         if name not in names:
@@ -123,8 +141,7 @@ def parse_hunyuan(text: str, tools: Any) -> list[Call]:
         if not separator:
             raise ValueError("a call without a separator")
         pairs = _HUNYUAN_TAG.sub(r"<\1>", arguments).strip()
-        (call,) = glm.parse(f"{name.strip()}{pairs}", tools)
-        calls.append({"name": call.name, "arguments": call.arguments})
+        calls += _as_calls(glm.parse(f"{name.strip()}{pairs}", tools))
     return calls
 
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[\w.:/-]+")
 _OTHER_KEYS = {"id", "type", "tool_call_id", "index"}
 
 JSON_STRINGS: Quotes = {'"': ('"', "\\\\", '\\"')}
-_PYTHON_STRINGS: Quotes = {**JSON_STRINGS, "'": ("'", "\\\\", "\\'")}
+PYTHON_STRINGS: Quotes = {**JSON_STRINGS, "'": ("'", "\\\\", "\\'")}
 # What a marker of the end is text in, by mlx-lm's parsers.
 _STRINGS: Mapping[str, Quotes] = {
     "function_gemma": {"<escape>": ("<escape>",)},
@@ -37,7 +37,7 @@ _STRINGS: Mapping[str, Quotes] = {
     "minicpm5": {"<param name=": ("</param>",)},
     "minimax_m2": {"<parameter name=": ("</parameter>",)},
     "muse_spark": {"<atem:parameter": ("</atem:parameter>",)},
-    "pythonic": _PYTHON_STRINGS,
+    "pythonic": PYTHON_STRINGS,
     "qwen3_coder": {"<parameter=": ("</parameter>",)},
 }
 

@@ -188,6 +188,10 @@ def _python(calls: Calls) -> str:
     return f"[{said}]"
 
 
+def _lines(calls: Calls) -> str:
+    return "\n".join(_python([call])[1:-1] for call in calls)
+
+
 def _json_between(start: str, end: str) -> Callable[[Calls], str]:
     return lambda calls: f"{start}{_dumps(_objects(calls))}{end}"
 
@@ -258,6 +262,12 @@ FORMS = {
         lambda calls: f"{special('<|tool_call_start|>')}{_python(calls)}{special('<|tool_call_end|>')}",
         end="<|tool_call_end|>",
     ),
+    "Olmo": Form(
+        "<function_calls></function_calls> </think>",
+        _THINK,
+        lambda calls: f"<function_calls>\n{_lines(calls)}\n</function_calls>",
+        end="</function_calls>",
+    ),
     "DeepSeek V3.1": Form("<｜tool▁calls▁begin｜> </think>", _THINK, _deepseek, end="<｜tool▁calls▁end｜>"),
     "DeepSeek V3.2": Form(
         "｜DSML｜ function_calls> </think>", _THINK, _dsml("function_calls"), end="</｜DSML｜function_calls>"
@@ -269,7 +279,6 @@ FORMS = {
         _json_between(special("<|tool_call|>"), ""),
         _between("<response>", "</response>"),
     ),
-    "Phi": Form("<|tool_call|>", None, _json_between(special("<|tool_call|>"), special("<|/tool_call|>"))),
     "Hunyuan": Form(
         "{%- set HYTK = ':opensource' %} <tool_calls{}> </think{}>",
         _between("<think:opensource>", "</think:opensource>"),
@@ -277,10 +286,9 @@ FORMS = {
         end="</tool_calls:opensource>",
     ),
     "Hunyuan A13B": Form(
-        "<tool_calls> </think> '<answer>' in content",
+        "<tool_calls> </think>",
         _THINK,
         _json_between("<tool_calls>", "</tool_calls>"),
-        _between("<answer>", "</answer>"),
         end="</tool_calls>",
     ),
     "Nemotron": Form("<TOOLCALL> </think>", _THINK, _json_between("<TOOLCALL>", "</TOOLCALL>"), end="</TOOLCALL>"),

@@ -27,6 +27,7 @@ from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cache.layers.window import WindowCache
 from specd.worker.engine.cache_users import share_products, watch_cache_users
 from specd.worker.engine.forward import enable_batches
+from tests.reply_columns import HEADER, columns_of, forms_of_no_family
 from tests.worker.family_configs import NETWORKS, NOT_TRIED
 from tests.worker.family_fields import REQUIRED
 from tests.worker.family_kinds import QUANTIZED_GROUP_SIZE
@@ -111,8 +112,15 @@ sessions at once: the tokens are those that mlx-lm gives one by one. `make model
 Families that are not in the table are tried when they are loaded. specd refuses those that compute something else after
 a rewind. Sessions take turns where one pass for several of them gives other logits.
 
-| family | caches | several sessions |
-|---|---|---|"""
+Every model with a chat template chats, whatever its family. The gateway reads its reasoning and its tool calls in the
+form that the template or the special tokens show: the last two columns name those of the family's published models. In
+a form that it does not know, or without one, all is content, and requests with `tools` are answered as
+[http.md](http.md) says.
+
+| family | caches | several sessions | {header} |
+|---|---|---|---|---|"""
+_FORMS = """
+The gateway also reads, of models of several families, the reasoning in {reasoning}, and the tool calls of {tools}."""
 _NOT_TRIED = """
 Of mlx-lm's families, these are not in the table:
 """
@@ -127,9 +135,11 @@ _CACHE_NAMES = {
 def main() -> None:
     """Print the page."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    print(_PAGE.format(count=len(NETWORKS), version=version("mlx-lm")))
+    print(_PAGE.format(count=len(NETWORKS), version=version("mlx-lm"), header=" | ".join(HEADER)))
     for name in sorted(NETWORKS, key=str.lower):
-        print(f"| {name} | {' | '.join(describe(name))} |")
+        print(f"| {name} | {' | '.join((*describe(name), *columns_of(name)))} |")
+    reasoning, tools = forms_of_no_family()
+    print(_FORMS.format(reasoning=" and ".join(reasoning), tools=", ".join(tools)))
     print(_NOT_TRIED)
     for name, why in sorted(NOT_TRIED.items()):
         print(f"- {name}: {why}.")
