@@ -17,7 +17,7 @@ def columns_of(family: str) -> tuple[str, str]:
 
 def forms_of_no_family() -> tuple[list[str], list[str]]:
     """Return the forms of reasoning and of tool calls that no family has, but models of several ones."""
-    reasoning = [_code(form.markers.start) for form in REASONING if not form.families]
+    reasoning = [f"`{form.markers.start}`" for form in REASONING if not form.families]
     return reasoning, [form.name for form in TOOLS if not form.families and form.load() is not None]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import textwrap
 from collections.abc import Container, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -119,8 +120,7 @@ a form that it does not know, or without one, all is content, and requests with 
 
 | family | caches | several sessions | {header} |
 |---|---|---|---|---|"""
-_FORMS = """
-The gateway also reads, of models of several families, the reasoning in {reasoning}, and the tool calls of {tools}."""
+_FORMS = "The gateway also reads, of models of any family, reasoning in {reasoning}, and tool calls of {tools}."
 _NOT_TRIED = """
 Of mlx-lm's families, these are not in the table:
 """
@@ -139,7 +139,8 @@ def main() -> None:
     for name in sorted(NETWORKS, key=str.lower):
         print(f"| {name} | {' | '.join((*describe(name), *columns_of(name)))} |")
     reasoning, tools = forms_of_no_family()
-    print(_FORMS.format(reasoning=" and ".join(reasoning), tools=", ".join(tools)))
+    forms = _FORMS.format(reasoning=" and ".join(reasoning), tools=", ".join(tools))
+    print(f"\n{textwrap.fill(forms, width=120, break_on_hyphens=False)}")
     print(_NOT_TRIED)
     for name, why in sorted(NOT_TRIED.items()):
         print(f"- {name}: {why}.")
