@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
@@ -21,7 +23,8 @@ from specd.errors import (
     to_status,
 )
 from specd.rpc.access import Identify, serve_caller
-from specd.rpc.limits import MAX_MESSAGE_BYTES, check_length, check_metadata
+from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_SHORT_BYTES, check_length, check_metadata
+from specd.rpc.message_values import TooManyValuesError, check_values
 
 log = structlog.get_logger()
 
@@ -77,8 +80,12 @@ def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: 
     answers = "stream" if handler.response_streaming else "unary"
     serve = getattr(handler, f"{'stream' if handler.request_streaming else 'unary'}_{answers}")
 
+    message = None if handler.request_streaming else _request_of(method)
+
     def parse(data: bytes) -> Any:
         check_length(method, data, max_message_bytes)
+        if message is not None and len(data) > MAX_SHORT_BYTES:
+            check_values(method, message, data)
         try:
             return handler.request_deserializer(data) if handler.request_deserializer else data
         except DecodeError as error:
@@ -87,9 +94,9 @@ def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: 
     async def received(requests: Any, context: _Context) -> Any:
         if handler.request_streaming:
             return requests
-        if (request := await context.read()) is grpc.aio.EOF:
+        if (data := await context.read()) is grpc.aio.EOF:
             raise BrokenMessageError(method, "there is none")
-        return request
+        return parse(data) if len(data) <= MAX_SHORT_BYTES else await asyncio.to_thread(parse, data)
 
     async def answer(requests: Any, context: _Context) -> Any:
         async with _refusals(context):
@@ -104,9 +111,19 @@ def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: 
 
     new_handler = getattr(grpc, f"stream_{answers}_rpc_method_handler")
     refusing: _Handler = new_handler(
-        generate if isasyncgenfunction(serve) else answer, parse, handler.response_serializer
+        generate if isasyncgenfunction(serve) else answer,
+        parse if handler.request_streaming else None,
+        handler.response_serializer,
     )
     return refusing
+
+
+def _request_of(method: str) -> Descriptor | None:
+    """Return the type of a method's requests; None for what the process knows no description of."""
+    try:
+        return descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
+    except KeyError:
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +131,13 @@ async def _refusals(context: _Context) -> AsyncIterator[None]:
     try:
         check_metadata(context)
         yield
-    except (BrokenMessageError, ResourceExhaustedError, UnauthenticatedError, PermissionDeniedError) as error:
+    except (
+        BrokenMessageError,
+        TooManyValuesError,
+        ResourceExhaustedError,
+        UnauthenticatedError,
+        PermissionDeniedError,
+    ) as error:
         log.info("request refused", reason=error.reason, error=str(error))
         await context.abort_with_status(to_status(error))
 

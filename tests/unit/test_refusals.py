@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from specd.rpc.access import Guard
 from specd.rpc.refusals import BrokenMessageError
 from specd.rpc.server import Server
 from specd.v1.draft_pb2 import ProposeRequest
-from specd.v1.generation_pb2 import GenerateRequest
+from specd.v1.generation_pb2 import GenerateRequest, TokenIds
 from specd.v1.session_pb2 import GetSessionRequest
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -219,3 +220,31 @@ async def test_an_error_of_grpcs_own_is_not_asked_for_again(tmp_path: Path) -> N
             assert isinstance(error, ResourceExhaustedError)
             with pytest.raises(ResourceExhaustedError):
                 retries.failed(error)
+
+
+async def test_a_long_message_is_parsed_beside_the_loop_and_one_of_too_many_values_not_at_all(tmp_path: Path) -> None:
+    parsed_on: list[threading.Thread] = []
+
+    def parse(data: bytes) -> GenerateRequest:
+        parsed_on.append(threading.current_thread())
+        return GenerateRequest.FromString(data)
+
+    address = f"unix:{tmp_path}/server"
+    server = Server(address, (), Guard(Role.COORDINATOR, listen=address))
+    handler = grpc.unary_stream_rpc_method_handler(generate, parse, GenerateRequest.SerializeToString)
+    server.grpc.add_registered_method_handlers("specd.v1.GenerationService", {"Generate": cast(Any, handler)})
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            call: Any = channel.unary_stream("/specd.v1.GenerationService/Generate")
+            for length in (1, 100_000):
+                request = GenerateRequest(text="x" * length).SerializeToString()
+                assert [answer async for answer in call(request)] == [request]
+            assert [thread is threading.main_thread() for thread in parsed_on] == [True, False]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(GenerateRequest(token_ids=TokenIds(ids=[1] * 2_000_000)).SerializeToString()).read()
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error_info(raised.value).reason == "OUT_OF_RANGE"
+            assert len(parsed_on) == 2
+    finally:
+        await server.stop(grace_seconds=1)

@@ -1,0 +1,90 @@
+"""How many values a serialised message has, told without parsing it: a parser takes far more memory than bytes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from specd.errors import InvalidRequestError
+
+# Fields of a message and of those in it: of a Struct, each value is two to four. And items of packed arrays.
+MAX_FIELDS = 2**18
+MAX_ITEMS = 2**20
+
+_PIECE_BYTES = 1 << 16
+_NOT_LAST = bytes(range(128, 256))  # of the bytes of a number
+_FIXED_BYTES = {
+    **dict.fromkeys((FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), 8),
+    **dict.fromkeys((FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), 4),
+}
+
+
+class TooManyValuesError(InvalidRequestError):
+    """A message has more values than a request may have."""
+
+    def __init__(self, method: str, what: str, most: int) -> None:
+        super().__init__("OUT_OF_RANGE", f"the request to {method} has more than {most} {what}, which is the most")
+
+
+def check_values(method: str, message: Descriptor, data: bytes) -> None:
+    """Raise TooManyValuesError for more values than a request may have; what is broken is left to the parser."""
+    num_fields = num_items = 0
+    pending = [(message, 0, len(data))]
+    while pending:
+        kind, at, end = pending.pop()
+        messages, items = _kinds(kind)
+        while at < end:
+            num_fields += 1
+            if num_fields > MAX_FIELDS:
+                raise TooManyValuesError(method, "fields", MAX_FIELDS)
+            try:
+                key, at = _number(data, at)
+                if key & 7 == 0:
+                    _, at = _number(data, at)
+                elif key & 7 == 2:
+                    length, at = _number(data, at)
+                    if length > end - at:
+                        return
+                    if (part := messages.get(key >> 3)) is not None:
+                        pending.append((part, at, at + length))
+                    elif (item_bytes := items.get(key >> 3)) is not None:
+                        num_items += length // item_bytes if item_bytes else _count_numbers(data, at, at + length)
+                        if num_items > MAX_ITEMS:
+                            raise TooManyValuesError(method, "items in arrays", MAX_ITEMS)
+                    at += length
+                else:
+                    at += {1: 8, 5: 4}[key & 7]
+            except (IndexError, KeyError):  # cut off, or a group
+                return
+
+
+@cache
+def _kinds(message: Descriptor) -> tuple[dict[int, Descriptor], dict[int, int]]:
+    """Return the messages in a message, and the bytes that an item of each packed array takes, 0 if that varies."""
+    messages = {field.number: field.message_type for field in message.fields if field.message_type is not None}
+    items = {
+        field.number: _FIXED_BYTES.get(field.type, 0)
+        for field in message.fields
+        if field.is_repeated and field.message_type is None and field.cpp_type != FieldDescriptor.CPPTYPE_STRING
+    }
+    return messages, items
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a place, and the place after it. Raises IndexError."""
+    number = data[at] & 127
+    shift = 7
+    while data[at] > 127:
+        at += 1
+        number |= (data[at] & 127) << shift
+        shift += 7
+        if shift > 70:
+            raise IndexError
+    return number, at + 1
+
+
+def _count_numbers(data: bytes, at: int, end: int) -> int:
+    """Return how many numbers there are, a piece at a time: other threads wait for no more."""
+    pieces = range(at, end, _PIECE_BYTES)
+    return sum(len(data[i : min(i + _PIECE_BYTES, end)].translate(None, _NOT_LAST)) for i in pieces)
