@@ -24,6 +24,7 @@ from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.admission import Admission, Place
 from coordinator.sessions.prompt import (
     EncodedPrompt,
+    check_beginning,
     encode_answer,
     encode_prompt,
     encode_source,
@@ -203,18 +204,24 @@ class Coordinator:
             return await asyncio.to_thread(self._encode_text, request, kept)
         literals = Literals(self.tokenizer)
         chat = whole_conversation(request.prompt, kept)
-        hidden = await asyncio.to_thread(literals.hidden_in, chat)
+        hidden = await asyncio.to_thread(self._hidden, request.prompt, chat, literals)
         text = await self.renderer.render(hidden, request.client)
         token_ids, prediction = await asyncio.to_thread(
             lambda: (literals.encode(text), encode_answer(self.tokenizer, request.prediction))
         )
         return EncodedPrompt(token_ids, chat, prediction=prediction)
 
+    def _hidden(self, new: Chat, chat: Chat, literals: Literals) -> Chat:
+        """Return a conversation as the template gets it. Raises InvalidRequestError if what is new is far too long."""
+        check_beginning(self.tokenizer, new, self.model.context_length)
+        return literals.hidden_in(chat)
+
     def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         if self.model.has_encoder:
             prompt = encode_source(self.tokenizer, request.prompt, request.answer, kept, self.model)
         else:
             assert not isinstance(request.prompt, Chat)
+            check_beginning(self.tokenizer, request.prompt, self.model.context_length)
             prompt = encode_prompt(self.tokenizer, request.prompt, kept)
         return replace(prompt, prediction=encode_answer(self.tokenizer, request.prediction))
 

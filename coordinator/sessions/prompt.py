@@ -9,11 +9,14 @@ from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.text.chat import Chat
+from specd.text.literals import Literals
 from specd.text.tokenizer import Tokenizer
 
 # Text, token ids, or a conversation; None continues a session from where it ended.
 Prompt = str | Sequence[int] | Chat | None
 
+# Of the parts of a long prompt that are encoded first: dense text shows in the first, and spaces in none.
+_CHARACTERS_PER_TOKEN = (8, 32)
 
 # The start of an answer, or a prediction of it: text, token ids, or none.
 AnswerStart = str | Sequence[int] | None
@@ -57,6 +60,46 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int] | None, sess
     if isinstance(prompt, str):
         return EncodedPrompt([*before, *tokenizer.encode(prompt, add_special_tokens=not before)])
     return EncodedPrompt([*before, *prompt])
+
+
+def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> None:
+    """Raise InvalidRequestError for a long prompt whose beginning alone is more than the context takes.
+
+    Encoding takes 20 times the memory of a text, and a template writes it several times. So of what is far longer than
+    a context, first a part is encoded. The tokens at its end can be others than in the whole, so it must have half as
+    many again as the context.
+    """
+    if isinstance(prompt, Chat):
+        texts = [content for message in prompt.messages if isinstance(content := message.get("content"), str)]
+    else:
+        texts = [prompt] if isinstance(prompt, str) else []
+        if not isinstance(prompt, str) and prompt and len(prompt) > context_length:
+            raise _too_long(f"{len(prompt)}", context_length)
+    length = sum(map(len, texts))
+    for characters_per_token in _CHARACTERS_PER_TOKEN:
+        most = characters_per_token * context_length
+        if length < 2 * most:
+            return
+        num_tokens = len(_encoded(tokenizer, "".join(texts)[:most], is_said=isinstance(prompt, Chat)))
+        if num_tokens > context_length + context_length // 2:
+            raise _too_long(f"more than {num_tokens}", context_length)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, *, is_said: bool) -> list[int]:
+    if not is_said:
+        return tokenizer.encode(text)
+    literals = Literals(tokenizer)
+    (message,) = literals.hidden_in(Chat(({"content": text},))).messages
+    return literals.encode(message["content"])
+
+
+def _too_long(num_tokens: str, context_length: int) -> InvalidRequestError:
+    # LiteLLM and others know by these words that it is too long.
+    maximum = f"this model's maximum context length is {context_length} tokens"
+    return InvalidRequestError(
+        "CONTEXT_EXCEEDED",
+        f"the prompt has {num_tokens} tokens, but {maximum}: send at most {context_length - 1}",
+    )
 
 
 def encode_source(
