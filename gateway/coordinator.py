@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import grpc
-from google.protobuf import struct_pb2
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
@@ -194,14 +193,15 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
         request.text = prompt
     elif isinstance(prompt, Conversation):
         _check_values(prompt)
-        request.chat.CopyFrom(
-            generation_pb2.Chat(
-                messages=map(_message, prompt.messages),
-                tools=map(_struct, prompt.tools),
-                template_arguments=_struct(prompt.template_arguments),
-                continue_final_message=prompt.continue_final_message,
-            )
-        )
+        # In its place: a message that is made elsewhere would be copied.
+        chat = request.chat
+        for message in prompt.messages:
+            others = {name: value for name, value in message.items() if name not in {"role", "content"}}
+            chat.messages.add(role=message["role"], content=message["content"]).fields.update(others)
+        for tool in prompt.tools:
+            chat.tools.add().update(tool)
+        chat.template_arguments.update(prompt.template_arguments)
+        chat.continue_final_message = prompt.continue_final_message
     else:
         request.token_ids.ids.extend(prompt)
 
@@ -219,17 +219,6 @@ def _check_values(prompt: Conversation) -> None:
                 f"messages, tools and template arguments have more than {MAX_CHAT_VALUES} values: send fewer",
                 code="too_many_values",
             )
-
-
-def _message(message: Mapping[str, Any]) -> generation_pb2.ChatMessage:
-    others = {name: value for name, value in message.items() if name not in {"role", "content"}}
-    return generation_pb2.ChatMessage(role=message["role"], content=message["content"], fields=_struct(others))
-
-
-def _struct(values: Mapping[str, Any]) -> struct_pb2.Struct:
-    struct = struct_pb2.Struct()
-    struct.update(values)
-    return struct
 
 
 def _increment(response: generation_pb2.GenerateResponse) -> Increment:

@@ -16,6 +16,9 @@ ROLES = "specd.roles"
 # For the headers of the first request; uvicorn waits for them without end.
 HEADER_SECONDS = 10.0
 
+# Read at a time: 256 KiB, which asyncio brings at once, can be 43,000 chunks of a byte, each of 40 µs in the parser.
+PIECE_BYTES = 4096
+
 
 class BoundedConnection(H11Protocol):
     """uvicorn's connection, closed if its first request does not come in time.
@@ -24,17 +27,39 @@ class BoundedConnection(H11Protocol):
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread: bytearray
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the headers."""
         super().connection_made(transport)
+        self._unread = bytearray()
         if peer := transport.get_extra_info("peercert"):  # verified, or it would not be here
             roles = roles_in(name for kind, name in peer.get("subjectAltName", ()) if kind == "DNS")
             self.app = _with_roles(self.app, roles)  # for pipelined requests, too
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes, and wait no longer once the headers are whole."""
+        """Read bytes a piece at a time, so that other connections have their turns between two pieces."""
+        is_waiting = bool(self._unread)
+        self._unread += data
+        if not is_waiting:
+            self._read_piece()
+
+    def _read_piece(self) -> None:
+        if self.transport.is_closing():
+            self._unread.clear()
+            return
+        piece = bytes(self._unread[:PIECE_BYTES])
+        del self._unread[:PIECE_BYTES]
+        self._read(piece)
+        if self._unread:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_piece)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        """Read bytes, and wait no longer once the headers are whole."""
         before = self.scope
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_headers()
