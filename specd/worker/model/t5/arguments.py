@@ -9,11 +9,14 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx import nn
 
-# By the names in `feed_forward_proj`, without "gated-". The GELU is the one that transformers calls gelu_new.
+# By `feed_forward_proj`. transformers has two GELUs here: with a gate the approximation by tanh (gelu_new), else erf.
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
-    "gelu": nn.gelu_approx,
+    "gelu": nn.gelu,
     "silu": nn.silu,
+    "gated-relu": nn.relu,
+    "gated-gelu": nn.gelu_approx,
+    "gated-silu": nn.silu,
 }
 
 
@@ -48,7 +51,7 @@ class Arguments:
         return cls(**{name: value for name, value in config.items() if name in names and value is not None})
 
     def __post_init__(self) -> None:
-        if self.feed_forward_proj.removeprefix("gated-") not in ACTIVATIONS:
+        if self.feed_forward_proj not in ACTIVATIONS:
             raise ValueError(
                 f"feed_forward_proj is {self.feed_forward_proj!r}, and not one of {', '.join(ACTIVATIONS)}"
             )
@@ -62,7 +65,7 @@ class Arguments:
     @property
     def activation(self) -> Callable[[mx.array], mx.array]:
         """The activation function."""
-        return ACTIVATIONS[self.feed_forward_proj.removeprefix("gated-")]
+        return ACTIVATIONS[self.feed_forward_proj]
 
     @property
     def output_factor(self) -> float:
