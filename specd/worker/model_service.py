@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 
 import grpc
 
 from specd.errors import SpecdError, to_status
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import to_cache_parts, to_model, to_step_costs
+from specd.rpc.messages import to_step_costs
 from specd.v1 import model_pb2, model_pb2_grpc
 from specd.worker.session_stream import Worker
 
@@ -31,24 +30,18 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         whole = worker.whole_fingerprint
         if request.wait_for_whole_fingerprint:
             await asyncio.shield(asyncio.wrap_future(whole))
-        info = dataclasses.replace(worker.model.info, whole_fingerprint=whole.result() if whole.done() else "")
-        return model_pb2.DescribeResponse(
-            model=to_model(info),
-            incarnation=worker.incarnation,
-            cache_capacity_bytes=worker.caches.capacity_bytes,
-            cache_parts=to_cache_parts(worker.caches.footprint),
-            bytes_per_source_token=worker.caches.footprint.bytes_per_source_token,
-            step_costs=to_step_costs(worker.costs),
-        )
+        response = model_pb2.DescribeResponse(step_costs=to_step_costs(worker.costs))
+        response.MergeFrom(worker.description)
+        response.model.whole_fingerprint = whole.result() if whole.done() else ""
+        return response
 
     async def GetTokenizer(
         self, request: model_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[model_pb2.GetTokenizerResponse]:
         """Stream the tokenizer, with what tokenizer.json does not say in the first message."""
-        model = (await self._get(context)).model
-        data = model.tokenizer_json
-        config = model_pb2.TokenizerConfig(**dataclasses.asdict(model.tokenizer_config))
-        yield model_pb2.GetTokenizerResponse(chunk=data[:_CHUNK_BYTES], config=config)
+        worker = await self._get(context)
+        data = worker.model.tokenizer_json
+        yield model_pb2.GetTokenizerResponse(chunk=data[:_CHUNK_BYTES], config=worker.tokenizer_config)
         for start in range(_CHUNK_BYTES, len(data), _CHUNK_BYTES):
             yield model_pb2.GetTokenizerResponse(chunk=data[start : start + _CHUNK_BYTES])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,9 +15,9 @@ import grpc
 import mlx.core as mx
 import structlog
 
-from specd.errors import InvalidRequestError, SpecdError, to_status
+from specd.errors import InvalidRequestError, SpecdError, StartupError, to_status
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import INCARNATION, sampling_from
+from specd.rpc.messages import INCARNATION, sampling_from, to_cache_parts, to_model
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, sampling_pb2
@@ -49,6 +50,28 @@ class Worker:
     costs: StepCosts
     whole_fingerprint: Future[str] = field(default_factory=Future)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
+    description: model_pb2.DescribeResponse = field(init=False)  # without what changes while the worker runs
+    tokenizer_config: model_pb2.TokenizerConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Describe the model to other processes. Raises StartupError for values that no message can carry."""
+        footprint = self.caches.footprint
+        try:
+            description = model_pb2.DescribeResponse(
+                model=to_model(self.model.info),
+                incarnation=self.incarnation,
+                cache_capacity_bytes=self.caches.capacity_bytes,
+                cache_parts=to_cache_parts(footprint),
+                bytes_per_source_token=footprint.bytes_per_source_token,
+            )
+            tokenizer_config = model_pb2.TokenizerConfig(**dataclasses.asdict(self.model.tokenizer_config))
+        except (ValueError, TypeError) as error:
+            raise StartupError(
+                f"the model {self.model.info.name} cannot be described to other processes ({error}): "
+                "correct its config.json or tokenizer_config.json"
+            ) from error
+        object.__setattr__(self, "description", description)  # the dataclass is frozen
+        object.__setattr__(self, "tokenizer_config", tokenizer_config)
 
 
 @dataclass

@@ -7,10 +7,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from specd.cache_footprint import CacheFootprint
+from specd.step_costs import StepCosts
+from specd.worker.cache.capacity import CacheCapacity
+from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.cache.session_cache import SessionCache
 from specd.worker.engine.engine import Result, Steps
 from specd.worker.engine.forward import Encode, Evaluate, Feed, forward
 from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.model.loader import LoadedModel
+from specd.worker.session_stream import Worker
 
 
 class Chunks(PrefillChunk):
@@ -63,6 +69,13 @@ class Driven:
             self._wants = wants
         except StopIteration as stop:
             self.has_ended, self.result = True, stop.value
+
+
+def idle_worker(model: LoadedModel) -> Worker:
+    """Return a worker that says what its model is, and computes nothing."""
+    nothing: Any = None
+    caches = CacheCapacity(1, CacheFootprint())
+    return Worker(nothing, model, caches, PrefixCache(0), nothing, nothing, StepCosts({1: {1: 0.01}}))
 
 
 def finish(steps: Steps[Result]) -> Result:

@@ -17,7 +17,7 @@ from specd.errors import StartupError
 from specd.settings import EMBEDDED_DRAFT
 from specd.worker.model.context import context_length
 from specd.worker.model.loader import load
-from tests.worker.models import FAMILIES, small_network
+from tests.worker.models import FAMILIES, SMALL, small_network, write_model
 
 
 def small_bigcode() -> Any:
@@ -57,3 +57,28 @@ def test_gpt2_says_its_context(tmp_path: Path) -> None:
     weights = dict(tree_flatten(small_network("gpt2", n_positions=128, vocab_size=8192).parameters()))
     mx.save_safetensors(str(tmp_path / "gpt2" / "model.safetensors"), weights)
     assert load(str(tmp_path / "gpt2"), blas="").info.context_length == 128
+
+
+QUANTISATIONS = [
+    *(("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)),
+    *(("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)),
+]
+
+
+@pytest.mark.parametrize(("mode", "bits", "group_size"), QUANTISATIONS)
+def test_on_a_cpu_quantised_weights_become_float32(mode: str, bits: int, group_size: int, tmp_path: Path) -> None:
+    """Stored in 16 bits besides: products in bfloat16 do not go through BLAS."""
+    network = small_network("llama", vocab_size=8192)
+    network.set_dtype(mx.bfloat16)
+    nn.quantize(network, group_size=group_size, bits=bits, mode=mode)
+    quantization = {"group_size": group_size, "bits": bits, "mode": mode}
+    config = SMALL | {"model_type": "llama", "vocab_size": 8192, "quantization": quantization}
+    weights: Any = tree_flatten(network.parameters())
+    model = load(write_model(tmp_path / "model", config, dict(weights)), blas="")
+    parameters: Any = tree_flatten(model.network.parameters())
+    assert {array.dtype for _, array in parameters} == {mx.float32}
+    packed = network.model.layers[0].mlp.up_proj
+    scales = packed.scales.astype(mx.float32) if mode == "affine" else packed.scales
+    biases = packed.biases.astype(mx.float32) if mode == "affine" else None
+    expected = mx.dequantize(packed.weight, scales, biases, group_size=group_size, bits=bits, mode=mode)
+    assert mx.array_equal(model.network.model.layers[0].mlp.up_proj.weight, expected.astype(mx.float32))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -23,6 +23,8 @@ from specd.worker.model.loader import LoadedModel, TokenizerConfig, load
 from specd.worker.model_service import ModelService
 from specd.worker.session_stream import Worker
 from tests.unit.conversations import CHATML, LLAMA, QUESTION, SPECIAL_TOKENS, SYSTEM, TOOL
+from tests.worker.driving import idle_worker
+from tests.worker.models import tiny_model
 
 
 def directory_with(directory: Path, *, jinja: str = "", config: object = None) -> str:
@@ -44,7 +46,7 @@ class TokenizerFetcher:
 
     def __init__(self, model: LoadedModel) -> None:
         worker: Deferred[Worker] = Deferred("the model")
-        worker.set(cast(Worker, SimpleNamespace(model=model)))
+        worker.set(idle_worker(model))
         self._service = ModelService(worker)
 
     async def responses(self) -> list[Any]:
@@ -103,8 +105,9 @@ async def test_a_worker_sends_its_model_s_template(tmp_path: Path, files: dict[s
 
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 3 * 2**20])
 async def test_the_config_comes_with_the_first_chunk_only(size: int) -> None:
-    model = SimpleNamespace(tokenizer_json=b"x" * size, tokenizer_config=TokenizerConfig(CHATML, SPECIAL_TOKENS))
-    first, *others = await TokenizerFetcher(cast(LoadedModel, model)).responses()
+    config = TokenizerConfig(CHATML, SPECIAL_TOKENS)
+    model = replace(tiny_model(), tokenizer_json=b"x" * size, tokenizer_config=config)
+    first, *others = await TokenizerFetcher(model).responses()
     assert (first.config.chat_template, dict(first.config.special_tokens)) == (CHATML, SPECIAL_TOKENS)
     assert not any(response.HasField("config") for response in others)
     chunks = [response.chunk for response in (first, *others)]
@@ -114,9 +117,8 @@ async def test_the_config_comes_with_the_first_chunk_only(size: int) -> None:
 
 async def test_special_tokens_reach_the_template_over_the_wire() -> None:
     config = TokenizerConfig(LLAMA, {"bos_token": "<|pad|>"})
-    model = SimpleNamespace(
-        tokenizer_json=(Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes(), tokenizer_config=config
-    )
-    tokenizer = await TokenizerFetcher(cast(LoadedModel, model)).fetch("tiny")
+    tokenizer_json = (Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes()
+    model = replace(tiny_model(), tokenizer_json=tokenizer_json, tokenizer_config=config)
+    tokenizer = await TokenizerFetcher(model).fetch("tiny")
     ids = tokenizer.encode_chat(Chat((QUESTION,)))
     assert tokenizer.decode(ids[:1], skip_special_tokens=False) == "<|pad|>"

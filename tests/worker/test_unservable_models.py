@@ -58,7 +58,11 @@ UNSERVABLE_MODELS = [
     pytest.param(just_a_file, "is a file: name the directory", id="a file"),
     pytest.param(lambda d: copy_of_the_draft(d, without="config.json"), "has no config.json", id="no config"),
     pytest.param(lambda d: copy_of_the_draft(d, without="model.safetensors"), "has no weights", id="no weights"),
-    pytest.param(lambda d: copy_of_the_draft(d, without="tokenizer.json"), "tokenizer", id="no tokenizer"),
+    pytest.param(
+        lambda d: copy_of_the_draft(d, without="tokenizer.json"),
+        "model has no tokenizer.json: download",
+        id="no tokenizer",
+    ),
     pytest.param(with_pickled_weights, "pytorch_model.bin", id="pickled weights"),
     pytest.param(with_file_content("model.safetensors", b"\xff" * 999), "model.safetensors", id="corrupt weights"),
     pytest.param(with_half_of_the_weights, "Download or convert the model again", id="half of the weights"),

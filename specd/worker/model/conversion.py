@@ -15,9 +15,10 @@ from mlx_lm.utils import quantize_model, save_config, save_model
 
 from specd.errors import StartupError
 from specd.worker.engine.forward import Feed, bare_cache, forward, has_encoder
-from specd.worker.model.directory import find, start_token
+from specd.worker.model.directory import find
 from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, pickles_in, wanted_in
 from specd.worker.model.loader import read
+from specd.worker.model.special_tokens import start_token
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -116,8 +117,9 @@ def _check(name: str, directory: Path) -> str:
     network, config, tokenizer = read(name, directory, lazy=True)
     network.set_dtype(mx.float32)
     prompt = tokenizer.encode(_TRIAL_TEXT)
-    own = _greedy(network, prompt, start_token(directory, config))
-    theirs = _greedy_of_transformers(directory, prompt, start_token(directory, config), is_t5=has_encoder(network))
+    start = start_token(directory, config, config["vocab_size"]) if has_encoder(network) else 0
+    own = _greedy(network, prompt, start)
+    theirs = _greedy_of_transformers(directory, prompt, start, is_t5=has_encoder(network))
     if own != theirs:
         raise StartupError(f"{name} computes other tokens than transformers ({own}, not {theirs}): specd cannot use it")
     return f"its first {len(own)} greedy tokens are those of transformers"

@@ -10,7 +10,7 @@ from typing import Any
 
 from specd.startup_error import StartupError
 from specd.supervised import tell_supervisor
-from specd.worker.model.files import WANTED_FILES, read_object
+from specd.worker.model.files import WANTED_FILES
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -62,11 +62,3 @@ def _progress_bar() -> Any:
                 tell_supervisor(stage="downloading", done=self.n, total=self.total)
 
     return Told
-
-
-def start_token(directory: Path, config: dict[str, Any]) -> int:
-    """Return the token that the answer of an encoder-decoder begins with: of generation_config.json, or config.json."""
-    path = directory / "generation_config.json"
-    own = read_object(path) if path.is_file() else {}
-    known = (own.get("decoder_start_token_id"), config.get("decoder_start_token_id"), config.get("pad_token_id"))
-    return next((token for token in known if isinstance(token, int)), 0)

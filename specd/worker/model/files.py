@@ -23,6 +23,7 @@ WANTED_FILES = (
 # Those that say what a model is, before its weights are there.
 SMALL_FILES = tuple(name for name in WANTED_FILES if name not in {"*.safetensors", "*.json"})
 SMALL_FILES += ("*config.json", "tokenizer.json", "vocab.json", "chat_template.json")
+_TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
 # By the first pattern that a name fits. The longest indexes have 10 MB.
@@ -46,9 +47,9 @@ def check_files(directory: Path) -> None:
     twice. Nothing asks for code. Reads a 70 B model's headers in a few hundredths of a second.
     """
     config = read_config(directory)
+    text: dict[str, Any] = config.get("text_config") or {}
     num_tensors = _check_weights(directory)
-    for part in (config, config.get("text_config")):
-        counts = part if isinstance(part, dict) else {}
+    for counts in (config, text):
         for name in _LAYERS:
             if isinstance(count := counts.get(name), int) and count > num_tensors:
                 raise StartupError(
@@ -66,6 +67,9 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory / 'config.json'} asks for code of the model's own ({config['model_file']!a}, as model_file): "
             "specd runs none. Use a model whose class mlx-lm has"
         )
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise StartupError(f"{directory / 'config.json'} has {text!a} as text_config, which must be an object")
     return config
 
 
@@ -92,6 +96,15 @@ def check_plain(directory: Path) -> None:
                 f"{path} has {status.st_size} bytes, and no model needs more than {most} in such a file: "
                 "download the model again from where you trust it"
             )
+
+
+def check_tokenizer(name: str, directory: Path) -> None:
+    """Raise StartupError if a model has no tokenizer: transformers would name its classes, and no file."""
+    if not any(any(directory.glob(pattern)) for pattern in _TOKENIZERS):
+        raise StartupError(
+            f"{name} has no tokenizer.json: download the model again with its tokenizer, or copy that file from the "
+            "model that it was made of"
+        )
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +25,17 @@ from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
-from specd.worker.model.directory import find, start_token
+from specd.worker.model.directory import find
 from specd.worker.model.disk_cache import keep_compiled_kernels
-from specd.worker.model.files import check_files
+from specd.worker.model.files import check_files, check_tokenizer
 from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
+from specd.worker.model.special_tokens import end_tokens, start_token
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 
 log = structlog.get_logger()
 
+_POSITIONS = "max_position_embeddings"
 # Of the source, in the training of T5 and its relatives, where a config does not say.
 _T5_POSITIONS = 512
 
@@ -75,6 +78,16 @@ def load(
     """
     directory = find(name)
     check_files(directory)
+    check_tokenizer(name, directory)
+    try:
+        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size)
+    except StartupError:
+        raise
+    except Exception as error:  # whatever the values of a config can make MLX, mlx-lm and this module do
+        raise StartupError(f"cannot load the model {name}: {_reason(error)}") from error
+
+
+def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: int, kv_group_size: int) -> LoadedModel:
     files = hashed_files(directory)
     on_cpu = mx.default_device().type == mx.cpu
     fingerprint = quick_fingerprint(directory)
@@ -84,6 +97,7 @@ def load(
     if on_cpu:
         network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
+        network.set_dtype(mx.float32)  # scales of the mxfp4, mxfp8 and nvfp4 modes say no type, and give bfloat16
         precision, device = "float32", f"cpu, {blas}"
     else:
         maybe_set_recommended_wired_limit()
@@ -92,9 +106,9 @@ def load(
         if SessionLayers(network).have_states:
             watch_cache_users(network, by_session=False)
         rows = _num_rows(network)
-        most_tokens = context_length(name, network, _text_config(config).get("max_position_embeddings"))
+        most_tokens = context_length(name, network, _positive(name, config.get("text_config") or config, _POSITIONS))
         expected = trial_logits(network, batches=False)
-    except (ValueError, RuntimeError, TypeError) as error:  # as of a layer that the device has no kernel for
+    except (ValueError, RuntimeError) as error:  # as of a layer that the device has no kernel for
         raise StartupError(f"cannot compute with the model {name}: {error}") from error
     if on_cpu and is_optimized:
         optimize(network, rows, lambda: agree(trial_logits(network, batches=False), expected))
@@ -111,19 +125,21 @@ def load(
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
         fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
         precision += f", caches in {kv_bits} bits"
+    # Some models have more rows than tokens, for padding; in some, added tokens have no row.
+    size = min(max(vocabulary.values()) + 1, rows)
+    trained_source_length = _positive(name, config, "n_positions") or _T5_POSITIONS
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
         fingerprint=fingerprint,
         vocabulary_fingerprint=short_digest(json.dumps(sorted(vocabulary.items())).encode()),
-        # Some models have more rows than tokens, for padding; in some, added tokens have no row.
-        vocabulary_size=min(max(vocabulary.values()) + 1, rows),
+        vocabulary_size=size,
         context_length=most_tokens,
-        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        eos_token_ids=end_tokens(tokenizer.eos_token_ids, size),
         precision=precision,
         device=device,
-        decoder_start_token_id=start_token(directory, config) if has_encoder(network) else None,
-        trained_source_length=int(config.get("n_positions") or _T5_POSITIONS) if has_encoder(network) else 0,
+        decoder_start_token_id=start_token(directory, config, size) if has_encoder(network) else None,
+        trained_source_length=trained_source_length if has_encoder(network) else 0,
     )
     if not batches:
         log.warning(
@@ -163,12 +179,11 @@ def read(name: str, directory: Path, *, lazy: bool = False) -> tuple[Module, dic
         network, config = load_model(directory, lazy=lazy, get_model_classes=_classes)
         # Or transformers asks on the terminal whether it may run the tokenizer's own code.
         safely = {"trust_remote_code": False}
-        tokenizer = load_tokenizer(directory, safely, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = load_tokenizer(directory, safely, eos_token_ids=_as_list(config.get("eos_token_id")))
     except SystemExit as error:  # of mlx-lm, which printed the name of the package
         raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
     except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
-        why = error if isinstance(error, (ValueError, OSError, RuntimeError)) else repr(error)
-        raise StartupError(f"cannot load the model {name}: {why}") from error
+        raise StartupError(f"cannot load the model {name}: {_reason(error)}") from error
     rows, entries = config.get("vocab_size"), len(tokenizer.get_vocab())
     if isinstance(rows, int) and entries < rows // 2:
         raise StartupError(
@@ -205,8 +220,23 @@ def _footprint(network: Module) -> CacheFootprint:
     return layers.footprint
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    return config.get("text_config") or config
+def _positive(name: str, config: dict[str, Any], field: str) -> int | None:
+    """Return a number of tokens in a config, or None without one. Raises StartupError for what is no such number."""
+    value = config.get(field)
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf):
+        return None if value is None else int(value)
+    raise StartupError(f"config.json of the model {name} has {value!a} as {field}, which must be a number from 1 on")
+
+
+def _as_list(token_ids: Any) -> list[Any]:
+    return token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
+
+
+def _reason(error: Exception) -> str:
+    """Return why loading failed. The messages of other errors say little without their type."""
+    if isinstance(error, (ValueError, OSError, RuntimeError)):
+        return str(error)
+    return f"{error!r}, as of a value in config.json that has another type than mlx-lm expects"
 
 
 def _stored_precision(config: dict[str, Any]) -> str:

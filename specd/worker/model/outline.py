@@ -12,11 +12,9 @@ from typing import Any
 
 from specd.startup_error import StartupError
 from specd.worker.model.directory import find
-from specd.worker.model.files import SMALL_FILES, check_files, read_config, read_object
+from specd.worker.model.files import SMALL_FILES, check_files, check_tokenizer, read_config, read_object
 
 _ENCODERS = ("t5", "mt5")
-# Files that transformers can make a tokenizer of.
-_TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ def outline_of(name: str) -> Outline:
         raise StartupError(f"{directory / 'config.json'} has no model_type: download the model again")
     if model_type not in _ENCODERS and not _has_class(model_type):
         raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
-    if not any(path for pattern in _TOKENIZERS for path in directory.glob(pattern)):
-        raise StartupError(f"{name} has no tokenizer.json: download the model again, or convert it with transformers")
+    check_tokenizer(name, directory)
     base, whole = _vocabularies(directory)
     return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
 
