@@ -15,17 +15,19 @@ _MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
 def listen(address: str) -> socket.socket:
     """Return a socket that takes connections at HOST:PORT. Raises StartupError if the port is in use."""
     host, _, port = address.rpartition(":")
-    try:
-        family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen()  # before the process says that it is ready
-    except OSError as error:
-        raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
-    listener.setblocking(False)
-    return listener
+    with contextlib.ExitStack() as unless_it_fails:
+        try:
+            family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
+            listener = unless_it_fails.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen()  # before the process says that it is ready
+        except OSError as error:
+            raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
+        listener.setblocking(False)
+        unless_it_fails.pop_all()
+        return listener
 
 
 def check_socket_path(address: str) -> None:

@@ -10,22 +10,23 @@ from specd.cli.completion import LEGEND, print_tokens
 from specd.client.async_client import AsyncClient
 from specd.client.events import Delta
 
+# The model's answer has this many tokens before it repeats itself.
 DEMO_PROMPT = '''\
-import math
-from dataclasses import dataclass
+class Config:
+    """Settings in a dictionary."""
 
+    def __init__(self, values=None):
+        self._values = dict(values or {})
 
-@dataclass(frozen=True)
-class Vector:
-    """A vector in the plane."""
+    def __getitem__(self, key):
+        return self._values[key]
 
-    x: float
-    y: float
+    def __setitem__(self, key, value):
+        self._values[key] = value
 
-    def __add__(self, other):
-        return Vector(self.x + other.x, self.y + other.y)
-
-    def __sub__(self, other):'''
+    def __delitem__(self, key):
+'''
+DEMO_TOKENS = 54
 
 DEMO_SOURCE = """\
 summarize: def read_records(path, delimiter=","):
@@ -36,7 +37,7 @@ summarize: def read_records(path, delimiter=","):
 """
 
 
-async def show_comparison(address: str, prompt: str, *, max_tokens: int = 200) -> None:
+async def show_comparison(address: str, prompt: str, *, max_tokens: int) -> None:
     """Stream a completion, generate it again with the target alone, and print the numbers of both."""
     console = Console(highlight=False, soft_wrap=True)
     async with AsyncClient(address) as client:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,11 +167,10 @@ def authority_of(certificate: Path, given: Path | None) -> Path:
     Raises StartupError if it is none of them.
     """
     chain = _parse(_content(certificate), certificate)
-    for candidate in (given, certificate, ssl.get_default_verify_paths().cafile):
-        if candidate is not None and Path(candidate).is_file():
-            authorities = _parse(_content(Path(candidate)), Path(candidate))
-            if _is_issued_by(chain, authorities):
-                return Path(candidate)
+    candidates = (given, certificate, ssl.get_default_verify_paths().cafile)
+    for path in [Path(each) for each in candidates if each is not None]:
+        if path.is_file() and _is_issued_by(chain, _usable_in(path)):
+            return path
     raise StartupError(
         f"the certificate {certificate} is of an authority that is not known here: set --tls-ca to the file with it"
     )
@@ -213,6 +214,20 @@ def _parse(pem: bytes, path: Path) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise StartupError(f"{path} has no certificate in PEM form: {error}") from error
+
+
+def _usable_in(path: Path) -> list[x509.Certificate]:
+    """Return the certificates in a file without those that cannot be read: the system's are of many authorities."""
+    from cryptography import x509
+
+    pems = re.findall(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", _content(path), re.DOTALL)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for pem in pems:
+            with contextlib.suppress(ValueError):
+                found.append(x509.load_pem_x509_certificate(pem))
+    return found
 
 
 def _check_key(pems: Pems, files: CertificateFiles) -> None:

@@ -11,7 +11,7 @@ from tests.e2e.processes import run_specd
 
 README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"(?<=<!-- demo -->\n```\n).*?(?=```\n)", re.DOTALL)
-_ANSWER_LINES = 3  # with the last one of the prompt
+_ANSWER_LINES = 2  # with the last one of the prompt
 
 
 def block_in(readme: str) -> str:

@@ -339,7 +339,7 @@ def test_demo(directory: Path) -> None:
     assert re.search(r"tokens/s +\d+\.\d +\d+\.\d", done.stdout)
     assert re.search(r"acceptance rate +\d+\.\d%", done.stdout)
     assert re.search(r"mean acceptance length +\d+\.\d\d +1\.00", done.stdout)
-    assert re.search(r"rounds +\d+ +200", done.stdout)
+    assert re.search(r"rounds +\d+ +54", done.stdout)
     assert "the same tokens" in done.stdout
     assert "NOT" not in done.stdout
     shown = shortened(done.stdout, done.stderr)

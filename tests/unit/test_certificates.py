@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from specd.errors import StartupError
 from specd.identity.authority import Authority, Leaf, client_leaf, standard_leaves
-from specd.identity.certificates import CertificateFiles, Certificates
+from specd.identity.certificates import CertificateFiles, Certificates, authority_of, name_of
 from specd.identity.roles import Role
 
 DAY = 86400.0
@@ -173,3 +173,27 @@ def test_an_end_that_comes_near_is_said_once(directory: Path) -> None:
 def test_no_client_can_have_the_name_that_another_certificate_has(role: Role) -> None:
     with pytest.raises(StartupError, match="choose another"):
         client_leaf(role.value)
+
+
+def test_an_authority_is_the_given_one_or_the_certificate_itself_or_unknown(made: Path, tmp_path: Path) -> None:
+    leaf, ca = made / "coordinator.crt", made / "ca.crt"
+    Authority.create(tmp_path)
+    assert authority_of(leaf, ca) == ca
+    assert authority_of(ca, None) == ca  # which signed itself
+    for given in (None, tmp_path / "ca.crt", tmp_path / "missing.crt"):
+        with pytest.raises(StartupError, match=r"coordinator\.crt is of an authority .* not known here: set --tls-ca"):
+            authority_of(leaf, given)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1", ""),
+        ("localhost", ""),
+        ("10.1.2.3", ""),
+        ("gpu.example.org", ""),
+        ("10.9.9.9", "coordinator.specd.internal"),
+    ],
+)
+def test_a_name_is_looked_for_where_the_certificate_is_not_for_the_host(made: Path, host: str, name: str) -> None:
+    assert name_of(made / "coordinator.crt", host) == name
