@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.generation import Coordinator
-from coordinator.service import GenerationService, SessionService
+from coordinator.service import GenerationService
+from coordinator.session_service import SessionService
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.drafter import DraftStream
 from coordinator.workers.errors import RefusedModelError

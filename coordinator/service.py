@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
-import structlog
-from google.protobuf import timestamp_pb2
 
 from coordinator.core import Round
 from coordinator.generation import Coordinator, Emission
@@ -21,7 +19,6 @@ from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
-from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.caller import Caller
@@ -38,7 +35,7 @@ from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, 
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
 from specd.text.reasoning import ReasoningMarkers
-from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2, session_pb2, session_pb2_grpc
+from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
 
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
@@ -52,8 +49,6 @@ _SOURCES = {
     TokenSource.DRAFT: generation_pb2.TOKEN_SOURCE_DRAFT,
     TokenSource.LOOKUP: generation_pb2.TOKEN_SOURCE_LOOKUP,
 }
-
-log = structlog.get_logger()
 
 _MOST_OF_A_CHAT = 4096
 _LONG_BYTES = 1 << 16
@@ -305,70 +300,3 @@ def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatisti
         speedup=statistics.speedup,
         round_averages=generation_pb2.RoundAverages(**statistics.round_averages),
     )
-
-
-class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Lists, shows and deletes the sessions that a Generate can continue."""
-
-    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics) -> None:
-        self._coordinator = coordinator
-        self._metrics = metrics
-
-    async def ListSessions(
-        self, request: session_pb2.ListSessionsRequest, context: _Context
-    ) -> session_pb2.ListSessionsResponse:
-        """List the caller's sessions, the most recently used first."""
-        async with reporting_errors(context, self._metrics.errors):
-            store = self._coordinator.get().sessions
-            return session_pb2.ListSessionsResponse(
-                sessions=[_session(store, session) for session in store.list(current_caller().name)]
-            )
-
-    async def GetSession(
-        self, request: session_pb2.GetSessionRequest, context: _Context
-    ) -> session_pb2.GetSessionResponse:
-        """Return a session of the caller with its tokens and text."""
-        async with reporting_errors(context, self._metrics.errors):
-            coordinator = self._coordinator.get()
-            session = coordinator.sessions.get(_checked(request.session_id), current_caller().name)
-            # All of it before the wait, after which the session can be another turn's.
-            token_ids = session.token_ids
-            response = session_pb2.GetSessionResponse(
-                session=_session(coordinator.sessions, session), token_ids=token_ids, source_token_ids=session.source
-            )
-            response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # can be many
-            return response
-
-    async def DeleteSession(
-        self, request: session_pb2.DeleteSessionRequest, context: _Context
-    ) -> session_pb2.DeleteSessionResponse:
-        """Forget a session of the caller."""
-        async with reporting_errors(context, self._metrics.errors):
-            self._coordinator.get().sessions.delete(_checked(request.session_id), current_caller().name)
-            log.info("session deleted", session_id=request.session_id)
-            return session_pb2.DeleteSessionResponse()
-
-
-def _checked(session_id: str) -> str:
-    if not session_id:
-        raise InvalidRequestError("EMPTY_SESSION_ID", "session_id is empty: set it to one that ListSessions returns")
-    return session_id
-
-
-def _session(store: SessionStore, session: KeptSession) -> session_pb2.Session:
-    expires_at = store.expires_at(session)
-    return session_pb2.Session(
-        session_id=session.session_id,
-        num_tokens=session.num_tokens,
-        num_turns=session.num_turns,
-        busy=session.busy,
-        created_at=_timestamp(session.created_at),
-        last_used_at=_timestamp(session.last_used_at),
-        expires_at=_timestamp(expires_at) if expires_at is not None else None,
-    )
-
-
-def _timestamp(unix_seconds: float) -> timestamp_pb2.Timestamp:
-    timestamp = timestamp_pb2.Timestamp()
-    timestamp.FromMicroseconds(round(unix_seconds * 1e6))
-    return timestamp

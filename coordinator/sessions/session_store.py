@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,7 +26,8 @@ class KeptSession:
     `idle_since`, which is of a clock that does not jump.
 
     `size` is what it takes of the budget: its tokens, or more for a conversation of which the template wrote little.
-    Only the store changes it. A turn replaces `token_ids` and never changes the array, which others may still read.
+    `use` is the number of its last use among those of its client's sessions. Only the store changes both. A turn
+    replaces `token_ids` and never changes the array, which others may still read.
     """
 
     session_id: str
@@ -39,6 +41,7 @@ class KeptSession:
     num_turns: int = 0
     busy: bool = True
     size: int = 0
+    use: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +79,8 @@ class SessionStore:
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
         self._idle_tokens: Counter[str] = Counter()  # by client
         self._num_idle: Counter[str] = Counter()  # likewise
+        self._num_kept: Counter[str] = Counter()  # likewise, busy ones too
+        self._num_uses: Counter[str] = Counter()  # of each client's own sessions: it tells one nothing of others
 
     def __len__(self) -> int:
         """Count the sessions, busy ones too."""
@@ -88,6 +93,8 @@ class SessionStore:
         now = self._clock()
         session = KeptSession(session_id, client, created_at=now, last_used_at=now, idle_since=self._steady_clock())
         self._sessions[client, session_id] = session
+        self._num_kept[client] += 1
+        self._use(session)
         return session
 
     def acquire(self, session_id: str, client: str) -> KeptSession:
@@ -121,10 +128,14 @@ class SessionStore:
         assert session.busy
         self._release(session)
 
-    def list(self, client: str) -> tuple[KeptSession, ...]:
-        """Return a client's sessions, the most recently used first."""
+    def list(self, client: str, *, before: float = math.inf) -> tuple[KeptSession, ...]:
+        """Return a client's sessions, the most recently used first; with `before`, those whose `use` is smaller."""
         self.expire()
-        return tuple(session for session in reversed(self._sessions.values()) if session.client == client)
+        return tuple(
+            session
+            for session in reversed(self._sessions.values())
+            if session.client == client and session.use < before
+        )
 
     def get(self, session_id: str, client: str) -> KeptSession:
         """Return a client's session, which does not count as a use. Raises NotFoundError (SESSION_NOT_FOUND)."""
@@ -180,12 +191,17 @@ class SessionStore:
 
     def _use(self, session: KeptSession) -> None:
         session.last_used_at, session.idle_since = self._clock(), self._steady_clock()
+        self._num_uses[session.client] += 1
+        session.use = self._num_uses[session.client]
         self._sessions.move_to_end((session.client, session.session_id))
 
     def _forget(self, session: KeptSession) -> None:
         assert not session.busy
         del self._sessions[session.client, session.session_id]
         self._count(session, -1)
+        self._num_kept[session.client] -= 1
+        if not self._num_kept[session.client]:
+            del self._num_kept[session.client], self._num_uses[session.client]
 
     def _forget_one_of(self, counts: Counter[str]) -> None:
         """Forget the idle session that the client with the largest count has not used for longest."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specd/v1/session.proto\x12\x08specd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13ListSessionsRequest\";\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.specd.v1.Session\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"s\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.specd.v1.Session\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x10source_token_ids\x18\x04 \x03(\r\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\xe4\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_turns\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xfa\x01\n\x0eSessionService\x12M\n\x0cListSessions\x12\x1d.specd.v1.ListSessionsRequest\x1a\x1e.specd.v1.ListSessionsResponse\x12G\n\nGetSession\x12\x1b.specd.v1.GetSessionRequest\x1a\x1c.specd.v1.GetSessionResponse\x12P\n\rDeleteSession\x12\x1e.specd.v1.DeleteSessionRequest\x1a\x1f.specd.v1.DeleteSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specd/v1/session.proto\x12\x08specd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.specd.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"s\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.specd.v1.Session\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x10source_token_ids\x18\x04 \x03(\r\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\xe4\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_turns\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xfa\x01\n\x0eSessionService\x12M\n\x0cListSessions\x12\x1d.specd.v1.ListSessionsRequest\x1a\x1e.specd.v1.ListSessionsResponse\x12G\n\nGetSession\x12\x1b.specd.v1.GetSessionRequest\x1a\x1c.specd.v1.GetSessionResponse\x12P\n\rDeleteSession\x12\x1e.specd.v1.DeleteSessionRequest\x1a\x1f.specd.v1.DeleteSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.session_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTSESSIONSREQUEST']._serialized_start=69
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=90
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=92
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=151
-  _globals['_GETSESSIONREQUEST']._serialized_start=153
-  _globals['_GETSESSIONREQUEST']._serialized_end=192
-  _globals['_GETSESSIONRESPONSE']._serialized_start=194
-  _globals['_GETSESSIONRESPONSE']._serialized_end=309
-  _globals['_DELETESESSIONREQUEST']._serialized_start=311
-  _globals['_DELETESESSIONREQUEST']._serialized_end=353
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=355
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=378
-  _globals['_SESSION']._serialized_start=381
-  _globals['_SESSION']._serialized_end=609
-  _globals['_SESSIONSERVICE']._serialized_start=612
-  _globals['_SESSIONSERVICE']._serialized_end=862
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=129
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=131
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=215
+  _globals['_GETSESSIONREQUEST']._serialized_start=217
+  _globals['_GETSESSIONREQUEST']._serialized_end=256
+  _globals['_GETSESSIONRESPONSE']._serialized_start=258
+  _globals['_GETSESSIONRESPONSE']._serialized_end=373
+  _globals['_DELETESESSIONREQUEST']._serialized_start=375
+  _globals['_DELETESESSIONREQUEST']._serialized_end=417
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=419
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=442
+  _globals['_SESSION']._serialized_start=445
+  _globals['_SESSION']._serialized_end=673
+  _globals['_SESSIONSERVICE']._serialized_start=676
+  _globals['_SESSIONSERVICE']._serialized_end=926
 # @@protoc_insertion_point(module_scope)

@@ -65,7 +65,8 @@ class SessionServiceServicer:
     """
 
     def ListSessions(self, request, context):
-        """Lists the sessions, the most recently used first.
+        """Lists the sessions, the most recently used first, a page at a time. INVALID_ARGUMENT (OUT_OF_RANGE) for a page_size
+        below 0, or a page_token that no answer has had.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

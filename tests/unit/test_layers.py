@@ -95,6 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 # Modules that turn messages of the protocol into plain values and back.
 EDGE = {
     "coordinator.service",
+    "coordinator.session_service",
     "coordinator.main",
     "coordinator.workers.stream",
     "coordinator.workers.link",

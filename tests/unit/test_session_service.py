@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.generation import Coordinator
-from coordinator.service import SessionService
+from coordinator.session_service import SessionService
 from coordinator.sessions.session_store import SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import error_info
@@ -148,3 +148,66 @@ async def test_a_mistake_of_ours_is_internal_and_keeps_its_words_to_the_log(
     assert "secret" not in str(error.value.details())
     assert error_info(error.value).reason == "INTERNAL"
     assert registry.get_sample_value("specd_errors_total", {"code": "INTERNAL", "reason": "INTERNAL"}) == 1
+
+
+async def pages(stub: session_pb2_grpc.SessionServiceStub, page_size: int) -> list[list[str]]:
+    """Return the ids of all sessions, a list for each page."""
+    found, token = list[list[str]](), ""
+    while True:
+        answer = await stub.ListSessions(session_pb2.ListSessionsRequest(page_size=page_size, page_token=token))
+        found.append([session.session_id for session in answer.sessions])
+        token = answer.next_page_token
+        if not token:
+            return found
+
+
+async def test_sessions_are_listed_a_page_at_a_time(
+    stub: session_pb2_grpc.SessionServiceStub, coordinator: FakeCoordinator
+) -> None:
+    store = coordinator.sessions
+    assert await pages(stub, 3) == [[]]
+    for number in range(7):
+        store.begin(f"s{number}", "")
+        store.begin(f"s{number}", "another")
+    assert await pages(stub, 3) == [["s6", "s5", "s4"], ["s3", "s2", "s1"], ["s0"]]
+    assert (
+        await pages(stub, 7)
+        == await pages(stub, 0)
+        == await pages(stub, 2**31 - 1)
+        == [[f"s{i}" for i in (*"6543210",)]]
+    )
+
+
+async def test_a_page_has_a_thousand_sessions_at_most(
+    stub: session_pb2_grpc.SessionServiceStub, coordinator: FakeCoordinator
+) -> None:
+    for number in range(2500):
+        coordinator.sessions.begin(f"s{number}", "")
+    for page_size in (0, 1000, 1001):
+        assert [len(page) for page in await pages(stub, page_size)] == [1000, 1000, 500]
+
+
+async def test_what_is_used_or_deleted_between_two_pages_hides_no_other(
+    stub: session_pb2_grpc.SessionServiceStub, coordinator: FakeCoordinator
+) -> None:
+    store = coordinator.sessions
+    for number in range(6):
+        store.finish(store.begin(f"s{number}", ""), [1], None)
+    first = await stub.ListSessions(session_pb2.ListSessionsRequest(page_size=2))
+    assert [session.session_id for session in first.sessions] == ["s5", "s4"]
+    store.delete("s4", "")  # at which the page ended
+    store.acquire("s2", "")
+    rest = await stub.ListSessions(session_pb2.ListSessionsRequest(page_token=first.next_page_token))
+    assert [session.session_id for session in rest.sessions] == ["s3", "s1", "s0"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"page_size": -1}, {"page_token": "-1"}, {"page_token": "s4"}, {"page_token": "f" * 5000}], ids=str
+)
+async def test_a_page_that_cannot_be_is_refused(
+    stub: session_pb2_grpc.SessionServiceStub, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.ListSessions(session_pb2.ListSessionsRequest(**fields))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_info(error.value).reason == "OUT_OF_RANGE"
