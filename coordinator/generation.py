@@ -166,7 +166,7 @@ class Coordinator:
             is_finished = False
             try:
                 with structlog.contextvars.bound_contextvars(session_id=kept.session_id):
-                    prompt = await self._encode(request, kept)
+                    prompt = await self.encode(request, kept)
                     session, setup = self._begin(kept.session_id, prompt, request)
                     output = self._output(prompt, request)
                     reply = [await asyncio.to_thread(output.resume, request.resumption.token_ids)]
@@ -198,7 +198,7 @@ class Coordinator:
                 if not is_finished:
                     self.sessions.abandon(kept)
 
-    async def _encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+    async def encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         """Return the tokens that a request starts from, beside the event loop."""
         if not isinstance(request.prompt, Chat) or self.model.has_encoder:
             return await asyncio.to_thread(self._encode_text, request, kept)

@@ -21,6 +21,7 @@ from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
+from coordinator.token_count import count_tokens
 from specd.caller import Caller
 from specd.draft_source import TokenSource
 from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
@@ -108,6 +109,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
                     await unread.write(context, response_from(batch), coordinator.settings.client_stall_seconds)
+
+    async def CountTokens(
+        self, request: generation_pb2.CountTokensRequest, context: _Context
+    ) -> generation_pb2.CountTokensResponse:
+        """Count the tokens of a generation's prompt."""
+        async with reporting_errors(context, self._metrics.errors):
+            coordinator = self._coordinator.get()
+            count = await count_tokens(coordinator, await _converted(request.generation, "", current_caller()))
+            return generation_pb2.CountTokensResponse(**dataclasses.asdict(count))
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context

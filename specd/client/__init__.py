@@ -9,7 +9,7 @@ from specd.client.client import Client
 from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.protocol.errors import CallError
-from specd.client.protocol.service import ServiceDescription
+from specd.client.protocol.service import ServiceDescription, TokenCount
 from specd.client.resuming.retries import DEFAULT_RETRIES, NO_RETRIES, RetryPolicy
 from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics, RoundMeans
@@ -39,4 +39,5 @@ __all__ = [
     "RoundSummary",
     "ServiceDescription",
     "Stream",
+    "TokenCount",
 ]

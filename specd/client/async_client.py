@@ -15,8 +15,8 @@ from specd.client.async_stream import AsyncStream, is_task_cancelled
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import Messages, chat_of
 from specd.client.protocol.errors import client_closed, error_from
-from specd.client.protocol.service import ServiceDescription, described
-from specd.client.protocol.wire import to_request
+from specd.client.protocol.service import ServiceDescription, TokenCount, counted, described
+from specd.client.protocol.wire import to_count, to_request
 from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
 from specd.rpc.channel import open_channel
@@ -102,6 +102,22 @@ class AsyncClient:
     async def delete_session(self, session_id: str) -> None:
         """Let the coordinator forget a session. Raises NotFoundError, or ConflictError while it is in use."""
         await self._call(self._sessions.DeleteSession, session_pb2.DeleteSessionRequest(session_id=session_id))
+
+    async def count_tokens(
+        self,
+        prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        session_id: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> TokenCount:
+        """Return how many tokens `generate` begins with for a text or token ids, or `chat` for messages.
+
+        `max_tokens` is what is to fit behind them.
+        """
+        request = to_count(prompt, options, session_id=session_id, tools=tools, template_arguments=template_arguments)
+        return counted(await self._call(self._generations.CountTokens, request))
 
     async def describe(self) -> ServiceDescription:
         """Return the models behind the coordinator, and the limits of a request."""

@@ -37,6 +37,7 @@ _WORKER = {
 MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
     Role.COORDINATOR: {
         "/specd.v1.GenerationService/Generate": CLIENT_OR_GATEWAY,
+        "/specd.v1.GenerationService/CountTokens": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/GetModelInfo": CLIENT_OR_GATEWAY,
         "/specd.v1.SessionService/ListSessions": CLIENT,
         "/specd.v1.SessionService/GetSession": CLIENT,

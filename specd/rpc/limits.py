@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _TAKEN_IN = 2
 
 # Requests of these methods can be long, up to what the server takes; those of the others are a few names and numbers.
-_LONG = frozenset({"Generate", "Propose", "Verify"})
+_LONG = frozenset({"Generate", "CountTokens", "Propose", "Verify"})
 MAX_SHORT_BYTES = 64 * 1024
 
 # Calls at a time on one connection, unless a server needs another number. A coordinator has all sessions on one.

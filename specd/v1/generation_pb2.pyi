@@ -285,6 +285,24 @@ class RoundAverages(_message.Message):
     wire_bytes: float
     def __init__(self, draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., tokens: _Optional[float] = ..., wire_bytes: _Optional[float] = ...) -> None: ...
 
+class CountTokensRequest(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerateRequest
+    def __init__(self, generation: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class CountTokensResponse(_message.Message):
+    __slots__ = ("prompt_tokens", "source_tokens", "room", "fits")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    source_tokens: int
+    room: int
+    fits: bool
+    def __init__(self, prompt_tokens: _Optional[int] = ..., source_tokens: _Optional[int] = ..., room: _Optional[int] = ..., fits: _Optional[bool] = ...) -> None: ...
+
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=specd_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=specd_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/specd.v1.GenerationService/CountTokens',
+                request_serializer=specd_dot_v1_dot_generation__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=specd_dot_v1_dot_generation__pb2.CountTokensResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/specd.v1.GenerationService/GetModelInfo',
                 request_serializer=specd_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -72,6 +77,15 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountTokens(self, request, context):
+        """Counts the tokens of the prompt of a generation, as Generate would: with the special tokens that the tokenizer adds,
+        written by the chat template, behind the session. It generates nothing, and uses no session. Its errors are those of
+        Generate, but not CONTEXT_EXCEEDED and CACHE_EXCEEDED: `fits` says that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """Describes the models behind the service and the limits of a request.
         """
@@ -86,6 +100,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=specd_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=specd_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=specd_dot_v1_dot_generation__pb2.CountTokensRequest.FromString,
+                    response_serializer=specd_dot_v1_dot_generation__pb2.CountTokensResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -121,6 +140,33 @@ class GenerationService:
             '/specd.v1.GenerationService/Generate',
             specd_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             specd_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specd.v1.GenerationService/CountTokens',
+            specd_dot_v1_dot_generation__pb2.CountTokensRequest.SerializeToString,
+            specd_dot_v1_dot_generation__pb2.CountTokensResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,13 @@ from specd.text.chat import Chat
 Messages = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
+def is_chat(prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether a prompt is messages: a text, like token ids, is none here."""
+    return isinstance(prompt, Mapping) or (
+        not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
+    )
+
+
 def chat_of(
     messages: Messages,
     *,

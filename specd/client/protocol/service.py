@@ -26,6 +26,21 @@ class ServiceDescription:
     chat_template: str = ""
 
 
+@dataclass(frozen=True)
+class TokenCount:
+    """Tokens that a generation would begin with, and what there is room for; generation.proto explains the fields."""
+
+    prompt_tokens: int
+    source_tokens: int
+    room: int
+    fits: bool
+
+
+def counted(response: generation_pb2.CountTokensResponse) -> TokenCount:
+    """Return the count in a message."""
+    return TokenCount(response.prompt_tokens, response.source_tokens, response.room, response.fits)
+
+
 def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescription:
     """Return the description in a message."""
     has_default = response.HasField("default_num_draft_tokens")

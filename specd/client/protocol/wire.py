@@ -10,6 +10,7 @@ from google.protobuf import struct_pb2
 
 from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
 from specd.client.options import GenerationOptions
+from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.draft_source import DraftSource, TokenSource
 from specd.errors import InvalidRequestError
@@ -95,6 +96,23 @@ def set_chat(request: generation_pb2.GenerateRequest, chat: Chat) -> None:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError("OUT_OF_RANGE", f"the conversation cannot be sent: {error}") from error
+
+
+def to_count(
+    prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    options: GenerationOptions,
+    *,
+    session_id: str,
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any] | None,
+) -> generation_pb2.CountTokensRequest:
+    """Return the message that asks for the tokens of a prompt, or of messages. Raises as `to_request` does."""
+    asked: Any = prompt
+    if is_chat(prompt):
+        asked = chat_of(asked, tools=tools, template_arguments=template_arguments)
+    elif tools or template_arguments:
+        raise InvalidRequestError("CONTRADICTION", "tools and template_arguments are for messages, not for a text")
+    return generation_pb2.CountTokensRequest(generation=to_request(asked, options, session_id=session_id))
 
 
 def delta_from(response: generation_pb2.GenerateResponse) -> Delta:

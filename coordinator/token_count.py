@@ -1,0 +1,54 @@
+"""How many tokens a generation would begin with, and whether it would fit."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+
+from coordinator.generation import Coordinator
+from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.session_store import KeptSession
+from specd.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class CountedPrompt:
+    """Tokens of a prompt, of a session before it and of a source; and what the context has room for behind them.
+
+    It `fits` if context and caches have room for it and for the tokens that are to be generated.
+    """
+
+    prompt_tokens: int
+    source_tokens: int
+    room: int
+    fits: bool
+
+
+async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> CountedPrompt:
+    """Count the tokens of the prompt of a generation, which does not begin.
+
+    Meanwhile it has a place among the requests, as a generation has: templates and tokenizers cost it as much. Raises
+    what Coordinator.generate raises before a session begins, but for a prompt that does not fit.
+    """
+    request.check_session()
+    coordinator.quotas.check(request.client, request.client_limits)
+    with coordinator.admission.place(request.client, request.client_limits.max_sessions):
+        prompt = await coordinator.encode(request, _session(coordinator, request))
+    model, num_tokens = coordinator.model, len(prompt.token_ids)
+    try:
+        max_tokens = request.check(model, prompt)
+        fits = coordinator.admission.fits_alone(num_tokens + max_tokens, len(prompt.source))
+    except InvalidRequestError as error:
+        if error.reason != "CONTEXT_EXCEEDED":
+            raise
+        fits = False
+    return CountedPrompt(num_tokens, len(prompt.source), max(model.context_length - num_tokens, 0), fits)
+
+
+def _session(coordinator: Coordinator, request: GenerationRequest) -> KeptSession:
+    """Return the session as it is now, which counts as no use of it; or one that would begin."""
+    if request.session_id:
+        return replace(coordinator.sessions.get(request.session_id, request.client))
+    new = KeptSession("", request.client, created_at=0.0, last_used_at=0.0, idle_since=0.0)
+    new.token_ids = array("I", request.resumption.session_token_ids)
+    return new
