@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from gateway.coordinator import CoordinatorLink
-from gateway.generation import Generation, ModelCard, Requester
+from gateway.generation import Conversation, Generation, ModelCard, Requester
 from gateway.http.errors import ApiError
 from gateway.reply.format import ReplyFormat, detect_format
 from gateway.reply.reader import ReplyReader
@@ -28,7 +28,10 @@ class KnownModel:
 
     def asked(self, generation: Generation) -> Generation:
         """Return a generation of a reply: its stop strings look at the answer, not at the reasoning."""
-        return replace(generation, reasoning=self.reply_format.before_answer)
+        prompt = generation.prompt
+        if self.reply_format.channels is not None and isinstance(prompt, Conversation):
+            prompt = replace(prompt, messages=[self.reply_format.channels.message(each) for each in prompt.messages])
+        return replace(generation, prompt=prompt, reasoning=self.reply_format.before_answer)
 
     def reader(self, tools: Sequence[Mapping[str, Any]], prompt_end: str, *, has_parallel_calls: bool) -> ReplyReader:
         """Return a reader of the reply to a prompt with this end."""

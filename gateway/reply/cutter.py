@@ -70,6 +70,11 @@ class CallBody:
         self._length = 0
 
     @property
+    def is_in_value(self) -> bool:
+        """Whether the value of an argument is open that has tags, or the like, around it."""
+        return bool(self._string) and len(self._string[0]) > 1
+
+    @property
     def text(self) -> str:
         """What there is between the markers."""
         return "".join(self._pieces)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gateway.reply import own_parsers as own
 from gateway.reply.cutter import Quotes
@@ -51,7 +52,8 @@ class ToolForm:
 class ChannelForm:
     """A form whose messages have headers with channels or recipients. A template shows it by all of the `texts`.
 
-    The answer begins behind `answer_start`. Calls are JSON, or what mlx-lm's parser of the name reads.
+    The answer begins behind `answer_start`. Calls are JSON, or what mlx-lm's parser of the name reads. A template that
+    `refuses_both` wants no reasoning beside a content in a message that calls tools.
     """
 
     name: str
@@ -59,11 +61,22 @@ class ChannelForm:
     answer_start: str
     families: tuple[str, ...]
     parser: str = ""
+    refuses_both: bool = False
+
+    def message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message as the template reads it."""
+        if not (self.refuses_both and message["content"] and message.get("tool_calls")):
+            return message
+        return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
 CHANNELS = (
     ChannelForm(
-        "harmony", ("<|channel|>", "<|message|>", "<|start|>assistant"), "<|channel|>final", families=("gpt_oss",)
+        "harmony",
+        ("<|channel|>", "<|message|>", "<|start|>assistant"),
+        "<|channel|>final",
+        families=("gpt_oss",),
+        refuses_both=True,
     ),
     ChannelForm(
         "ATEM",
@@ -140,7 +153,17 @@ def _unknown() -> None:
 
 # Those that mlx-lm has parsers for, as its `tokenizer_utils._infer_tool_parser` knows them, and ours.
 TOOLS = (
-    ToolForm("MiniMax M2", (("<minimax:tool_call>",),), _mlx_lm("minimax_m2"), families=("minimax",)),
+    ToolForm(
+        "MiniMax M2",
+        (("<minimax:tool_call>",),),
+        _own(
+            own.hiding("minimax_m2", "</invoke>", "parameter"),
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            {"<parameter name=": ("</parameter>",)},
+        ),
+        families=("minimax",),
+    ),
     ToolForm("MiniMax M3", (("]<]minimax[>[",),), _unknown),
     ToolForm("Gemma 4", (("<|tool_call>", "<tool_call|>"),), _mlx_lm("gemma4"), families=("gemma4", "gemma4_text")),
     ToolForm("FunctionGemma", (("<start_function_call>",),), _mlx_lm("function_gemma"), families=("gemma3_text",)),
@@ -218,7 +241,16 @@ TOOLS = (
             ("V4", "tool_calls", "deepseek_v41"),
         )
     ),
-    ToolForm("MiniCPM5", (('<function name="', '<param name="'),), _mlx_lm("minicpm5")),
+    ToolForm(
+        "MiniCPM5",
+        (('<function name="', '<param name="'),),
+        _own(
+            own.hiding("minicpm5", "</function>", "param"),
+            "<function name=",
+            "</function>",
+            {"<param name=": ("</param>",)},
+        ),
+    ),
     ToolForm(
         "Mistral",
         (("[TOOL_CALLS]",),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gateway.reply.tool_parsers import ToolCall, load_parser
@@ -14,6 +14,7 @@ Call = Mapping[str, Any]
 
 _BETWEEN_VALUES = re.compile(r"[\s,;]*")
 _MISTRAL_ID = re.compile(r"\[CALL_ID\][\w-]*\[ARGS\]")
+_HIDDEN = "\ue0fe"  # a character of no meaning
 _HUNYUAN_TAG = re.compile(r"<(/?arg_(?:key|value)):opensource>")
 _DSML = "｜DSML｜"
 _DSML_NAME = re.compile(r'\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>')
@@ -40,6 +41,23 @@ def parse_mistral(text: str, tools: Any) -> list[Call]:
     if mistral is None:
         raise ValueError("mlx-lm is not installed")
     return _as_calls(mistral.parse(_MISTRAL_ID.sub("[ARGS]", text), tools))
+
+
+def hiding(name: str, end: str, tag: str) -> Callable[[str, Any], list[Call]]:
+    """Return mlx-lm's parser of this name, to which the end of a call within the value of a tag is no end."""
+    value = re.compile(rf"(<{tag} name=[^>]*>)(.*?)(?=</{tag}>)", re.DOTALL)
+
+    def parse(text: str, tools: Any) -> list[Call]:
+        parser = load_parser(name)
+        if parser is None:
+            raise ValueError("mlx-lm is not installed")
+        hidden = value.sub(lambda match: match.group(1) + match.group(2).replace(end, _HIDDEN), text)
+        return [
+            {**call, "arguments": call["arguments"].replace(_HIDDEN, end)}
+            for call in _as_calls(parser.parse(hidden, tools))
+        ]
+
+    return parse
 
 
 def parse_functools(text: str, _: Any = None) -> list[Call]:

@@ -168,6 +168,8 @@ class SectionReader:
             return self._broken(body.begun, body.text[:before], body.text[before:behind])
 
     def _called(self, body: CallBody, text: str) -> list[Found]:
+        if body.is_in_value:  # some parsers would leave out the argument
+            raise ValueError("the value of an argument does not end")
         calls = self._parse(f"{body.begun}{text}" if body.begun in self._bare else text)
         self._begin(Kind.CONTENT, may_reason=True)
         return [*calls]

@@ -34,8 +34,6 @@ _STRINGS: Mapping[str, Quotes] = {
     "kimi_k2": JSON_STRINGS,
     "kimi_k3": {"<|open|>argument": ("<|close|>argument",), "<|open|>json": ("<|close|>json",)},
     "longcat": {"<longcat_arg_value>": ("</longcat_arg_value>",)},
-    "minicpm5": {"<param name=": ("</param>",)},
-    "minimax_m2": {"<parameter name=": ("</parameter>",)},
     "muse_spark": {"<atem:parameter": ("</atem:parameter>",)},
     "pythonic": PYTHON_STRINGS,
     "qwen3_coder": {"<parameter=": ("</parameter>",)},

@@ -22,8 +22,8 @@ class ReasoningMarkers:
 class AnswerSearch:
     """Tells the answer in a reply from the reasoning before it, as the tokens of the reply come.
 
-    The reasoning begins the reply, or the prompt has begun it. A reply without one is all answer. Text is held while it
-    may be the beginning of a marker at the beginning of the reply.
+    The reasoning begins the reply, or the prompt has begun it, and the white space behind it belongs to it. A reply
+    without one is all answer. Text is held while it may be the beginning of a marker at the beginning of the reply.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> None:
@@ -32,6 +32,7 @@ class AnswerSearch:
         prompt_end = tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
         self._is_undecided = not prompt_end.rstrip().endswith(markers.begin)
         self._is_in_answer = False
+        self._is_behind_reasoning = False  # with nothing but white space since
         self._seen = ""  # that decides what is next, special tokens included
         self._held: list[str] = []
 
@@ -51,7 +52,7 @@ class AnswerSearch:
 
     def _split(self, seen: str, text: str) -> tuple[str, str]:
         if self._is_in_answer:
-            return "", text
+            return self._behind_reasoning("", text) if self._is_behind_reasoning else ("", text)
         self._seen += seen
         if self._is_undecided:
             self._held.append(text)
@@ -67,7 +68,12 @@ class AnswerSearch:
         if (at := self._seen.find(end)) < 0:
             self._seen = self._seen[-(len(end) - 1) :] if len(end) > 1 else ""
             return text, ""
-        self._is_in_answer = True
+        self._is_in_answer = self._is_behind_reasoning = True
         # A special token has no text, and is no more than its marker.
         num_behind = min(len(self._seen) - at - len(end), len(text))
-        return text[: len(text) - num_behind], text[len(text) - num_behind :]
+        return self._behind_reasoning(text[: len(text) - num_behind], text[len(text) - num_behind :])
+
+    def _behind_reasoning(self, reasoning: str, answer: str) -> tuple[str, str]:
+        said = answer.lstrip()
+        self._is_behind_reasoning = not said
+        return reasoning + answer[: len(answer) - len(said)], said

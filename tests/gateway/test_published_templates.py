@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import TextToken
+from gateway.generation import Conversation, Generation, ModelCard, TextToken
 from gateway.reply.format import detect_format
 from gateway.reply.forms import CHANNELS, REASONING, TOOLS
 from gateway.reply.parts import Kind, Part, Text
 from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
+from gateway.served_model import KnownModel
 from specd.text.chat import ChatTemplate
 from tests.published_templates import CannotBeHadError, find_templates
 
@@ -207,3 +208,14 @@ def test_what_a_template_writes_for_reasoning_is_read_as_reasoning(templates: di
         read_as[name] = (texts[Kind.REASONING].strip(), texts[Kind.CONTENT].strip()[:9])
     assert len(read_as) > 20
     assert {name: texts for name, texts in read_as.items() if texts != ("It may be.", "So it is.")} == {}
+
+
+def test_gpt_oss_is_told_why_it_called_a_tool(templates: dict[str, str]) -> None:
+    source = templates["openai-gpt-oss-120b"]
+    model = KnownModel(ModelCard("gpt-oss", 9, 9, "", source, {}))
+    thought = {"role": "assistant", "content": "", "reasoning_content": "It may be.", "tool_calls": [CALL]}
+    # The template refuses what a client sends back of a reply with all three.
+    for said, told in ((thought, "It may be."), ({**thought, "content": "I write."}, "I write.")):
+        prompt = model.asked(Generation(Conversation([USER, said]), 0)).prompt
+        assert isinstance(prompt, Conversation)
+        assert f"analysis<|message|>{told}<|end|>" in written(source, dict(prompt.messages[1]))[1]

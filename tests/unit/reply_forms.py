@@ -329,7 +329,17 @@ FORMS = {
         "<minimax:tool_call> </think>",
         _THINK,
         lambda calls: f"<minimax:tool_call>\n{_invokes('')(calls)}</minimax:tool_call>",
-        end="</minimax:tool_call>",
+        end="</invoke></minimax:tool_call>",
+    ),
+    "MiniCPM5": Form(
+        '<function name=" <param name=" </think>',
+        _THINK,
+        _each(
+            lambda name, arguments: (
+                f'<function name="{name}">' + _tags(arguments, '<param name="{}">', "", "</param>") + "</function>\n"
+            )
+        ),
+        end="</function>",
     ),
     "Solar": Form(
         "assistant<|think|> <|tool_call:begin|>",

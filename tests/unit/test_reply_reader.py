@@ -281,3 +281,18 @@ def searched(monkeypatch: pytest.MonkeyPatch, reply: str) -> int:
 )
 def test_the_work_on_a_reply_grows_no_faster_than_its_length(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     assert searched(monkeypatch, said * 4000) < 5 * searched(monkeypatch, said * 1000)
+
+
+@pytest.mark.parametrize("ended", ["</tool_call>", ""])
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        ("<arg_key>", "<tool_call>f<arg_key>x</arg_key><arg_value>and"),
+        ("<tool_call>\n<function=", "<tool_call><function=f><parameter=x>and"),
+    ],
+)
+def test_a_call_whose_argument_does_not_end_is_broken(template: str, call: str, ended: str) -> None:
+    reader = ReplyReader(detect_format(template, {}), tools=TOOLS)
+    parts = read(reader, pieces_of(call + ended, [3, 20]))
+    assert (calls_of(parts), texts(parts)[Kind.CONTENT]) == ([], call + ended)
+    assert reader.finish_reason("stop") == "length"

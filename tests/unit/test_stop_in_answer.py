@@ -69,9 +69,10 @@ def test_only_the_answer_is_searched(
     begin = "" if prompt else markers.begin
     before = f"{begin}{reasoning}{markers.end}"
     token_ids = [*encoded(before), *encoded(answer)]
-    alone = shown("x", encoded(answer), sizes, stop_strings=STOPS) if answer else ("", None)
+    said = answer.lstrip()
+    alone = shown("x", encoded(said), sizes, stop_strings=STOPS) if said else ("", None)
     assert shown(prompt or "x", token_ids, sizes, stop_strings=STOPS, reasoning=markers) == (
-        without_special(before) + alone[0],
+        without_special(before) + answer[: len(answer) - len(said)] + alone[0],
         alone[1],
     )
 
