@@ -41,11 +41,12 @@ from coordinator.workers.errors import WorkerError
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
 from specd.draft_source import DraftSource
-from specd.errors import InternalError, SpecdError
+from specd.errors import InternalError, InvalidRequestError, SpecdError
 from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat
+from specd.text.kept_tokens import with_kept_tokens
 from specd.text.literals import Literals
 from specd.text.reasoning import PROMPT_END_TOKENS
 from specd.text.rendering import TemplateRenderer
@@ -184,7 +185,8 @@ class Coordinator:
                             reply.extend(token.text for token in emission.tokens)
                             if emission.finish_reason is not None:
                                 num_tokens = session.prompt_len + emission.statistics.generated_tokens
-                                chat = prompt.chat.replied("".join(reply)) if prompt.chat is not None else None
+                                said = output.reply("".join(reply), emission.tokens[-1], emission.finish_reason)
+                                chat = prompt.chat.replied(said) if prompt.chat is not None else None
                                 self.sessions.finish(kept, session.token_ids[:num_tokens], chat, prompt.source)
                                 is_finished = True
                             if beginning is not None and request.echo:
@@ -202,19 +204,27 @@ class Coordinator:
         """Return the tokens that a request starts from, beside the event loop."""
         if not isinstance(request.prompt, Chat) or self.model.has_encoder:
             return await asyncio.to_thread(self._encode_text, request, kept)
-        literals = Literals(self.tokenizer)
         chat = whole_conversation(request.prompt, kept)
-        hidden = await asyncio.to_thread(self._hidden, request.prompt, chat, literals)
-        text = await self.renderer.render(hidden, request.client)
-        token_ids, prediction = await asyncio.to_thread(
-            lambda: (literals.encode(text), encode_answer(self.tokenizer, request.prediction))
+        await asyncio.to_thread(check_beginning, self.tokenizer, request.prompt, self.model.context_length)
+        try:
+            token_ids = await self._encode_chat(chat, request.client)
+        except InvalidRequestError as error:
+            if error.reason != "CHAT_TEMPLATE_FAILED" or not any(chat.special_tokens.values()):
+                raise
+            # Some templates, such as gpt-oss's, refuse a message with special tokens.
+            token_ids = await self._encode_chat(chat.without_special_tokens(), request.client)
+        return await asyncio.to_thread(
+            lambda: EncodedPrompt(
+                with_kept_tokens(self.tokenizer, kept.token_ids, token_ids),
+                chat,
+                prediction=encode_answer(self.tokenizer, request.prediction),
+            )
         )
-        return EncodedPrompt(token_ids, chat, prediction=prediction)
 
-    def _hidden(self, new: Chat, chat: Chat, literals: Literals) -> Chat:
-        """Return a conversation as the template gets it. Raises InvalidRequestError if what is new is far too long."""
-        check_beginning(self.tokenizer, new, self.model.context_length)
-        return literals.hidden_in(chat)
+    async def _encode_chat(self, chat: Chat, client: str) -> list[int]:
+        literals = Literals(self.tokenizer)
+        text = await self.renderer.render(await asyncio.to_thread(literals.hidden_in, chat), client)
+        return await asyncio.to_thread(literals.encode, text)
 
     def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
         if self.model.has_encoder:

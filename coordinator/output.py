@@ -10,6 +10,7 @@ from specd.draft_source import TokenSource
 from specd.errors import InvalidRequestError
 from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
+from specd.text.chat import PlacedToken, Reply
 from specd.text.reasoning import AnswerSearch, ReasoningMarkers
 from specd.text.stop_strings import StopStrings
 from specd.text.text_stream import TextStream
@@ -21,7 +22,8 @@ from specd.text.tokenizer import Tokenizer
 class EmittedToken:
     """A token, the text that it completes, and who said it first.
 
-    If they were asked for, its log-probabilities, and the own bytes of all tokens.
+    If they were asked for, its log-probabilities, and the own bytes of all tokens. Of a special token in a reply, how
+    many characters of the text are before it.
     """
 
     token_id: int
@@ -29,6 +31,7 @@ class EmittedToken:
     source: TokenSource
     log_probabilities: TokenLogProbabilities | None = None
     token_bytes: TokenBytes | None = None
+    special_position: int | None = None
 
 
 def prompt_tokens(
@@ -70,6 +73,8 @@ class Output:
         self._stop = StopStrings(stop_strings) if stop_strings else None
         self._answer = AnswerSearch(tokenizer, prompt_ids, reasoning) if stop_strings and reasoning else None
         self._num_unsearched = min_tokens
+        self._num_characters = 0  # before the next token, whether they are shown already or not
+        self._special_tokens: list[PlacedToken] = []
 
     @property
     def stop_string(self) -> str | None:
@@ -83,7 +88,7 @@ class Output:
         """
         texts = []
         for token_id in token_ids:
-            texts.append(self._search(token_id, self._text.push(token_id)))
+            texts.append(self._push(token_id)[0])
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 raise InvalidRequestError(
@@ -97,7 +102,7 @@ class Output:
         """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""
         tokens: list[EmittedToken] = []
         for i, token_id in enumerate(round_.commit.token_ids):
-            tokens.append(self._emit(round_, i, self._search(token_id, self._text.push(token_id))))
+            tokens.append(self._emit(round_, i, *self._push(token_id)))
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 return round_.cut(i + 1, FinishReason.STOP_STRING), tokens
@@ -111,6 +116,21 @@ class Output:
             tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
         return round_, tokens
 
+    def reply(self, text: str, last: EmittedToken, finish_reason: FinishReason) -> Reply:
+        """Return what was said, at its end: all text that was shown, and the special tokens in it."""
+        ends_with_token = last.special_position is not None and finish_reason.is_token
+        return Reply.of(text, self._special_tokens, ends_with_token=ends_with_token)
+
+    def _push(self, token_id: int) -> tuple[str, int | None]:
+        """Return what can be shown after a token, and of a special one, how many characters of the text are before."""
+        position = None
+        if token_id in self._tokenizer.special_tokens:
+            position = self._num_characters
+            self._special_tokens.append((position, token_id))
+        text = self._text.push(token_id)
+        self._num_characters += len(text)
+        return self._search(token_id, text), position
+
     def _search(self, token_id: int | None, text: str) -> str:
         """Return what can be shown after a token has completed this text, or after the end has."""
         if self._stop is None:
@@ -123,8 +143,8 @@ class Output:
                 text += search.release()
         return reasoning + (text if self._num_unsearched > 0 else self._stop.push(text))
 
-    def _emit(self, round_: Round, i: int, text: str) -> EmittedToken:
+    def _emit(self, round_: Round, i: int, text: str, special_position: int | None) -> EmittedToken:
         token_id, source, values = round_.commit.token_ids[i], round_.source(i), round_.verdict.log_probabilities
         if not values:
-            return EmittedToken(token_id, text, source)
-        return EmittedToken(token_id, text, source, values[i], self._tokenizer.token_bytes)
+            return EmittedToken(token_id, text, source, special_position=special_position)
+        return EmittedToken(token_id, text, source, values[i], self._tokenizer.token_bytes, special_position)

@@ -229,6 +229,11 @@ def _chat(chat: generation_pb2.Chat) -> Chat:
             tools=tuple(plain(tool) for tool in chat.tools),
             template_arguments=plain(chat.template_arguments),
             continue_final_message=chat.continue_final_message,
+            special_tokens={
+                number: tuple((token.position, token.id) for token in message.special_tokens)
+                for number, message in enumerate(chat.messages)
+                if message.special_tokens
+            },
         )
     except ValueError as error:
         raise InvalidRequestError(
@@ -278,6 +283,8 @@ def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
     message = _prompt_token(token)
     message.drafted = token.source is not TokenSource.TARGET
     message.source = _SOURCES[token.source]
+    if token.special_position is not None:
+        message.special_position = token.special_position
     return message
 
 

@@ -12,3 +12,8 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
+
+    @property
+    def is_token(self) -> bool:
+        """Whether the last token ended the generation, and is no part of what was said."""
+        return self in {FinishReason.EOS, FinishReason.STOP_TOKEN}

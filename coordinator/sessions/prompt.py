@@ -39,7 +39,7 @@ def whole_conversation(prompt: Chat, session: KeptSession) -> Chat:
     leave out of earlier replies what they keep in the last. Raises InvalidRequestError when the session is no
     conversation.
     """
-    if session.token_ids and session.chat is None:
+    if session.num_turns and session.chat is None:  # and not one that the request restores
         raise _contradiction(session, "text or token_ids", "chat")
     if not prompt.messages:
         raise InvalidRequestError("EMPTY_PROMPT", "the conversation has nothing new: set `messages`")

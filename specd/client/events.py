@@ -10,6 +10,7 @@ from specd.draft_source import TokenSource
 from specd.errors import SpecdError
 from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
+from specd.text.chat import Reply
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,15 @@ class CompletionToken:
     """A generated token, the text that it completes, and who said it first: the target, the draft model or look-up.
 
     The text is empty while a token ends inside a character, may begin a stop string, or is special.
-    `log_probabilities` are there if they were asked for.
+    `log_probabilities` are there if they were asked for. `special_position` says of a special token how many characters
+    of the text are before it.
     """
 
     id: int
     text: str
     source: TokenSource
     log_probabilities: TokenLogProbabilities | None = None
+    special_position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,13 @@ class Completion:
     seed: int
     stop_string: str | None = None
     stop_token_id: int | None = None
+
+    @property
+    def reply(self) -> Reply:
+        """The text, with the special tokens in it."""
+        placed = [(each.special_position, each.id) for each in self.tokens if each.special_position is not None]
+        ends_with_token = self.finish_reason.is_token and self.tokens[-1].special_position is not None
+        return Reply.of(self.text, placed, ends_with_token=ends_with_token)
 
     @property
     def token_ids(self) -> list[int]:

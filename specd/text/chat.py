@@ -20,28 +20,57 @@ _EXACT_INTEGERS = 2**53  # beyond, a double no longer says which integer was mea
 _FIRST_KEYS = {"type": 0, "name": 1, "description": 2}
 
 
+# A special token in a text that leaves it out: how many characters are before it, and its id.
+PlacedToken = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said: the text, and the special tokens in it, in order."""
+
+    text: str
+    special_tokens: tuple[PlacedToken, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, special_tokens: Sequence[PlacedToken], *, ends_with_token: bool) -> Reply:
+        """Return the reply that a text and all special tokens beside it make.
+
+        The last of them is no part of it if it ended the generation, nor is one behind the end of the text.
+        """
+        within = special_tokens[: len(special_tokens) - ends_with_token]
+        return cls(text, tuple(token for token in within if token[0] <= len(text)))
+
+
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, or what is new in one; the fields are those of the message `Chat` in generation.proto."""
+    """A conversation, or what is new in one; the fields are those of the message `Chat` in generation.proto.
+
+    `special_tokens` are those in the contents of messages, by the number of the message. Only a model's replies have
+    any: what looks like one in a content is text.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    special_tokens: Mapping[int, tuple[PlacedToken, ...]] = field(default_factory=dict)
 
     @property
     def num_characters(self) -> int:
         """About how much memory it takes: a template need not read all of a conversation."""
         return _num_characters((self.messages, self.tools, self.template_arguments))
 
-    def replied(self, reply: str) -> Chat:
+    def replied(self, reply: Reply) -> Chat:
         """Return this conversation with the reply to it, or the rest of its last message."""
-        if self.continue_final_message:
-            *before, last = self.messages
-            said = (*before, {**last, "content": (last.get("content") or "") + reply})
-        else:
-            said = (*self.messages, {"role": "assistant", "content": reply})
-        return replace(self, messages=said, continue_final_message=False)
+        number = len(self.messages) - self.continue_final_message
+        last = self.messages[number] if self.continue_final_message else {"role": "assistant", "content": ""}
+        begun = last.get("content") or ""
+        said = (*self.messages[:number], {**last, "content": begun + reply.text})
+        new = [(len(begun) + position, token_id) for position, token_id in reply.special_tokens]
+        special_tokens = {**self.special_tokens}
+        if new:
+            special_tokens[number] = (*special_tokens.get(number, ()), *new)
+        return replace(self, messages=said, continue_final_message=False, special_tokens=special_tokens)
 
     def followed_by(self, new: Chat) -> Chat:
         """Return this conversation with what is new after it.
@@ -53,7 +82,15 @@ class Chat:
             tools=new.tools or self.tools,
             template_arguments={**self.template_arguments, **new.template_arguments},
             continue_final_message=new.continue_final_message,
+            special_tokens={
+                **self.special_tokens,
+                **{len(self.messages) + number: tokens for number, tokens in new.special_tokens.items()},
+            },
         )
+
+    def without_special_tokens(self) -> Chat:
+        """Return this conversation with the text of its replies alone."""
+        return replace(self, special_tokens={})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from specd.errors import InvalidRequestError
 from specd.text.chat import Chat
 from specd.text.special_tokens import MARK
 from specd.text.tokenizer import Tokenizer
@@ -26,17 +27,28 @@ class Literals:
         self._marks: dict[str, str] = {}  # by special token
 
     def hidden_in(self, chat: Chat) -> Chat:
-        """Return the conversation with a mark for each special token in it: in time by its length, so a long one is
-        to be hidden beside the event loop.
+        """Return the conversation with a mark for what looks like a special token, and with its special tokens.
+
+        It takes time by its length: hide a long one beside the event loop. Raises InvalidRequestError (OUT_OF_RANGE)
+        for special tokens that are none, or that are not in their message.
         """
+        check_special_tokens(chat, self._tokenizer)
         if (pattern := self._tokenizer.special_token) is None:
             return chat
         hide = self._hider(pattern)
+        messages = [hide(message) for message in chat.messages]
+        for number, tokens in chat.special_tokens.items():
+            content = chat.messages[number].get("content") or ""
+            starts = [0, *(position for position, _ in tokens)]
+            parts = [hide(content[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+            texts = [*(self._tokenizer.special_tokens[token_id] for _, token_id in tokens), ""]
+            messages[number]["content"] = "".join(map("".join, zip(parts, texts, strict=True)))
         return replace(
             chat,
-            messages=tuple(hide(message) for message in chat.messages),
+            messages=tuple(messages),
             tools=tuple(hide(tool) for tool in chat.tools),
             template_arguments=hide(chat.template_arguments),
+            special_tokens={},
         )
 
     def encode(self, prompt: str) -> list[int]:
@@ -59,3 +71,18 @@ class Literals:
             return [hide(item) for item in value] if isinstance(value, list) else value
 
         return hide
+
+
+def check_special_tokens(chat: Chat, tokenizer: Tokenizer) -> None:
+    """Raise InvalidRequestError unless the special tokens of a conversation are some, in order, in their messages."""
+    for number, tokens in chat.special_tokens.items():
+        content, before = chat.messages[number].get("content") or "", 0
+        for position, token_id in tokens:
+            if token_id not in tokenizer.special_tokens:
+                why = f"the token {token_id}, which is not special"
+            elif not before <= position <= len(content):
+                why = f"a token at {position}, not in order or behind the {len(content)} characters of the content"
+            else:
+                before = position
+                continue
+            raise InvalidRequestError("OUT_OF_RANGE", f"chat.messages[{number}].special_tokens has {why}")

@@ -114,14 +114,24 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[_struct_pb2.Struct, _Mapping]]] = ..., template_arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "fields")
+    __slots__ = ("role", "content", "fields", "special_tokens")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     fields: _struct_pb2.Struct
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    special_tokens: _containers.RepeatedCompositeFieldContainer[PlacedToken]
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., special_tokens: _Optional[_Iterable[_Union[PlacedToken, _Mapping]]] = ...) -> None: ...
+
+class PlacedToken(_message.Message):
+    __slots__ = ("id", "position")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    position: int
+    def __init__(self, id: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StopConditions(_message.Message):
     __slots__ = ("ignore_eos", "min_tokens", "token_ids", "strings", "reasoning")
@@ -178,20 +188,22 @@ class GenerateResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "own_bytes")
+    __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "special_position", "own_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
     OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     drafted: bool
     log_probabilities: _sampling_pb2.TokenLogProbabilities
     source: TokenSource
+    special_position: int
     own_bytes: bytes
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., special_position: _Optional[int] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "looked_up")

@@ -127,17 +127,20 @@ class _Renderer(TemplateRenderer):
 class MortalServer:
     """Serves Generate, and ends its calls as `deaths` say, one after another; then it lives on."""
 
-    def __init__(self, deaths: Sequence[Death] = ()) -> None:
+    def __init__(
+        self, deaths: Sequence[Death | None] = (), tokenizer: Tokenizer | None = None, model: ModelInfo = MODEL
+    ) -> None:
         self.deaths = list(deaths)
         self.requests: list[GenerateRequest] = []
-        self._tokenizer = byte_tokenizer()
+        self._tokenizer = tokenizer or byte_tokenizer()
+        self._model = model
         self._coordinator = self._begin()
 
     def _begin(self) -> Coordinator:
         coordinator = Coordinator(
             CoordinatorSettings.model_validate({"draft": "none"}),
             CoordinatorMetrics(CollectorRegistry()),
-            model=MODEL,
+            model=self._model,
             tokenizer=self._tokenizer,
             target=SeededTarget(),
             draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specd.errors import InvalidRequestError
 from specd.settings import EMBEDDED_TARGET
-from specd.text.chat import Chat, ChatTemplate, plain
+from specd.text.chat import Chat, ChatTemplate, Reply, plain
 from specd.text.tokenizer import Tokenizer
 from tests.unit.conversations import CHATML, LLAMA, QUESTION, REPLY, SECOND_QUESTION, SPECIAL_TOKENS, SYSTEM, TOOL
 
@@ -220,21 +220,21 @@ def test_any_other_name_is_a_variable(name: str) -> None:
 
 def test_a_conversation_goes_on() -> None:
     first = Chat((SYSTEM, QUESTION), tools=(TOOL,), template_arguments={"a": 1, "b": 2})
-    second = first.replied("Winter.").followed_by(Chat((SECOND_QUESTION,), template_arguments={"b": 3}))
+    second = first.replied(Reply("Winter.")).followed_by(Chat((SECOND_QUESTION,), template_arguments={"b": 3}))
     assert second == Chat(
         (SYSTEM, QUESTION, REPLY, SECOND_QUESTION), tools=(TOOL,), template_arguments={"a": 1, "b": 3}
     )
     assert first == Chat((SYSTEM, QUESTION), tools=(TOOL,), template_arguments={"a": 1, "b": 2})
     other_tool = {"type": "function", "function": {"name": "time"}}
-    assert second.replied("x").followed_by(Chat((RESULT,), tools=(other_tool,))).tools == (other_tool,)
+    assert second.replied(Reply("x")).followed_by(Chat((RESULT,), tools=(other_tool,))).tools == (other_tool,)
 
 
 def test_a_message_that_was_continued_stays_one_message() -> None:
     first = Chat((QUESTION, {"role": "assistant", "content": "Win", "name": "a"}), continue_final_message=True)
-    second = first.replied("ter.").followed_by(Chat((SECOND_QUESTION,)))
+    second = first.replied(Reply("ter.")).followed_by(Chat((SECOND_QUESTION,)))
     assert second == Chat((QUESTION, {**REPLY, "name": "a"}, SECOND_QUESTION))
     begun = {"role": "assistant", "content": "It is"}
-    third = second.replied("pass").followed_by(Chat((QUESTION, begun), continue_final_message=True))
+    third = second.replied(Reply("pass")).followed_by(Chat((QUESTION, begun), continue_final_message=True))
     assert third.continue_final_message
     assert third.messages[-2:] == (QUESTION, begun)
 
@@ -242,7 +242,7 @@ def test_a_message_that_was_continued_stays_one_message() -> None:
 @pytest.mark.parametrize("source", [CHATML, LLAMA], ids=["chatml", "llama"])
 def test_what_is_said_stays_when_a_conversation_goes_on(source: str) -> None:
     first = Chat((SYSTEM, QUESTION))
-    second = first.replied("Winter.").followed_by(Chat((SECOND_QUESTION,)))
+    second = first.replied(Reply("Winter.")).followed_by(Chat((SECOND_QUESTION,)))
     assert template(source).render(second).startswith(template(source).render(first) + "Winter.")
 
 

@@ -17,7 +17,7 @@ from specd.errors import InvalidRequestError
 from specd.finish_reason import FinishReason
 from specd.rpc.messages import acceptance_message, draft_source_message, log_probabilities_from
 from specd.sampling import Acceptance
-from specd.text.chat import Chat
+from specd.text.chat import Chat, PlacedToken
 from specd.v1 import generation_pb2, sampling_pb2
 
 _SOURCES = {
@@ -88,7 +88,10 @@ def set_chat(request: generation_pb2.GenerateRequest, chat: Chat) -> None:
     try:
         request.chat.CopyFrom(
             generation_pb2.Chat(
-                messages=map(_message, chat.messages),
+                messages=[
+                    _message(message, chat.special_tokens.get(number, ()))
+                    for number, message in enumerate(chat.messages)
+                ],
                 tools=map(_struct, chat.tools),
                 template_arguments=_struct(chat.template_arguments),
                 continue_final_message=chat.continue_final_message,
@@ -147,10 +150,13 @@ def _strings(stop: str | Sequence[str]) -> Sequence[str]:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _message(message: Mapping[str, Any]) -> generation_pb2.ChatMessage:
+def _message(message: Mapping[str, Any], special_tokens: Sequence[PlacedToken]) -> generation_pb2.ChatMessage:
     others = {name: value for name, value in message.items() if name not in {"role", "content"}}
     return generation_pb2.ChatMessage(
-        role=message["role"], content=message.get("content") or "", fields=_struct(others)
+        role=message["role"],
+        content=message.get("content") or "",
+        fields=_struct(others),
+        special_tokens=[generation_pb2.PlacedToken(position=position, id=each) for position, each in special_tokens],
     )
 
 
@@ -162,7 +168,8 @@ def _struct(values: Mapping[str, Any]) -> struct_pb2.Struct:
 
 def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:
     values = log_probabilities_from(token.log_probabilities) if token.HasField("log_probabilities") else None
-    return CompletionToken(token.id, token.text, _SOURCES.get(token.source, TokenSource.TARGET), values)
+    position = token.special_position if token.HasField("special_position") else None
+    return CompletionToken(token.id, token.text, _SOURCES.get(token.source, TokenSource.TARGET), values, position)
 
 
 def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatistics:

@@ -16,7 +16,7 @@ Keep = Callable[[ResumableGeneration, Completion], None]
 
 
 class SessionHistory:
-    """The turns of a session: of texts their tokens, of a conversation its messages.
+    """The turns of a session: their tokens, and of a conversation its messages, too.
 
     Of a session that began elsewhere nothing is known, so it cannot be restored.
     """
@@ -36,16 +36,15 @@ class SessionHistory:
             restored = generation_pb2.GenerateRequest()
             restored.CopyFrom(request)
             restored.session_id = ""
+            restored.return_prompt_token_ids = True
+            restored.resumption.session_token_ids.extend(self.token_ids)
+        request.return_prompt_token_ids = True
         if (whole := self._conversation(prompt)) is not None:
             if restored is not None:
                 set_chat(restored, whole)
             return Turn(request, restored, self._keep_conversation(whole))
-        request.return_prompt_token_ids = True
-        if restored is not None:
-            restored.return_prompt_token_ids = True
-            restored.resumption.session_token_ids.extend(self.token_ids)
-            if self._source and restored.WhichOneof("prompt") is None:
-                restored.token_ids.ids.extend(self._source)
+        if restored is not None and self._source and restored.WhichOneof("prompt") is None:
+            restored.token_ids.ids.extend(self._source)
         return Turn(request, restored, self._keep_tokens)
 
     def _conversation(self, prompt: Prompt) -> Chat | None:
@@ -57,7 +56,8 @@ class SessionHistory:
     def _keep_conversation(self, whole: Chat) -> Keep:
         def keep(generation: ResumableGeneration, completion: Completion) -> None:
             self.session_id = completion.session_id
-            self.chat = whole.replied(completion.text)
+            self.token_ids = (*generation.prompt_token_ids, *completion.token_ids)
+            self.chat = whole.replied(completion.reply)
 
         return keep
 
