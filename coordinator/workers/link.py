@@ -224,7 +224,8 @@ class WorkerLink(RemoteWorker[Stream]):
         await self._on_change(model is not None)
 
     async def _renew(self) -> None:
-        """Connect anew when there is a new certificate that the worker takes. Streams that run stay where they are."""
+        """Connect again when there is a new certificate that the worker takes. Streams that run stay where they are."""
+        warned_of = 0  # the generation of certificates whose wait the log has
         while self._certificates is not None and self._credentials.ca is not None:
             await asyncio.sleep(RENEW_SECONDS)
             self._certificates.refresh()
@@ -233,12 +234,14 @@ class WorkerLink(RemoteWorker[Stream]):
             try:
                 channel, generation = self._open_channel()
             except StartupError as error:  # a file is being replaced
-                log.warning("cannot use a new certificate yet", worker=self.worker, error=str(error))
+                if warned_of != (warned_of := self._certificates.generation):
+                    log.warning("cannot use a new certificate yet", worker=self.worker, error=str(error))
                 continue
             try:
                 await _describe(channel)
             except grpc.aio.AioRpcError as error:  # it may not know the new authority yet
-                log.warning("the worker takes no new certificate yet", worker=self.worker, error=error.details())
+                if warned_of != (warned_of := generation):
+                    log.warning("the worker takes no new certificate yet", worker=self.worker, error=error.details())
                 await channel.close()
                 continue
             old, self._channel, self._generation = self._channel, channel, generation

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import grpc
@@ -26,6 +25,7 @@ from specd.v1 import generation_pb2
 from tests.e2e import http_fuzzing
 from tests.e2e.fuzz_requests import METHODS, PROMPT, RequestGenerator
 from tests.e2e.logged_specd import SpecdUp, running_specd
+from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import processes_mentioning, resident_mib
 
 CONNECTIONS = 8  # to each process
@@ -62,16 +62,10 @@ class Outcomes:
     seconds: float = 0.0
 
     def growth_mib(self) -> float | None:
-        """Return by how much a process grew at most from the second to the last quarter; None for too few samples.
-
-        In the first, caches fill.
-        """
+        """Return by how much a process grew at most; None for too few samples."""
         if len(self.memory_mib) < _FEWEST_SAMPLES:
             return None
-        middle = len(self.memory_mib) // 2
-        halves = self.memory_mib[middle // 2 : middle], self.memory_mib[-middle // 2 :]
-        before, after = ({pid: median(s.get(pid, 0.0) for s in half) for pid in half[0]} for half in halves)
-        return max(after.get(pid, 0.0) - mib for pid, mib in before.items())
+        return max(lasting_growth([each.get(pid, 0.0) for each in self.memory_mib]) for pid in self.memory_mib[0])
 
 
 class Fuzzer:
