@@ -12,7 +12,9 @@ from specd.errors import InvalidRequestError
 MAX_FIELDS = 2**18
 MAX_ITEMS = 2**20
 
+_MAX_DEPTH = 100  # of messages in messages: the parser refuses more
 _PIECE_BYTES = 1 << 16
+_FIXED = {1: 8, 5: 4}  # bytes, by the kind of a field
 _NOT_LAST = bytes(range(128, 256))  # of the bytes of a number
 _FIXED_BYTES = {
     **dict.fromkeys((FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), 8),
@@ -29,34 +31,37 @@ class TooManyValuesError(InvalidRequestError):
 
 def check_values(method: str, message: Descriptor, data: bytes) -> None:
     """Raise TooManyValuesError for more values than a request may have; what is broken is left to the parser."""
-    num_fields = num_items = 0
-    pending = [(message, 0, len(data))]
-    while pending:
-        kind, at, end = pending.pop()
-        messages, items = _kinds(kind)
-        while at < end:
-            num_fields += 1
-            if num_fields > MAX_FIELDS:
-                raise TooManyValuesError(method, "fields", MAX_FIELDS)
-            try:
-                key, at = _number(data, at)
-                if key & 7 == 0:
-                    _, at = _number(data, at)
-                elif key & 7 == 2:
-                    length, at = _number(data, at)
-                    if length > end - at:
-                        return
-                    if (part := messages.get(key >> 3)) is not None:
-                        pending.append((part, at, at + length))
-                    elif (item_bytes := items.get(key >> 3)) is not None:
-                        num_items += length // item_bytes if item_bytes else _count_numbers(data, at, at + length)
-                        if num_items > MAX_ITEMS:
-                            raise TooManyValuesError(method, "items in arrays", MAX_ITEMS)
-                    at += length
-                else:
-                    at += {1: 8, 5: 4}[key & 7]
-            except (IndexError, KeyError):  # cut off, or a group
+    at, end, num_fields, num_items = 0, len(data), 0, 0
+    messages, items = _kinds(message)
+    outer: list[tuple[dict[int, Descriptor], dict[int, int], int]] = []
+    while True:
+        while at >= end:
+            if not outer:
                 return
+            messages, items, end = outer.pop()
+        num_fields += 1
+        if num_fields > MAX_FIELDS:
+            raise TooManyValuesError(method, "fields", MAX_FIELDS)
+        try:
+            key, at = _number(data, at) if data[at] > 127 else (data[at], at + 1)
+            if key & 7 != 2:
+                at = _number(data, at)[1] if key & 7 == 0 else at + _FIXED[key & 7]
+                continue
+            length, at = _number(data, at) if data[at] > 127 else (data[at], at + 1)
+        except (IndexError, KeyError):  # cut off, or a group
+            return
+        if length > end - at or len(outer) > _MAX_DEPTH:
+            return
+        if length and (part := messages.get(key >> 3)) is not None:
+            outer.append((messages, items, end))
+            messages, items = _kinds(part)
+            end = at + length
+            continue
+        if (item_bytes := items.get(key >> 3)) is not None:
+            num_items += length // item_bytes if item_bytes else _count_numbers(data, at, at + length)
+            if num_items > MAX_ITEMS:
+                raise TooManyValuesError(method, "items in arrays", MAX_ITEMS)
+        at += length
 
 
 @cache
