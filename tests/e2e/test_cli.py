@@ -72,7 +72,7 @@ def test_help_shows_every_setting_with_its_variable_and_default(command: str, se
     text = " ".join(done.stdout.split())
     for name, field in settings.model_fields.items():
         default = Path(field.default).name if field.default in (EMBEDDED_DRAFT, EMBEDDED_TARGET) else field.default
-        variable = f"{settings.model_config['env_prefix']}{name}".upper()
+        variable = settings.variable_of(name)
         assert f"--{name.replace('_', '-')}" in text
         assert f"[{variable}] (default: {default if default != '' else 'none'})" in text
 

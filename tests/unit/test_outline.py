@@ -54,6 +54,12 @@ def test_another_class_is_refused(tmp_path: Path) -> None:
         model(tmp_path / "model", model_type="../utils")
 
 
+@pytest.mark.parametrize("config", [{"max_position_embeddings": -1}, {"n_positions": "512"}, {"text_config": 5}])
+def test_wrong_values_of_a_config_are_named(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(StartupError, match=next(iter(config))):
+        model(tmp_path / "model", config={"model_type": "llama", **config})
+
+
 @pytest.mark.parametrize(
     ("target", "draft", "difference"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ WANTED_FILES = (
 SMALL_FILES = tuple(name for name in WANTED_FILES if name not in {"*.safetensors", "*.json"})
 SMALL_FILES += ("*config.json", "tokenizer.json", "vocab.json", "chat_template.json")
 _TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
+# Fields of a config with numbers of positions.
+POSITIONS, SOURCE_POSITIONS = "max_position_embeddings", "n_positions"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
 # By the first pattern that a name fits. The longest indexes have 10 MB.
@@ -96,6 +99,14 @@ def check_plain(directory: Path) -> None:
                 f"{path} has {status.st_size} bytes, and no model needs more than {most} in such a file: "
                 "download the model again from where you trust it"
             )
+
+
+def positive_number(name: str, config: dict[str, Any], field: str) -> int | None:
+    """Return a number of tokens in a config, or None without one. Raises StartupError for what is no such number."""
+    value = config.get(field)
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf):
+        return None if value is None else int(value)
+    raise StartupError(f"config.json of the model {name} has {value!a} as {field}, which must be a number from 1 on")
 
 
 def check_tokenizer(name: str, directory: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
 from specd.worker.model.directory import find
 from specd.worker.model.disk_cache import keep_compiled_kernels
-from specd.worker.model.files import check_files, check_tokenizer
+from specd.worker.model.files import POSITIONS, SOURCE_POSITIONS, check_files, check_tokenizer, positive_number
 from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
 from specd.worker.model.special_tokens import end_tokens, start_token
 from specd.worker.model.t5.arguments import Arguments
@@ -35,7 +34,6 @@ from specd.worker.model.t5.network import T5
 
 log = structlog.get_logger()
 
-_POSITIONS = "max_position_embeddings"
 # Of the source, in the training of T5 and its relatives, where a config does not say.
 _T5_POSITIONS = 512
 
@@ -106,7 +104,9 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         if SessionLayers(network).have_states:
             watch_cache_users(network, by_session=False)
         rows = _num_rows(network)
-        most_tokens = context_length(name, network, _positive(name, config.get("text_config") or config, _POSITIONS))
+        most_tokens = context_length(
+            name, network, positive_number(name, config.get("text_config") or config, POSITIONS)
+        )
         expected = trial_logits(network, batches=False)
     except (ValueError, RuntimeError) as error:  # as of a layer that the device has no kernel for
         raise StartupError(f"cannot compute with the model {name}: {error}") from error
@@ -127,7 +127,7 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         precision += f", caches in {kv_bits} bits"
     # Some models have more rows than tokens, for padding; in some, added tokens have no row.
     size = min(max(vocabulary.values()) + 1, rows)
-    trained_source_length = _positive(name, config, "n_positions") or _T5_POSITIONS
+    trained_source_length = positive_number(name, config, SOURCE_POSITIONS) or _T5_POSITIONS
     info = ModelInfo(
         name=name,
         architecture=str(config["model_type"]),
@@ -218,14 +218,6 @@ def _footprint(network: Module) -> CacheFootprint:
     layers = bare_cache(network).layers
     network(mx.array([[0]]), cache=layers.caches)
     return layers.footprint
-
-
-def _positive(name: str, config: dict[str, Any], field: str) -> int | None:
-    """Return a number of tokens in a config, or None without one. Raises StartupError for what is no such number."""
-    value = config.get(field)
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf):
-        return None if value is None else int(value)
-    raise StartupError(f"config.json of the model {name} has {value!a} as {field}, which must be a number from 1 on")
 
 
 def _as_list(token_ids: Any) -> list[Any]:

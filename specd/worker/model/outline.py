@@ -12,7 +12,16 @@ from typing import Any
 
 from specd.startup_error import StartupError
 from specd.worker.model.directory import find
-from specd.worker.model.files import SMALL_FILES, check_files, check_tokenizer, read_config, read_object
+from specd.worker.model.files import (
+    POSITIONS,
+    SMALL_FILES,
+    SOURCE_POSITIONS,
+    check_files,
+    check_tokenizer,
+    positive_number,
+    read_config,
+    read_object,
+)
 
 _ENCODERS = ("t5", "mt5")
 
@@ -43,6 +52,8 @@ def outline_of(name: str) -> Outline:
     if model_type not in _ENCODERS and not _has_class(model_type):
         raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
     check_tokenizer(name, directory)
+    for values, number in ((config.get("text_config") or config, POSITIONS), (config, SOURCE_POSITIONS)):
+        positive_number(name, values, number)
     base, whole = _vocabularies(directory)
     return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
 
