@@ -79,7 +79,7 @@ FIXED = (
     Variant(DRAFT_SOURCE_LOOKUP),
 )
 MANY_CASES = [
-    Case(conversation, temperature, 40, FIXED) for temperature in (0.0, 0.8) for conversation in CONVERSATIONS
+    Case(conversation, temperature, 24, FIXED) for temperature in (0.0, 0.8) for conversation in CONVERSATIONS
 ]
 
 

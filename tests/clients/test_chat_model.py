@@ -1,0 +1,54 @@
+"""Conversations that LiteLLM and opencode hold with a published chat model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specd.cli.supervisor import Stack
+from specd.rpc.client import RawClient
+from tests.clients.opencode import Opencode
+from tests.clients.programs import install, program, run, url_of
+from tests.e2e.chats import chat_of
+from tests.e2e.completions import complete
+from tests.e2e.faults import PATIENT
+from tests.smollm2 import ChatPair
+
+MODEL = "SmolLM2-135M-Instruct"
+SCRIPT = Path(__file__).parent / "litellm_conversation.py"
+TURNS = ("What is the capital of France?", "¿Y de España? 🇪🇸", "Name both cities.")
+
+
+@pytest.fixture(scope="module")
+async def chat_stack(chat_pair: ChatPair) -> AsyncIterator[Stack]:
+    async with Stack(
+        target=chat_pair.target, draft=chat_pair.draft, http="127.0.0.1:0", environment=PATIENT
+    ) as running:
+        yield running
+
+
+async def test_litellm_holds_a_conversation(chat_stack: Stack, tmp_path: Path) -> None:
+    """Its replies are those of the target alone."""
+    uv = program("uv")
+    await install(uv, "sync", "--quiet", "--script", SCRIPT, directory=tmp_path)
+    command = (uv, "run", "--quiet", "--offline", "--script", SCRIPT, url_of(chat_stack), MODEL, *TURNS)
+    replies = json.loads(await run(*command, directory=tmp_path))
+    messages = []
+    async with RawClient(chat_stack.address) as alone:
+        for turn, reply in zip(TURNS, replies, strict=True):
+            messages.append({"role": "user", "content": turn})
+            expected = await complete(alone, chat_of(messages), max_tokens=24, num_draft_tokens=0)
+            assert reply == expected.text
+            messages.append({"role": "assistant", "content": reply})
+
+
+@pytest.mark.usefixtures("node")
+async def test_opencode_holds_a_conversation(chat_stack: Stack, tmp_path: Path) -> None:
+    """It always offers tools, and this model knows none: its replies are text."""
+    agent = {"build": {"prompt": "You are a helpful assistant.", "temperature": 0}}
+    opencode = Opencode(tmp_path, url=url_of(chat_stack), model=MODEL, context_length=8192, agent=agent)
+    assert "The capital of France is Paris." in await opencode.run(TURNS[0])
+    assert TURNS[0] in await opencode.run("--continue", "What did I ask?")
