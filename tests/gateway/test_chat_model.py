@@ -133,3 +133,17 @@ async def test_json_is_refused(client: AsyncOpenAI, model: str, conversation: li
         await client.chat.completions.create(
             model=model, messages=before(conversation)[0][0], response_format={"type": "json_object"}, **GREEDY
         )
+
+
+async def test_tools_are_ignored_visibly(chat_http: HttpClient, conversation: list[dict[str, Any]]) -> None:
+    """Its template shows none, so that the model writes what it writes without them, and nothing of it is a call."""
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    messages, said = before(conversation)[0]
+    called = await chat_http.post("/v1/chat/completions", {"messages": messages, "tools": [tool], **GREEDY})
+    assert called.status_code == 200
+    assert "no form that is known" in called.headers["x-specd-unread-tool-calls"]
+    (choice,) = called.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+    assert "tool_calls" not in choice["message"]
+    without = await chat_http.post("/v1/chat/completions", {"messages": messages, **GREEDY})
+    assert "x-specd-unread-tool-calls" not in without.headers
