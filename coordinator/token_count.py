@@ -28,7 +28,8 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
     """Count the tokens of the prompt of a generation, which does not begin.
 
     Meanwhile it has a place among the requests, as a generation has: templates and tokenizers cost it as much. Raises
-    what Coordinator.generate raises before a session begins, but for a prompt that does not fit.
+    what Coordinator.generate raises before a session begins, but for a prompt that does not fit. One that is far longer
+    than the context is not counted to its end, and raises as it does there.
     """
     request.check_session()
     coordinator.quotas.check(request.client, request.client_limits)

@@ -73,8 +73,6 @@ def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -
         texts = [content for message in prompt.messages if isinstance(content := message.get("content"), str)]
     else:
         texts = [prompt] if isinstance(prompt, str) else []
-        if not isinstance(prompt, str) and prompt and len(prompt) > context_length:
-            raise _too_long(f"{len(prompt)}", context_length)
     length = sum(map(len, texts))
     for characters_per_token in _CHARACTERS_PER_TOKEN:
         most = characters_per_token * context_length
@@ -82,7 +80,12 @@ def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -
             return
         num_tokens = len(_encoded(tokenizer, "".join(texts)[:most], is_said=isinstance(prompt, Chat)))
         if num_tokens > context_length + context_length // 2:
-            raise _too_long(f"more than {num_tokens}", context_length)
+            # LiteLLM and others know by these words that it is too long.
+            maximum = f"this model's maximum context length is {context_length} tokens"
+            raise InvalidRequestError(
+                "CONTEXT_EXCEEDED",
+                f"the prompt has more than {num_tokens} tokens, but {maximum}: send at most {context_length - 1}",
+            )
 
 
 def _encoded(tokenizer: Tokenizer, text: str, *, is_said: bool) -> list[int]:
@@ -91,15 +94,6 @@ def _encoded(tokenizer: Tokenizer, text: str, *, is_said: bool) -> list[int]:
     literals = Literals(tokenizer)
     (message,) = literals.hidden_in(Chat(({"content": text},))).messages
     return literals.encode(message["content"])
-
-
-def _too_long(num_tokens: str, context_length: int) -> InvalidRequestError:
-    # LiteLLM and others know by these words that it is too long.
-    maximum = f"this model's maximum context length is {context_length} tokens"
-    return InvalidRequestError(
-        "CONTEXT_EXCEEDED",
-        f"the prompt has {num_tokens} tokens, but {maximum}: send at most {context_length - 1}",
-    )
 
 
 def encode_source(
