@@ -165,7 +165,12 @@ TOOLS = (
         families=("minimax",),
     ),
     ToolForm("MiniMax M3", (("]<]minimax[>[",),), _unknown),
-    ToolForm("Gemma 4", (("<|tool_call>", "<tool_call|>"),), _mlx_lm("gemma4"), families=("gemma4", "gemma4_text")),
+    ToolForm(
+        "Gemma 4",
+        (("<|tool_call>", "<tool_call|>"),),
+        _own(own.parse_gemma, "<|tool_call>", "<tool_call|>", {'<|"|>': ('<|"|>',)}),
+        families=("gemma4", "gemma4_text"),
+    ),
     ToolForm("FunctionGemma", (("<start_function_call>",),), _mlx_lm("function_gemma"), families=("gemma3_text",)),
     ToolForm(
         "LongCat", (("<longcat_tool_call>",),), _mlx_lm("longcat"), families=("longcat_flash", "longcat_flash_ngram")

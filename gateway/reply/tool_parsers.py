@@ -28,7 +28,6 @@ PYTHON_STRINGS: Quotes = {**JSON_STRINGS, "'": ("'", "\\\\", "\\'")}
 # What a marker of the end is text in, by mlx-lm's parsers.
 _STRINGS: Mapping[str, Quotes] = {
     "function_gemma": {"<escape>": ("<escape>",)},
-    "gemma4": {'<|"|>': ('<|"|>',)},
     "glm47": {"<arg_value>": ("</arg_value>",)},
     "json_tools": JSON_STRINGS,
     "kimi_k2": JSON_STRINGS,
@@ -38,6 +37,21 @@ _STRINGS: Mapping[str, Quotes] = {
     "pythonic": PYTHON_STRINGS,
     "qwen3_coder": {"<parameter=": ("</parameter>",)},
 }
+
+# What mlx-lm's patterns begin and end with, by parsers: each beginning without an end is searched to the end of the
+# text, which takes quadratic time.
+_PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "function_gemma": (("call:", "}"),),
+    "glm47": (("<arg_key>", "</arg_value>"),),
+    "kimi_k2": (("<|tool_call_begin|>", "<|tool_call_end|>"),),
+    "kimi_k3": (("<|open|>call", "<|close|>call<|sep|>"), ("<|open|>argument", "<|close|>argument<|sep|>")),
+    "longcat": (("<longcat_arg_key>", "</longcat_arg_value>"),),
+    "minimax_m2": (("<invoke name=", "</invoke>"), ("<parameter name=", "</parameter>")),
+    "muse_spark": (("<atem:invoke", "</atem:invoke>"), ("<atem:parameter", "</atem:parameter>")),
+    "pythonic": (("(", ")]"),),
+    "qwen3_coder": (("<function=", "</function>"), ("<parameter=", "</parameter>")),
+}
+_LONG = 4096  # characters, from which on a text must have the ends
 
 
 @dataclass(frozen=True)
@@ -61,9 +75,12 @@ class ToolParser:
     _parse: Callable[[str, Any], Any]
     quotes: Quotes = field(default_factory=dict)
     bare: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         """Return the calls in what stands between the markers. Raises ValueError if it is none."""
+        if len(text) > _LONG and any(text.rfind(begin) > text.rfind(end) for begin, end in self.pairs):
+            raise ValueError("a part of the call does not end")
         try:
             parsed = self._parse(text, list(tools))
             calls = parsed if isinstance(parsed, list) else [parsed]
@@ -130,5 +147,11 @@ def load_parser(name: str, *, start: str = "", end: str = "") -> ToolParser | No
             sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
         module = importlib.import_module(f"{_PACKAGE}.{name}")
         parse = _parse_glm if name == "glm47" else module.parse_tool_call
-        return ToolParser(start or module.tool_call_start, end or module.tool_call_end, parse, _STRINGS.get(name, {}))
+        return ToolParser(
+            start or module.tool_call_start,
+            end or module.tool_call_end,
+            parse,
+            _STRINGS.get(name, {}),
+            pairs=_PAIRS.get(name, ()),
+        )
     return None

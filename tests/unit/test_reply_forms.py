@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.generation import TextToken
-from gateway.reply.format import detect_format
+from gateway.reply.format import ReplyFormat, detect_format
+from gateway.reply.forms import TOOLS as TOOL_FORMS
+from gateway.reply.forms import ToolForm
 from gateway.reply.parts import Kind, Part, Text, joined
 from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
@@ -96,3 +98,24 @@ def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
     assert not reader.broken_call
     ids = [part.call_id for part in parts if isinstance(part, ToolCall)]
     assert len(set(ids)) == len(ids)
+
+
+UNITS = (
+    *("call:f{", '<|"|>', "<arg_key>", "<arg_key>a</arg_key>", "f<arg_key>a</arg_key><arg_value>", "<function="),
+    *("<parameter=", "<function=f><parameter=a>", '<invoke name="a">', '<parameter name="a">', '"f">', "a[ARGS]"),
+    *('<param name="a">', '<atem:invoke name="a">', '<atem:parameter name="a">', "<|open|>call<|sep|>", "[f(", "{"),
+    *("<|tool_call_begin|>", '<｜DSML｜invoke name="a">', "<longcat_arg_key>a</longcat_arg_key>", "[CALL_ID]a"),
+)
+
+
+@pytest.mark.parametrize("form", TOOL_FORMS, ids=lambda form: form.name)
+def test_a_long_body_that_is_no_call_is_refused_at_once(form: ToolForm) -> None:
+    """At 100 kB, what takes quadratic time takes minutes."""
+    if (parser := form.load()) is None:
+        return
+    for unit in UNITS:
+        reader = ReplyReader(ReplyFormat(tools=parser), tools=TOOLS)
+        body = unit * (100_000 // len(unit))
+        parts = reader.push([TextToken(TEXT, f"{parser.start}{body}{parser.end}", "target")])
+        parts += reader.finish(is_cut=False)
+        assert reader.num_calls <= 1
