@@ -14,6 +14,7 @@ from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import DRAFT_SOURCE_MODEL, FINISH_REASON_EOS, FINISH_REASON_LENGTH, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.v1.session_pb2_grpc import SessionServiceStub
@@ -22,6 +23,8 @@ from tests.e2e.chats import QUESTION, REPLY, SYSTEM, TOOL, chat_of
 from tests.e2e.completions import MAX_TOKENS, Completion, complete
 from tests.e2e.kept_sessions import IGNORE_EOS, MAX_LOST, get_session
 from tests.worker.models import CHAT_TEMPLATE, SECOND_END_TOKEN, save_chat_target
+
+PAD_TOKEN = 1  # special, as the marks of a tool call are
 
 CHATS: dict[str, dict[str, Any]] = {
     "question": {"messages": [QUESTION]},
@@ -131,24 +134,38 @@ async def test_a_tool_can_be_deep(chat_client: RawClient) -> None:
 
 async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
     sessions = SessionServiceStub(chat_client.channel)
-    fields: dict[str, Any] = {"max_tokens": 8, "stop": IGNORE_EOS, "draft_source": DRAFT_SOURCE_MODEL}
+    fields: dict[str, Any] = {
+        "max_tokens": 8,
+        "stop": IGNORE_EOS,
+        "draft_source": DRAFT_SOURCE_MODEL,
+        "return_prompt_token_ids": True,
+    }
     arguments = {"opening": "def"}
     first = await complete(chat_client, chat_of([SYSTEM, QUESTION], [TOOL], arguments), **fields)
     session_id = first.last.session_id
     said = [SYSTEM, QUESTION, {"role": "assistant", "content": first.text}]
 
+    tokenizer = Tokenizer((Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes())
+
+    def prompt_of(turn: Completion) -> list[int]:
+        return list(turn.responses[0].prompt_token_ids)
+
     async def same_as_a_new_one(turn: Completion, chat: Chat) -> None:
-        new = await complete(chat_client, chat, num_draft_tokens=0, **fields)
-        assert new.last.session_id != session_id
+        """The prompt is the same text, though the replies in it keep their tokens."""
+        new = await complete(chat_client, chat, max_tokens=1, return_prompt_token_ids=True)
+        texts = [tokenizer.decode(prompt_of(each), skip_special_tokens=False) for each in (turn, new)]
+        assert texts[0] == texts[1]
+        alone = await complete(chat_client, prompt_of(turn), num_draft_tokens=0, **fields)
+        assert alone.last.session_id != session_id
         assert turn.last.session_id == session_id
-        assert turn.statistics.prompt_tokens == new.statistics.prompt_tokens
-        assert turn.token_ids == new.token_ids
-        assert turn.text == new.text
+        assert turn.token_ids == alone.token_ids
+        assert turn.text == alone.text
 
     # Only what is new comes; tools and arguments stay.
     second = await complete(chat_client, chat_of([QUESTION]), session_id=session_id, **fields)
     said.append(QUESTION)
-    # All up to the reply, and of that what the tokenizer writes as the model did.
+    before = [*prompt_of(first), *first.token_ids]
+    assert prompt_of(second)[: len(before)] == before
     for reused in (second.statistics.target_reused_tokens, second.statistics.draft_reused_tokens):
         assert first.statistics.prompt_tokens - 1 <= reused < second.statistics.prompt_tokens
     await same_as_a_new_one(second, chat_of(said, [TOOL], arguments))
@@ -162,9 +179,9 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
 
     # The reply itself goes on.
     fourth = await complete(chat_client, "", session_id=session_id, **fields)
-    before = third.statistics.prompt_tokens + len(third.tokens)
-    assert fourth.statistics.prompt_tokens == before
-    assert fourth.statistics.target_reused_tokens >= before - MAX_LOST
+    num_before = third.statistics.prompt_tokens + len(third.tokens)
+    assert fourth.statistics.prompt_tokens == num_before
+    assert fourth.statistics.target_reused_tokens >= num_before - MAX_LOST
     said.append({"role": "assistant", "content": third.text + fourth.text})
 
     # A message that the client begins, and the model ends.
@@ -189,6 +206,19 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
         reason, _ = await refusal(chat_client, prompt, session_id=session_id)
         assert reason == expected
     assert (await get_session(sessions, session_id)).session.num_turns == 6
+
+
+async def test_a_reply_keeps_its_special_tokens_and_its_cache(chat_client: RawClient) -> None:
+    """A sampled reply, half of whose tokens are special, and whose text the tokenizer would write otherwise."""
+    sampling = SamplingParameters(temperature=1.0, seed=3, top_k=200, logit_bias={PAD_TOKEN: 12})
+    fields: dict[str, Any] = {"max_tokens": 60, "stop": IGNORE_EOS, "return_prompt_token_ids": True}
+    first = await complete(chat_client, chat_of([QUESTION]), sampling=sampling, **fields)
+    assert 0 < first.token_ids.count(PAD_TOKEN) < 60
+    assert [token.id for token in first.tokens if token.HasField("special_position")].count(PAD_TOKEN) > 0
+    second = await complete(chat_client, chat_of([QUESTION]), session_id=first.last.session_id, **fields)
+    before = [*first.responses[0].prompt_token_ids, *first.token_ids]
+    assert list(second.responses[0].prompt_token_ids[: len(before)]) == before
+    assert second.statistics.target_reused_tokens >= len(before) - 1 - 2
 
 
 async def test_a_session_of_text_takes_no_conversation(chat_client: RawClient) -> None:
