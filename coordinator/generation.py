@@ -65,10 +65,12 @@ _ROUNDS_AHEAD = 64
 class Beginning:
     """What a generation continues: a digest for its resumption, and if they were asked for, tokens and source.
 
-    Of a conversation, `prompt_end` is the end of the prompt, as the template wrote it. `prompt_tokens` are its echo.
+    `max_tokens` is how many tokens it may have at most. Of a conversation, `prompt_end` is the end of the prompt, as
+    the template wrote it. `prompt_tokens` are its echo.
     """
 
     prompt_fingerprint: str
+    max_tokens: int
     prompt_end: str = ""
     prompt_token_ids: Sequence[int] = ()
     source_token_ids: Sequence[int] = ()
@@ -171,7 +173,7 @@ class Coordinator:
                     session, setup = self._begin(kept.session_id, prompt, request)
                     output = self._output(prompt, request)
                     reply = [await asyncio.to_thread(output.resume, request.resumption.token_ids)]
-                    beginning: Beginning | None = self._beginning(prompt, request)
+                    beginning: Beginning | None = self._beginning(prompt, request, session.max_tokens)
                     await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
                     lookup = None
                     if self._looks_up(request):
@@ -245,9 +247,10 @@ class Coordinator:
             min_tokens=stop.min_tokens,
         )
 
-    def _beginning(self, prompt: EncodedPrompt, request: GenerationRequest) -> Beginning:
+    def _beginning(self, prompt: EncodedPrompt, request: GenerationRequest, max_tokens: int) -> Beginning:
         end = self.decode_text(prompt.token_ids[-PROMPT_END_TOKENS:]) if prompt.chat else ""
-        beginning = Beginning(prompt_fingerprint(self.model, prompt), end)
+        num_resumed = len(request.resumption.token_ids)
+        beginning = Beginning(prompt_fingerprint(self.model, prompt), num_resumed + max_tokens, end)
         if not request.returns_prompt:
             return beginning
         return replace(beginning, prompt_token_ids=prompt.token_ids, source_token_ids=prompt.source)

@@ -265,6 +265,7 @@ def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateRespo
     )
     if (beginning := emissions[0].beginning) is not None:
         response.prompt_fingerprint = beginning.prompt_fingerprint
+        response.max_tokens = beginning.max_tokens
         response.prompt_end = beginning.prompt_end
         response.prompt_token_ids.extend(beginning.prompt_token_ids)
         response.source_token_ids.extend(beginning.source_token_ids)

@@ -230,6 +230,7 @@ def _increment(response: generation_pb2.GenerateResponse) -> Increment:
         _statistics(response.statistics) if response.finish_reason else None,
         response.prompt_end,
         tuple(map(_token, response.prompt_tokens)),
+        response.max_tokens,
     )
 
 

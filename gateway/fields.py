@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -76,6 +77,14 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
 
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a request does not say: most tokens, and whether they are cut to the room in the context."""
+
+    max_tokens: int
+    cut_max_tokens: bool = False
+
+
 class SamplingFields(StrictModel):
     """How tokens are chosen and proposed, and what ends a reply. null is the same as leaving a field out."""
 
@@ -114,15 +123,26 @@ class SamplingFields(StrictModel):
     )
     session_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Continue this session.")
 
+    cut_max_tokens: bool | None = Field(
+        None,
+        description="Generate what the context has room for if that is less than the most tokens that are asked for.",
+    )
+
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here."""
         return sorted(self.model_extra or {})
 
-    def generation(self, prompt: Prompt, seed: int, **more: Any) -> Generation:
-        """Return the generation that the fields ask for. Raises ApiError."""
+    def generation(
+        self, prompt: Prompt, seed: int, max_tokens: int | None, defaults: Defaults, **more: Any
+    ) -> Generation:
+        """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError."""
+        cuts = defaults.cut_max_tokens if self.cut_max_tokens is None else self.cut_max_tokens
         return Generation(
             prompt=prompt,
             seed=seed,
+            max_tokens=max_tokens or defaults.max_tokens,
+            is_max_tokens_given=max_tokens is not None,
+            cut_max_tokens=max_tokens is None or cuts,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=self.top_p,
             top_k=self.top_k or 0,

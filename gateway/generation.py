@@ -39,6 +39,7 @@ class Generation:
     seed: int
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as the endpoint names it
+    is_max_tokens_given: bool = False  # by the client
     cut_max_tokens: bool = False
     temperature: float = 0.0
     top_p: float | None = None
@@ -124,7 +125,8 @@ class Increment:
     """What one round of a generation brought, or several that came together.
 
     The last one has a finish reason, `stop` or `length`, and the statistics; the first one of a conversation the end
-    of its prompt, as the template wrote it, and that of an echo the prompt's tokens.
+    of its prompt, as the template wrote it, and that of an echo the prompt's tokens. The first one also says how many
+    tokens there can be at most.
     """
 
     session_id: str
@@ -134,6 +136,7 @@ class Increment:
     statistics: Statistics | None = None
     prompt_end: str = ""
     prompt_tokens: tuple[TextToken, ...] = ()
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from gateway.choices import seed_of
 from gateway.coordinator import CoordinatorLink
-from gateway.fields import SamplingFields
+from gateway.fields import Defaults, SamplingFields
 from gateway.generation import Generation, Increment, Requester
 from gateway.http.errors import ApiError, invalid
 from gateway.served_model import ServedModels
 from specd.gateway_settings import GatewaySettings
 
+_CUT = "x-specd-max-tokens"
 _SEED_BITS = 32  # short enough for languages whose numbers are all doubles
 
 
@@ -23,6 +24,7 @@ class Service:
     def __init__(self, coordinator: CoordinatorLink, settings: GatewaySettings) -> None:
         self.coordinator = coordinator
         self.settings = settings
+        self.defaults = Defaults(settings.default_max_tokens, settings.cut_max_tokens)
         self.models = ServedModels(coordinator, asks_for_tokens=settings.asks_for_tokens)
 
     def num_choices(self, fields: SamplingFields) -> int:
@@ -39,16 +41,26 @@ class Service:
         """Return the seed of a request, or a new one."""
         return secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed % 2**64
 
-    def generate(self, generation: Generation, count: int, caller: Requester) -> list[AsyncGenerator[Increment]]:
-        """Return so many generations, each with a noise of its own; they begin when they are read."""
+    def generate(
+        self, generation: Generation, count: int, caller: Requester, headers: dict[str, str]
+    ) -> list[AsyncGenerator[Increment]]:
+        """Return so many generations, each with a noise of its own; they begin when they are read.
+
+        Before the first increment of one whose `max_tokens` was cut, `headers` say to how many: the fewest of all.
+        """
         return [
-            self._watched(replace(generation, seed=seed_of(generation.seed, choice)), caller) for choice in range(count)
+            self._watched(replace(generation, seed=seed_of(generation.seed, choice)), caller, headers)
+            for choice in range(count)
         ]
 
-    async def _watched(self, generation: Generation, caller: Requester) -> AsyncGenerator[Increment]:
+    async def _watched(
+        self, generation: Generation, caller: Requester, headers: dict[str, str]
+    ) -> AsyncGenerator[Increment]:
         increments = self.coordinator.generate(generation, caller)
         try:
             async for increment in increments:
+                if generation.is_max_tokens_given and 0 < increment.max_tokens < (generation.max_tokens or 0):
+                    headers[_CUT] = str(min(increment.max_tokens, int(headers.get(_CUT, increment.max_tokens))))
                 yield increment
         except ApiError as error:
             if error.status >= 500:

@@ -60,6 +60,11 @@ class GatewaySettings(CertificateSettings):
     default_max_tokens: int = Field(
         4096, ge=1, description="Most tokens of a reply whose request does not say, if the context has room for them."
     )
+    cut_max_tokens: bool = Field(
+        False,
+        description="Generate what the context has room for where a request asks for more tokens, and say so in a "
+        "header; without it such a request is refused, unless its field 'cut_max_tokens' is true.",
+    )
     max_choices: int = Field(8, ge=1, description="Most choices (n) of a request.")
     max_body_bytes: ByteSize = Field(ByteSize(4 * 2**20), gt=0, description="Longest body of a request.")
     max_connections: int = Field(1024, ge=1, description="Maximum of connections; on others requests get 503.")

@@ -26,14 +26,16 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     fields = await beside_loop(validated, ChatFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
-    asked = await beside_loop(fields.chat_generation, seed, service.settings.default_max_tokens)
+    asked = await beside_loop(fields.chat_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
     generation = served.asked(asked)
     completion = _Completion(served, fields, seed, count)
-    increments = merged(service.generate(generation, count, caller))
+    headers: dict[str, str] = {}
+    increments = merged(service.generate(generation, count, caller, headers))
     notes: Any = {
         "ignored": fields.ignored(),
         "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
+        "more_headers": headers,
     }
     if fields.stream:
         return Answer(events=completion.events(increments), **notes)

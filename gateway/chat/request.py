@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.chat.messages import MAX_MESSAGES, Contents, Message, template_messages, text_of
-from gateway.fields import Array, Count, JsonObject, SamplingFields, StrictModel, refuse_field
+from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
@@ -68,7 +68,7 @@ class ChatFields(SamplingFields):
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
-    def chat_generation(self, seed: int, default_max_tokens: int) -> Generation:
+    def chat_generation(self, seed: int, defaults: Defaults) -> Generation:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.response_format is not None and self.response_format.type != "text":
             raise refuse_field(
@@ -89,9 +89,9 @@ class ChatFields(SamplingFields):
         return self.generation(
             conversation,
             seed,
-            max_tokens=max_tokens or default_max_tokens,
+            max_tokens,
+            defaults,
             max_tokens_field=name,
-            cut_max_tokens=max_tokens is None,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
             prediction=text_of(self.prediction.content, "prediction.content") if self.prediction is not None else "",
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from gateway.fields import Array, Count, SamplingFields, T, TokenId, refuse_field
+from gateway.fields import Array, Count, Defaults, SamplingFields, T, TokenId, refuse_field
 from gateway.generation import Generation
 from gateway.http.errors import invalid
 from gateway.http.json_body import MAX_VALUES
@@ -42,8 +43,9 @@ class CompletionFields(SamplingFields):
         """Return whether the completion begins with the text that was sent, and not with what its tokens say."""
         return bool(self.echo) and self.logprobs is None and isinstance(prompt, str)
 
-    def generations(self, seed: int) -> list[Generation]:
+    def generations(self, seed: int, defaults: Defaults) -> list[Generation]:
         """Return the generation for each prompt. Raises ApiError for what cannot be kept."""
+        defaults = replace(defaults, max_tokens=_DEFAULT_MAX_TOKENS)
         if self.suffix:
             raise refuse_field("suffix", "the model continues a text, and does not fill in its middle")
         if self.session_id and len(self.prompts) > 1:
@@ -52,8 +54,8 @@ class CompletionFields(SamplingFields):
             self.generation(
                 prompt,
                 seed,
-                max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
-                cut_max_tokens=self.max_tokens is None,
+                self.max_tokens,
+                defaults,
                 top_log_probabilities=self.logprobs,
                 echo=bool(self.echo) and not self.echoes_as_sent(prompt),
             )

@@ -82,7 +82,7 @@ class Endpoint:
             answer = await self._handler(body, caller_of(request))
             if answer.events is not None:
                 try:
-                    await send_events(answer.events, send, answer.headers)
+                    await send_events(answer.events, send, lambda: answer.headers)
                 finally:
                     await answer.events.aclose()
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -35,12 +35,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def send_events(
-    events: AsyncIterator[bytes], send: Send, headers: Mapping[str, str], *, ping_seconds: float = PING_SECONDS
+    events: AsyncIterator[bytes],
+    send: Send,
+    headers: Callable[[], Mapping[str, str]],
+    *,
+    ping_seconds: float = PING_SECONDS,
 ) -> None:
     """Send events as they come, and a comment whenever there was none for `ping_seconds`.
 
     An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment had to go
-    out before. A later one becomes the last event.
+    out before. A later one becomes the last event. The headers are asked for when the response begins.
     """
     stream = _Stream(send, headers)
     pinging = asyncio.ensure_future(stream.ping(ping_seconds))
@@ -59,9 +63,9 @@ async def send_events(
 class _Stream:
     """The response under way."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+    def __init__(self, send: Send, headers: Callable[[], Mapping[str, str]]) -> None:
         self._send = send
-        self._headers = {**_HEADERS, **headers}
+        self._headers = headers
         self._written_at = time.monotonic()
         self.began = False
 
@@ -83,5 +87,5 @@ class _Stream:
     async def _begin(self) -> None:
         if not self.began:
             self.began = True
-            raw = [(name.encode(), text.encode()) for name, text in self._headers.items()]
+            raw = [(name.encode(), text.encode()) for name, text in {**_HEADERS, **self._headers()}.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -27,14 +27,16 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     """Answer a response. Raises ApiError."""
     fields = await beside_loop(validated, ResponseFields, body)
     seed = service.seed_of(fields)
-    asked = await beside_loop(fields.response_generation, seed, service.settings.default_max_tokens)
+    asked = await beside_loop(fields.response_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
     generation = served.asked(asked)
     response = await beside_loop(_Response, served, fields, seed)
-    increments = merged(service.generate(generation, 1, caller))
+    headers: dict[str, str] = {}
+    increments = merged(service.generate(generation, 1, caller, headers))
     notes: Any = {
         "ignored": fields.ignored(),
         "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
+        "more_headers": headers,
     }
     if fields.stream:
         return Answer(events=response.events(increments), **notes)

@@ -18,7 +18,7 @@ from gateway.chat.messages import (
     text_of,
 )
 from gateway.chat.request import MAX_TOOLS
-from gateway.fields import Array, Count, JsonObject, SamplingFields, StrictModel, refuse_field
+from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
 from gateway.http.errors import invalid
 
@@ -89,7 +89,7 @@ class ResponseFields(SamplingFields):
         others = [f"tools[{i}]" for i, tool in enumerate(self.tools or []) if tool.type != "function"]
         return sorted([*super().ignored(), *others])
 
-    def response_generation(self, seed: int, default_max_tokens: int) -> Generation:
+    def response_generation(self, seed: int, defaults: Defaults) -> Generation:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.previous_response_id:
             raise refuse_field(
@@ -107,9 +107,9 @@ class ResponseFields(SamplingFields):
         return self.generation(
             conversation,
             seed,
-            max_tokens=self.max_output_tokens or default_max_tokens,
+            self.max_output_tokens,
+            defaults,
             max_tokens_field="max_output_tokens",
-            cut_max_tokens=self.max_output_tokens is None,
         )
 
     def _messages(self) -> list[dict[str, Any]]:

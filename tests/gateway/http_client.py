@@ -45,6 +45,10 @@ class HttpClient:
         blocks = response.text.removesuffix("\n\n").split("\n\n")
         return [line.removeprefix("data: ") for block in blocks for line in block.split("\n") if line[:5] == "data:"]
 
+    async def stream_headers(self, path: str, body: dict[str, Any]) -> httpx2.Headers:
+        """Return the headers of a stream."""
+        return (await self.post(path, {**body, "stream": True})).headers
+
     async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the chunks of a stream that ends as it should: `[DONE]` is no event of responses, as at OpenAI."""
         chunks = await self.events(path, body)

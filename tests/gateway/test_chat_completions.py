@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -200,6 +201,32 @@ async def test_tools_of_a_model_whose_calls_are_not_read_are_offered(http: HttpC
     assert "x-specd-unread-tool-calls" not in (await http.post(PATH, {**body, "tool_choice": "none"})).headers
     responses = {"input": "Hi", "tools": [{"type": "function", "name": "f"}], "max_output_tokens": 3, "stream": stream}
     assert "form" in (await http.post("/v1/responses", responses)).headers["x-specd-unread-tool-calls"]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions", "/v1/responses"])
+async def test_more_tokens_than_there_is_room_for_are_cut_where_the_field_says_so(http: HttpClient, path: str) -> None:
+    """The prompt takes nearly all of the context."""
+    prompt = "x = 1\n" * 480
+    body: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    name = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+    if path == PATH:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["input" if path.endswith("responses") else "prompt"] = prompt
+    refused = await http.post(path, {**body, name: 5000})
+    assert refused.status_code == 400
+    room = re.search(rf"{name} can be at most (\d+)", refused.json()["error"]["message"])
+    assert room is not None
+    cut = await http.post(path, {**body, name: 5000, "cut_max_tokens": True})
+    usage = cut.json()["usage"]
+    assert cut.headers["x-specd-max-tokens"] == room[1]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == int(room[1])
+    assert (await http.stream_headers(path, {**body, name: 5000, "cut_max_tokens": True}))[
+        "x-specd-max-tokens"
+    ] == room[1]
+    whole = await http.post(path, {**body, name: 2, "cut_max_tokens": True})
+    assert "x-specd-max-tokens" not in whole.headers
+    assert "x-specd-max-tokens" not in (await http.post(path, body)).headers
 
 
 async def test_ignored_fields_are_named(http: HttpClient) -> None:

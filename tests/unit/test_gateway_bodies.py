@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat.request import ChatFields
-from gateway.fields import validated
+from gateway.completions.request import CompletionFields
+from gateway.fields import Defaults, validated
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_DEPTH, parse_object
+from gateway.responses.request import ResponseFields
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -67,6 +69,7 @@ def test_a_surrogate_pair_is_a_character() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
 
 
+DEFAULTS = Defaults(max_tokens=10)
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
@@ -81,7 +84,7 @@ def test_fields_of_any_kind_are_taken_or_named(fields: dict[str, Any]) -> None:
         assert error.param.split(".")[0].split("[")[0] in fields
     else:
         try:
-            taken.chat_generation(seed=1, default_max_tokens=10)
+            taken.chat_generation(1, DEFAULTS)
         except ApiError as error:
             assert error.param in fields or str(error.param).startswith("messages")
 
@@ -89,7 +92,9 @@ def test_fields_of_any_kind_are_taken_or_named(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["temperature", "seed", "n", "stop", "tools", "logit_bias", "stream", "prediction"])
 def test_null_is_the_same_as_nothing(name: str) -> None:
     given_null = validated(ChatFields, {"messages": MESSAGES, name: None})
-    assert given_null.chat_generation(1, 10) == validated(ChatFields, {"messages": MESSAGES}).chat_generation(1, 10)
+    assert given_null.chat_generation(1, DEFAULTS) == validated(ChatFields, {"messages": MESSAGES}).chat_generation(
+        1, DEFAULTS
+    )
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1, 0])
@@ -104,6 +109,34 @@ def test_each_seed_of_openai_is_one(seed: int) -> None:
 )
 def test_each_penalty_looks_at_the_whole_text_by_itself(penalties: dict[str, float]) -> None:
     fields = validated(ChatFields, {"messages": MESSAGES, **penalties})
-    assert fields.chat_generation(1, 10).penalty_context_size == 0
+    assert fields.chat_generation(1, DEFAULTS).penalty_context_size == 0
     fields = validated(ChatFields, {"messages": MESSAGES, **penalties, "penalty_context_size": 20})
-    assert fields.chat_generation(1, 10).penalty_context_size == 20
+    assert fields.chat_generation(1, DEFAULTS).penalty_context_size == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "field", "cuts"),
+    [
+        (None, False, None, True),
+        (7, False, None, False),
+        (7, True, None, True),
+        (7, False, True, True),
+        (7, True, False, False),
+        (None, True, False, True),
+    ],
+)
+def test_max_tokens_are_cut_if_the_field_says_so_or_the_option(
+    given: int | None, option: bool, field: bool | None, cuts: bool
+) -> None:
+    defaults = Defaults(max_tokens=10, cut_max_tokens=option)
+    body = {"max_tokens": given, "cut_max_tokens": field}
+    asked = [
+        validated(ChatFields, {"messages": MESSAGES, **body}).chat_generation(1, defaults),
+        validated(CompletionFields, {"prompt": "x", **body}).generations(1, defaults)[0],
+        validated(
+            ResponseFields, {"input": "x", "max_output_tokens": given, "cut_max_tokens": field}
+        ).response_generation(1, defaults),
+    ]
+    assert [generation.cut_max_tokens for generation in asked] == [cuts] * 3
+    assert [generation.max_tokens for generation in asked] == [given or 10, given or 16, given or 10]
+    assert [generation.is_max_tokens_given for generation in asked] == [given is not None] * 3

@@ -27,7 +27,7 @@ from tests.unit.test_validation import MODEL
 HTTP = {name for fields in (ChatFields, CompletionFields, ResponseFields) for name in fields.model_fields}
 # Fields that the gateway never sends, or that no error names.
 UNSENT = {
-    *("answer_text", "answer_token_ids", "return_prompt_token_ids", "cut_max_tokens"),
+    *("answer_text", "answer_token_ids", "return_prompt_token_ids"),
     *("prompt_fingerprint", "session_token_ids"),  # of a resumption
 }
 

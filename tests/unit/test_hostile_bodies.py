@@ -13,7 +13,7 @@ import pytest
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.coordinator import _message_of
-from gateway.fields import MAX_FIELDS, StrictModel, validated
+from gateway.fields import MAX_FIELDS, Defaults, StrictModel, validated
 from gateway.generation import Conversation, Generation
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_PARTS, MAX_VALUES, Room, parse_object
@@ -139,7 +139,7 @@ def chat_with(*arguments: str) -> ChatFields:
 
 def test_arguments_that_nest_too_deep_stay_text() -> None:
     deep = '{"a":' * 100_000
-    prompt = chat_with(deep).chat_generation(1, 10).prompt
+    prompt = chat_with(deep).chat_generation(1, Defaults(max_tokens=10)).prompt
     assert isinstance(prompt, Conversation)
     assert prompt.messages[-1]["tool_calls"][0]["function"]["arguments"] == deep
 
@@ -147,7 +147,7 @@ def test_arguments_that_nest_too_deep_stay_text() -> None:
 def test_all_arguments_together_are_bounded() -> None:
     half = json.dumps({"a": [[]] * (MAX_PARTS // 2)})
     with pytest.raises(ApiError, match="more than"):
-        chat_with(half, half, half).chat_generation(1, 10)
+        chat_with(half, half, half).chat_generation(1, Defaults(max_tokens=10))
     room = Room()
     parse_object(half.encode(), room)
     assert room.parts < MAX_PARTS // 2
