@@ -20,8 +20,17 @@ from pydantic import (
 
 from gateway.generation import Generation, Prompt
 from gateway.http.errors import ApiError, invalid
+from gateway.neutral import ignored_in
 from specd.draft_source import DraftSource
-from specd.sampling import MAX_BIAS, MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, TEMPERATURES, Acceptance
+from specd.sampling import (
+    LOWEST_TOP_P,
+    MAX_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    TEMPERATURES,
+    Acceptance,
+)
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 
 _UINT32 = 2**32 - 1
@@ -88,11 +97,13 @@ class Defaults:
 class SamplingFields(StrictModel):
     """How tokens are chosen and proposed, and what ends a reply. null is the same as leaving a field out."""
 
-    model: str = Field("", max_length=1024, description="The model's id; without it, the one that is served.")
+    model: Annotated[str, Field(max_length=1024)] | None = Field(
+        None, description="The model's id; without it, the one that is served."
+    )
     temperature: Temperature | None = Field(
         None, description="0 is greedy, else from 0.01 to 100. Default 1, as OpenAI."
     )
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1, description="0 is greedy.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same tokens.")
     n: int | None = Field(None, ge=1, description="Choices; each has its own noise.")
     stop: StopString | Annotated[Array[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
@@ -103,7 +114,7 @@ class SamplingFields(StrictModel):
     stream_options: StreamOptions | None = None
 
     # specd's own.
-    top_k: Count | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_UINT32)] | None = Field(None, description="0 and -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     penalty_context_size: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
@@ -129,13 +140,20 @@ class SamplingFields(StrictModel):
     )
 
     def ignored(self) -> list[str]:
-        """Return the names of the fields that do nothing here."""
-        return sorted(self.model_extra or {})
+        """Return the names of the fields that do nothing here. Raises ApiError for one that would change the text."""
+        return ignored_in(self.model_extra or {}, self._changing())
+
+    def _changing(self) -> Mapping[str, tuple[Any, ...]]:
+        """Return the neutral values of fields that the endpoint does not have, and that would change the text."""
+        count = self.n or 1
+        return {"best_of": (1, count)}
 
     def generation(
         self, prompt: Prompt, seed: int, max_tokens: int | None, defaults: Defaults, **more: Any
     ) -> Generation:
         """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError."""
+        # So little is below what the likeliest token has.
+        is_greedy = self.top_p is not None and self.top_p < LOWEST_TOP_P
         cuts = defaults.cut_max_tokens if self.cut_max_tokens is None else self.cut_max_tokens
         return Generation(
             prompt=prompt,
@@ -143,9 +161,9 @@ class SamplingFields(StrictModel):
             max_tokens=max_tokens or defaults.max_tokens,
             is_max_tokens_given=max_tokens is not None,
             cut_max_tokens=max_tokens is None or cuts,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k or 0,
+            temperature=0.0 if is_greedy else 1.0 if self.temperature is None else self.temperature,
+            top_p=None if is_greedy else self.top_p,
+            top_k=max(self.top_k or 0, 0),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,

@@ -89,7 +89,7 @@ class ServedModels:
             self._served = KnownModel(model)
         return self._served
 
-    async def named(self, name: str, caller: Requester) -> KnownModel:
+    async def named(self, name: str | None, caller: Requester) -> KnownModel:
         """Return the model if it is the one of this name, or there is none. Raises ApiError."""
         served = await self.get(caller)
         if name and name != served.model.model_id:

@@ -24,7 +24,7 @@ _MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
 MAX_PROMPT_LOG_PROBABILITIES = 2**15
 
 # Far below what any token has, and far above what a device takes for 0.
-_LOWEST_TOP_P = 1e-6
+LOWEST_TOP_P = 1e-6
 _MAX_VOCABULARY_SIZE = 2**22
 
 
@@ -75,8 +75,8 @@ class Sampling:
         # Rounded, because what a client writes as 0.01 comes as the nearest float32. A NaN fails each of these tests.
         if self.temperature != 0 and not lowest <= round(self.temperature, 6) <= highest:
             raise _out_of_range("temperature", self.temperature, f"0 (greedy) or in [{lowest:g}, {highest:g}]")
-        if not _LOWEST_TOP_P <= round(self.top_p, 9) <= 1:
-            raise _out_of_range("top_p", self.top_p, f"in [{_LOWEST_TOP_P:g}, 1], 1 for all tokens")
+        if not LOWEST_TOP_P <= round(self.top_p, 9) <= 1:
+            raise _out_of_range("top_p", self.top_p, f"in [{LOWEST_TOP_P:g}, 1], 1 for all tokens")
         lowest, highest = _REPETITION_PENALTIES
         if not lowest <= round(self.repetition_penalty, 6) <= highest:
             raise _out_of_range(

@@ -16,6 +16,7 @@ from gateway.generation import Requester
 from gateway.http.answer import Answer
 from gateway.http.event_stream import DONE, data
 from gateway.http.long_bodies import beside_loop
+from gateway.reasoning_effort import with_effort
 from gateway.served_model import KnownModel
 from gateway.service import Service
 from gateway.usage import timings_of, usage_of
@@ -26,14 +27,16 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     fields = await beside_loop(validated, ChatFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
+    ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.chat_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
-    generation = served.asked(asked)
+    generation, is_read = with_effort(served.asked(asked), fields.reasoning_effort, served.model.chat_template)
+    ignored += [] if is_read else ["reasoning_effort"]
     completion = _Completion(served, fields, seed, count)
     headers: dict[str, str] = {}
     increments = merged(service.generate(generation, count, caller, headers))
     notes: Any = {
-        "ignored": fields.ignored(),
+        "ignored": ignored,
         "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
         "more_headers": headers,
     }

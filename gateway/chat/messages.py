@@ -30,14 +30,14 @@ class CalledFunction(StrictModel):
     """What a tool call calls, with its arguments as JSON."""
 
     name: str
-    arguments: str | JsonObject = "{}"
+    arguments: str | JsonObject | None = None
 
 
 class CallMessage(StrictModel):
     """A tool call of the assistant's."""
 
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: CalledFunction
 
 
@@ -85,7 +85,7 @@ def text_of(content: str | Sequence[ContentPart] | None, place: str) -> str:
 
 
 def _tool_call(call: CallMessage, room: Room) -> dict[str, Any]:
-    arguments: str | Mapping[str, Any] = call.function.arguments
+    arguments: str | Mapping[str, Any] = call.function.arguments or "{}"
     if isinstance(arguments, str):
         # Templates write them out themselves, from an object.
         try:
@@ -93,4 +93,4 @@ def _tool_call(call: CallMessage, room: Room) -> dict[str, Any]:
         except ApiError as error:
             if error.code == TOO_MANY_VALUES:
                 raise
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return {"id": call.id or "", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

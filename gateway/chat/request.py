@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field
 from gateway.chat.messages import MAX_MESSAGES, Contents, Message, template_messages, text_of
 from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
+from gateway.reasoning_effort import Effort
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
 MAX_TOOLS = 128
@@ -51,15 +53,21 @@ class ChatFields(SamplingFields):
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = Field(
         None, description="The newer name of max_tokens."
     )
-    logprobs: bool | None = None
+    logprobs: bool | Literal[0] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     tools: Annotated[Array[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = Field(None, description="'auto' or 'none'.")
     parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
     response_format: ResponseFormat | None = Field(None, description="Text only.")
+    reasoning_effort: Effort | None = Field(None, description="Of models whose chat template reads it.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Variables for the model's chat template.")
     continue_final_message: bool | None = Field(None, description="Continue the last message.")
     prediction: Prediction | None = None
+
+    def _changing(self) -> Mapping[str, tuple[Any, ...]]:
+        # vLLM's way to continue the last message sets both.
+        prompted = {"add_generation_prompt": (True, False)} if self.continue_final_message else {}
+        return {**super()._changing(), **prompted, "add_special_tokens": (False,), "echo": (False,)}
 
     @cached_property
     def offered_tools(self) -> list[dict[str, Any]]:

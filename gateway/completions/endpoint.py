@@ -27,14 +27,15 @@ async def complete(service: Service, body: Mapping[str, Any], caller: Requester)
     fields = await beside_loop(validated, CompletionFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
+    ignored = await beside_loop(fields.ignored)
     generations = fields.generations(seed, service.defaults)
     served = await service.models.named(fields.model, caller)
     headers: dict[str, str] = {}
     streams = [stream for generation in generations for stream in service.generate(generation, count, caller, headers)]
     completion = _Completion(served, fields, seed, count)
     if fields.stream:
-        return Answer(events=completion.events(merged(streams)), ignored=fields.ignored(), more_headers=headers)
-    return Answer(json=await completion.whole(merged(streams)), ignored=fields.ignored(), more_headers=headers)
+        return Answer(events=completion.events(merged(streams)), ignored=ignored, more_headers=headers)
+    return Answer(json=await completion.whole(merged(streams)), ignored=ignored, more_headers=headers)
 
 
 class _Completion:

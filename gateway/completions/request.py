@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gateway.fields import Array, Count, Defaults, SamplingFields, T, TokenId, refuse_field
 from gateway.generation import Generation
@@ -30,6 +31,14 @@ class CompletionFields(SamplingFields):
     echo: bool | None = Field(None, description="Return the prompt before the completion, in logprobs too.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     suffix: str | None = Field(None, description="Refused unless empty: nothing fills in the middle here.")
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _no_log_probabilities(cls, value: Any) -> Any:
+        return None if value is False else value  # as in chat completions
+
+    def _changing(self) -> Mapping[str, tuple[Any, ...]]:
+        return {**super()._changing(), "add_special_tokens": (True,)}
 
     @property
     def prompts(self) -> list[str | list[int]]:

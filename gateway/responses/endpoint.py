@@ -15,6 +15,7 @@ from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import named
 from gateway.http.long_bodies import beside_loop
+from gateway.reasoning_effort import with_effort
 from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
 from gateway.responses.request import ResponseFields, shown_fields
@@ -27,14 +28,16 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     """Answer a response. Raises ApiError."""
     fields = await beside_loop(validated, ResponseFields, body)
     seed = service.seed_of(fields)
+    ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.response_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
-    generation = served.asked(asked)
+    generation, is_read = with_effort(served.asked(asked), fields.reasoning_effort, served.model.chat_template)
+    ignored += [] if is_read else ["reasoning.effort"]
     response = await beside_loop(_Response, served, fields, seed)
     headers: dict[str, str] = {}
     increments = merged(service.generate(generation, 1, caller, headers))
     notes: Any = {
-        "ignored": fields.ignored(),
+        "ignored": ignored,
         "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
         "more_headers": headers,
     }

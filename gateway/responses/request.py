@@ -21,6 +21,13 @@ from gateway.chat.request import MAX_TOOLS
 from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.generation import Conversation, Generation
 from gateway.http.errors import invalid
+from gateway.reasoning_effort import Effort
+
+
+class Reasoning(StrictModel):
+    """How much the model is to reason."""
+
+    effort: Effort | None = None
 
 
 class TextFormat(StrictModel):
@@ -38,7 +45,7 @@ class TextOptions(StrictModel):
 class Item(StrictModel):
     """An item of the input: a message, a call of a tool, its result, or reasoning, which is not read again."""
 
-    type: str = "message"
+    type: str | None = None  # a message
     role: str | None = None
     content: Contents | None = None
     call_id: str | None = None
@@ -66,6 +73,7 @@ class ResponseFields(SamplingFields):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
     text: TextOptions | None = None
+    reasoning: Reasoning | None = Field(None, description="`effort`, of models whose chat template reads it.")
     previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
     background: bool | None = Field(None, description="Refused if true: the gateway keeps no responses.")
     chat_template_kwargs: JsonObject | None = None
@@ -87,7 +95,17 @@ class ResponseFields(SamplingFields):
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here, tools that are no functions among them."""
         others = [f"tools[{i}]" for i, tool in enumerate(self.tools or []) if tool.type != "function"]
+        reasoning = self.reasoning.model_extra or {} if self.reasoning is not None else {}
+        others += [f"reasoning.{name}" for name, value in reasoning.items() if value is not None]
         return sorted([*super().ignored(), *others])
+
+    def _changing(self) -> Mapping[str, tuple[Any, ...]]:
+        return {**super()._changing(), "conversation": (), "prompt": ()}  # which OpenAI keeps
+
+    @property
+    def reasoning_effort(self) -> Effort | None:
+        """The effort, as chat completions name it."""
+        return self.reasoning.effort if self.reasoning is not None else None
 
     def response_generation(self, seed: int, defaults: Defaults) -> Generation:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
@@ -132,7 +150,7 @@ class ResponseFields(SamplingFields):
 
 
 def _message(item: Item, place: str) -> list[Message]:
-    match item.type:
+    match item.type or "message":
         case "message":
             if not item.role:
                 raise invalid(f"{place}.role is missing", f"{place}.role", "missing_required_parameter")
@@ -145,7 +163,7 @@ def _message(item: Item, place: str) -> list[Message]:
             return [Message(role="tool", tool_call_id=call_id, content=text_of(item.output, f"{place}.output"))]
         case "reasoning":
             return []
-    raise invalid(f"{place} is of type {item.type[:100]!r}, which is not known here", f"{place}.type")
+    raise invalid(f"{place} is of type {(item.type or '')[:100]!r}, which is not known here", f"{place}.type")
 
 
 def _given(value: str | None, place: str) -> str:
@@ -164,7 +182,7 @@ def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
         "service_tier": "default",
         "store": False,
         "truncation": "disabled",
-        "reasoning": None,
+        "reasoning": {"effort": fields.reasoning_effort, "summary": None} if fields.reasoning_effort else None,
         "text": {"format": {"type": "text"}},
         "top_logprobs": 0,
         "max_tool_calls": None,

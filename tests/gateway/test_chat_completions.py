@@ -230,7 +230,8 @@ async def test_more_tokens_than_there_is_room_for_are_cut_where_the_field_says_s
 
 
 async def test_ignored_fields_are_named(http: HttpClient) -> None:
-    response = await http.post(PATH, {**SAMPLED, "service_tier": "auto", "draft_model": "x", "user": "me"})
+    unread = {"draft_model": "x", "user": "me", "reasoning_effort": "low"}
+    response = await http.post(PATH, {**SAMPLED, "service_tier": "auto", **unread})
     assert response.status_code == 200
-    assert response.headers["x-specd-ignored-fields"] == "draft_model, service_tier, user"
+    assert response.headers["x-specd-ignored-fields"] == "draft_model, user, reasoning_effort"
     assert "x-specd-ignored-fields" not in (await http.post(PATH, SAMPLED)).headers

@@ -102,7 +102,7 @@ async def test_without_parallel_calls_the_first_counts(arranged: AsyncOpenAI) ->
 
 async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: HttpClient) -> None:
     response = await arranged_http.post(
-        PATH, {"input": "hello", "tools": [*TOOLS, {"type": "web_search"}], "store": False}
+        PATH, {"input": "hello", "tools": [*TOOLS, {"type": "web_search"}], "store": True}
     )
     assert response.status_code == 200
     assert response.headers["x-specd-ignored-fields"] == "store, tools[2]"
@@ -126,3 +126,12 @@ async def test_what_cannot_be_kept_is_refused(arranged_http: HttpClient, change:
     response = await arranged_http.post(PATH, {"input": "hello", **change})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_an_effort_begins_to_reason_where_the_template_can(arranged_http: HttpClient) -> None:
+    response = await arranged_http.post(PATH, {"input": "hello", "reasoning": {"effort": "low"}})
+    assert [item["type"] for item in response.json()["output"]] == ["reasoning", "message"]
+    assert response.json()["reasoning"]["effort"] == "low"
+    assert "x-specd-ignored-fields" not in response.headers
+    response = await arranged_http.post(PATH, {"input": "hello", "reasoning": {"effort": "none"}})
+    assert [item["type"] for item in response.json()["output"]] == ["message"]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.fields import Defaults, validated
+from gateway.generation import Conversation
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_DEPTH, parse_object
+from gateway.reasoning_effort import with_effort
 from gateway.responses.request import ResponseFields
 
 JSON_VALUES = st.recursive(
@@ -140,3 +142,142 @@ def test_max_tokens_are_cut_if_the_field_says_so_or_the_option(
     assert [generation.cut_max_tokens for generation in asked] == [cuts] * 3
     assert [generation.max_tokens for generation in asked] == [given or 10, given or 16, given or 10]
     assert [generation.is_max_tokens_given for generation in asked] == [given is not None] * 3
+
+
+CHAT_DEFAULTS: dict[str, Any] = {
+    "model": None,
+    "logprobs": 0,
+    "top_logprobs": 0,
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "none",
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "echo": False,
+    "reasoning_effort": None,
+    "functions": None,
+    "modalities": ["text"],
+}
+# What clients of OpenAI and vLLM send where they ask for nothing.
+NEUTRAL: dict[str, Any] = {
+    **{"top_k": -1, "min_p": 0, "repetition_penalty": 1, "n": 1, "best_of": 1, "stop": [], "stop_token_ids": []},
+    **{"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "min_tokens": 0, "ignore_eos": False},
+    **{"use_beam_search": False, "length_penalty": 1.0, "include_stop_str_in_output": False, "bad_words": []},
+    **{"skip_special_tokens": True, "spaces_between_special_tokens": True, "prompt_logprobs": None, "seed": None},
+    **{"truncate_prompt_tokens": None, "guided_json": None, "structured_outputs": None, "allowed_token_ids": None},
+    **{"parallel_tool_calls": True, "service_tier": "auto", "store": False, "metadata": {}, "user": None},
+    **{"stream_options": None, "priority": 0, "return_token_ids": False, "top_p": 1, "temperature": 1.0},
+}
+
+
+def test_values_that_ask_for_nothing_are_taken_and_not_named() -> None:
+    chat = validated(ChatFields, {"messages": MESSAGES, **NEUTRAL, **CHAT_DEFAULTS})
+    completion = validated(CompletionFields, {"prompt": "x", **NEUTRAL, "logprobs": False, "suffix": "", "echo": False})
+    response = validated(ResponseFields, {"input": "x", **NEUTRAL, "truncation": "disabled", "conversation": None})
+    assert chat.ignored() == completion.ignored() == response.ignored() == []
+    plain = {"temperature": 1.0, "top_p": 1, "repetition_penalty": 1.0}
+    asked = validated(ChatFields, {"messages": MESSAGES, **plain})
+    assert chat.chat_generation(1, DEFAULTS) == asked.chat_generation(1, DEFAULTS)
+    assert completion.generations(1, DEFAULTS)[0].top_log_probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 3),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("guided_json", {"type": "object"}),
+        ("structured_outputs", {"regex": "a"}),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [1]),
+        ("prompt_logprobs", 0),
+        ("truncate_prompt_tokens", -1),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_values_that_would_change_the_text_are_refused_by_name(name: str, value: Any) -> None:
+    for cls, body in (
+        (ChatFields, {"messages": MESSAGES}),
+        (CompletionFields, {"prompt": "x"}),
+        (ResponseFields, {"input": "x"}),
+    ):
+        with pytest.raises(ApiError, match=f"^{name}: ") as refused:
+            validated(cls, {**body, name: value}).ignored()
+        assert refused.value.status == 400
+        assert refused.value.param == name
+
+
+def test_fields_that_change_nothing_are_named() -> None:
+    fields = validated(
+        ChatFields, {"messages": MESSAGES, "user": "me", "store": True, "service_tier": "flex", "x": None}
+    )
+    assert fields.ignored() == ["service_tier", "store", "user"]
+
+
+def test_as_many_of_the_best_as_are_wanted_are_all() -> None:
+    assert validated(CompletionFields, {"prompt": "x", "n": 3, "best_of": 3}).ignored() == []
+
+
+@pytest.mark.parametrize("top_p", [0, 0.0, 1e-9])
+def test_a_top_p_of_nothing_is_greedy(top_p: float) -> None:
+    generation = validated(ChatFields, {"messages": MESSAGES, "top_p": top_p}).chat_generation(1, DEFAULTS)
+    assert (generation.temperature, generation.top_p) == (0.0, None)
+
+
+def test_ids_and_types_that_are_null_are_left_out() -> None:
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    body = {"messages": [*MESSAGES, {"id": None, "role": "assistant", "content": None, "tool_calls": [call]}]}
+    prompt = validated(ChatFields, body).chat_generation(1, DEFAULTS).prompt
+    assert isinstance(prompt, Conversation)
+    (said,) = prompt.messages[1]["tool_calls"]
+    assert said["function"] == {"name": "f", "arguments": {}}
+    items = [{"id": None, "type": None, "role": "user", "content": "x"}]
+    assert validated(ResponseFields, {"input": items}).response_generation(1, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "read"),
+    [
+        ("{{ reasoning_effort }}", "low", {"reasoning_effort": "low"}),
+        ("{% if enable_thinking %}", "low", {"enable_thinking": True}),
+        ("{% if enable_thinking %}", "none", {"enable_thinking": False}),
+        (
+            "{{ reasoning_effort }}{{ enable_thinking }}",
+            "minimal",
+            {"reasoning_effort": "minimal", "enable_thinking": True},
+        ),
+        ("{{ messages }}", "high", {}),
+        ("{{ my_reasoning_effort }}", "high", {}),
+    ],
+)
+def test_an_effort_is_a_variable_of_the_template_that_reads_it(
+    template: str, effort: Any, read: dict[str, Any]
+) -> None:
+    chat = validated(ChatFields, {"messages": MESSAGES, "reasoning_effort": effort})
+    response = validated(ResponseFields, {"input": "x", "reasoning": {"effort": effort, "summary": "auto"}})
+    assert response.ignored() == ["reasoning.summary"]
+    for fields, generation in (
+        (chat, chat.chat_generation(1, DEFAULTS)),
+        (response, response.response_generation(1, DEFAULTS)),
+    ):
+        asked, is_read = with_effort(generation, fields.reasoning_effort, template)
+        assert isinstance(asked.prompt, Conversation)
+        assert asked.prompt.template_arguments == read
+        assert is_read == bool(read)
+
+
+def test_what_a_request_sets_itself_stays() -> None:
+    body = {"messages": MESSAGES, "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
+    fields = validated(ChatFields, body)
+    generation, _ = with_effort(fields.chat_generation(1, DEFAULTS), fields.reasoning_effort, "{{ enable_thinking }}")
+    assert isinstance(generation.prompt, Conversation)
+    assert generation.prompt.template_arguments == {"enable_thinking": True}
+
+
+def test_an_effort_that_is_none_of_openais_is_refused() -> None:
+    with pytest.raises(ApiError, match=r"^reasoning_effort: "):
+        validated(ChatFields, {"messages": MESSAGES, "reasoning_effort": "huge"})
