@@ -29,6 +29,7 @@ HTTP = {name for fields in (ChatFields, CompletionFields, ResponseFields) for na
 UNSENT = {
     *("answer_text", "answer_token_ids", "return_prompt_token_ids"),
     *("prompt_fingerprint", "session_token_ids"),  # of a resumption
+    "special_tokens",  # of a message of a session
 }
 
 
@@ -55,7 +56,7 @@ def a_session(**fields: Any) -> KeptSession:
 
 
 CHAT = Chat(({"role": "user", "content": "x"},))
-TEXT_SESSION = a_session(token_ids=array("I", [1]))
+TEXT_SESSION = a_session(token_ids=array("I", [1]), num_turns=1)
 CHAT_SESSION = a_session(token_ids=array("I", [1]), chat=CHAT)
 ENCODER = ModelInfo(**{**vars(MODEL), "decoder_start_token_id": 0})
 TOKENIZER: Any = None
