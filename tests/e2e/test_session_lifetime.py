@@ -170,7 +170,7 @@ async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: St
         await wait_until_idle(own_stack)
         for worker in (own_stack.target, own_stack.draft):
             assert 0 < read_metric(worker, "specd_worker_prefix_cache_bytes") <= PREFIX_CACHE_BYTES
-            assert read_metric(worker, "specd_worker_prefix_cache_evictions_total") > 36 * part
+            assert read_metric(worker, "specd_worker_prefix_cache_evictions_total") > 40 * (part + 1) - 50
         readings.append([resident_mib(child.pid) for child in own_stack.children])
     for child, *memory in zip(own_stack.children, *readings, strict=True):
         assert lasting_growth(memory) < 8, (child.name, memory)
