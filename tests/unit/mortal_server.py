@@ -133,14 +133,14 @@ class MortalServer:
         self.deaths = list(deaths)
         self.requests: list[GenerateRequest] = []
         self._tokenizer = tokenizer or byte_tokenizer()
-        self._model = model
+        self.model = model
         self._coordinator = self._begin()
 
     def _begin(self) -> Coordinator:
         coordinator = Coordinator(
             CoordinatorSettings.model_validate({"draft": "none"}),
             CoordinatorMetrics(CollectorRegistry()),
-            model=self._model,
+            model=self.model,
             tokenizer=self._tokenizer,
             target=SeededTarget(),
             draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),

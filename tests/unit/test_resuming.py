@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -175,13 +176,9 @@ def error_of(server: MortalServer, policy: RetryPolicy, **options: Any) -> tuple
     return asyncio.run(go())
 
 
-def test_another_model_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from tests.unit import mortal_server
-
+def test_another_model_does_not_go_on() -> None:
     server = MortalServer([Death(3, loses_sessions=True)])
-    monkeypatch.setattr(mortal_server, "MODEL", replace(mortal_server.MODEL, fingerprint="another"))
+    server.model = replace(server.model, fingerprint="another")  # of its next life
     error, retries = error_of(server, QUICK, max_tokens=20)
     assert isinstance(error, CannotResumeError)
     assert retries == 1
