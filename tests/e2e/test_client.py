@@ -251,3 +251,13 @@ def test_no_policy_waits_less_than_it_is_asked_to() -> None:
     for failures in (1, 2, 3, 10, 5000):
         assert 0 < policy.pause(failures, 0.0, 0.0) <= policy.pause(failures, 0.0, 0.999) <= 2.0
         assert policy.pause(failures, 5.0, 0.0) >= 5.0
+
+
+async def test_a_prompt_has_as_many_tokens_as_are_counted(stack: Stack, blocking: Client) -> None:
+    completion = await in_thread(lambda: blocking.generate(PROMPT, max_tokens=2).completion())
+    count = await in_thread(lambda: blocking.count_tokens(PROMPT))
+    async with AsyncClient(stack.address) as client:
+        assert await client.count_tokens(PROMPT) == count
+        assert not (await client.count_tokens(PROMPT, max_tokens=count.room + 1)).fits
+    assert count.prompt_tokens == completion.statistics.prompt_tokens > 1
+    assert count.fits

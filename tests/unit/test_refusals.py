@@ -174,7 +174,7 @@ async def taking_little(directory: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def reason_of(channel: grpc.aio.Channel, method: str, num_bytes: int, metadata_bytes: int = 0) -> str:
-    """Return the reason for which a call is refused: "" if gRPC does it, "OK" if nobody does."""
+    """Return the reason for which a call is refused: "" if gRPC refuses it, "OK" if it is not refused."""
     metadata = (("x-large", "v" * metadata_bytes),) if metadata_bytes else ()
     call: Any = channel.unary_unary(f"/test/{method}")
     try:
