@@ -28,13 +28,11 @@ class Config:
 '''
 DEMO_TOKENS = 54
 
-DEMO_SOURCE = """\
-summarize: def read_records(path, delimiter=","):
-    with open(path, newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        header = next(reader)
-        return [dict(zip(header, row)) for row in reader]
-"""
+# Its answer is long for these models, and half of it comes from the draft and the source. It is no sound code.
+DEMO_SOURCE = '''\
+implement: def __init__(self, host, port, user, password, database, timeout=None, charset="utf8", ssl=None):
+    """Create a connection to the database server."""
+'''
 
 
 async def show_comparison(address: str, prompt: str, *, max_tokens: int) -> None:

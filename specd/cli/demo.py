@@ -24,7 +24,7 @@ class Pair(enum.Enum):
 
 
 def demo(
-    pair: Annotated[Pair, typer.Option(help="The decoders that complete code, or the T5s that summarise it.")] = (
+    pair: Annotated[Pair, typer.Option(help="The decoders that complete code, or the T5s that write a body.")] = (
         Pair.CODE
     ),
 ) -> None:

@@ -347,6 +347,16 @@ def test_demo(directory: Path) -> None:
     assert_nothing_left(directory)
 
 
+def test_demo_of_the_t5s_has_an_answer_that_pays(directory: Path) -> None:
+    done = run_specd("demo", "--pair", "t5", TMPDIR=str(directory))
+    assert done.returncode == 0, done.stderr
+    (tokens,) = set(re.findall(r"generated tokens +(\d+) +(\d+)", done.stdout)[0])
+    rounds, alone = map(int, re.findall(r"rounds +(\d+) +(\d+)", done.stdout)[0])
+    assert alone == int(tokens) > 60
+    assert rounds < 0.6 * alone  # how fast that is, depends on the machine
+    assert "the same tokens" in done.stdout
+
+
 def test_bench_measures_all_contenders_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     arguments = ("-k", "2", "--num-prompts", "1", "-n", "8", "--json", str(file))
