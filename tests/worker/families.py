@@ -84,12 +84,21 @@ def _module(name: str) -> Any:
 def _make(name: str, **changes: Any) -> Any:
     mx.random.seed(0)
     network = _module(name).Model(_module(name).ModelArgs.from_dict(make_config(name, **changes)))
-    network.update(tree_map(lambda w: 3.0 * w if w.ndim > 1 else w, network.parameters()))
+    network.update(tree_map(_with_noise, network.parameters()))
     mx.eval(network.parameters())
     if SessionLayers(network).have_states:
         watch_cache_users(network, by_session=False)
         share_products(network)
     return network
+
+
+def _with_noise(weight: mx.array) -> mx.array:
+    """Return a parameter that says something: many networks begin with zeros, or with the same everywhere."""
+    if not mx.issubdtype(weight.dtype, mx.floating):
+        return weight
+    scale = 0.3 if weight.ndim < 2 else 1.5 / weight.shape[-1] ** 0.5
+    noise: mx.array = weight + scale * mx.random.normal(weight.shape, weight.dtype)
+    return noise
 
 
 def describe(name: str) -> tuple[str, str]:
