@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from importlib.metadata import version
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from specd.errors import StartupError
 from specd.worker.cpu import openblas
@@ -47,7 +50,7 @@ def test_the_copy_is_of_this_architecture_and_is_used_again(kept: Path) -> None:
 def test_a_damaged_copy_is_made_again_at_once(size: int, is_named_after_its_size: bool, kept: Path) -> None:
     load_in_a_process()
     (copy,) = kept.iterdir()
-    damaged = kept / f"libopenblas-{version('scipy-openblas32')}-{platform.machine()}-{size}.so"
+    damaged = kept / f"openblas-{version('scipy-openblas32')}-{platform.machine()}-{size}.so"
     copy.write_bytes(bytes(size))
     if is_named_after_its_size:
         copy.rename(damaged)
@@ -93,15 +96,34 @@ def test_a_processor_with_sme_gets_the_kernels_of_one_without(monkeypatch: pytes
         assert seen == [expected, expected]
 
 
-def test_nothing_stays_of_a_copy_that_fails(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(copy: Path) -> None:
-        copy.write_bytes(b"half of it")
-        raise OSError("No space left on device")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no disk can be mounted here")
+def test_on_a_full_disk_it_is_loaded_from_memory_and_leaves_nothing(kept: Path) -> None:
+    """On a real disk of one MiB: LIEF writes what there is room for, and says nothing."""
+    code = (
+        "import os; from specd.worker.cpu.openblas import load_blas; print(load_blas(1)); "
+        f"print(os.listdir({str(kept)!r}))"
+    )
+    script = f'mount -t tmpfs -o size=1m tmpfs "{kept}" && exec "{sys.executable}" -c "$CODE"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
+    result = subprocess.run(command, env={**os.environ, "CODE": code}, capture_output=True, text=True, check=False)
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"no disk can be mounted here: {result.stderr}")
+    assert "No space left on device" in result.stdout
+    *_, description, left = result.stdout.splitlines()
+    assert description.startswith("OpenBLAS")
+    assert left == "[]"
 
-    monkeypatch.setattr(openblas, "_copy_without_prefix", fail)
-    with pytest.raises(OSError, match="No space"):
-        openblas._load_wheel_library()
-    assert [*kept.iterdir()] == []
+
+def test_advice_to_install_is_for_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(error: Exception) -> ctypes.CDLL:
+        raise error
+
+    monkeypatch.setattr(openblas, "_load_system_library", partial(load, OSError("the system has no libopenblas")))
+    for error, is_advised in ((PackageNotFoundError("scipy-openblas32"), True), (OSError("No space left"), False)):
+        monkeypatch.setattr(openblas, "_load_wheel_library", partial(load, error))
+        with structlog.testing.capture_logs() as logs:
+            assert "reference BLAS" in openblas._load_openblas(1)
+        assert ("install the package" in logs[-1]["event"]) == is_advised
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

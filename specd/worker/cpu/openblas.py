@@ -7,13 +7,16 @@ global scope first, so an OpenBLAS opened there before the first `import mlx.cor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +37,8 @@ _CORE_IN_PLACE_OF_SME = "NEOVERSEN1"
 # Rows, columns and depth of products that show whether kernels are right.
 _PRODUCTS = ((1, 64, 16), (4, 64, 300), (33, 513, 300))
 _ROW_MAJOR, _NOT_TRANSPOSED = 101, 111  # of cblas.h
+
+_INSTALL = "install the package scipy-openblas32 or libopenblas0-pthread"
 
 log = structlog.get_logger()
 
@@ -118,7 +123,7 @@ def _load_openblas(num_threads: int) -> str:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     if _has_sme():
         os.environ.setdefault("OPENBLAS_CORETYPE", _CORE_IN_PLACE_OF_SME)
-    problems = []
+    problems: list[Exception] = []
     for load in (_load_wheel_library, _load_system_library):
         try:
             library = load()
@@ -129,11 +134,13 @@ def _load_openblas(num_threads: int) -> str:
             version = " ".join(library.openblas_get_config().decode().split()[:2])
             return f"{version} for {_LOADED.core}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:
-            problems.append(str(error))
+            problems.append(error)
+    is_installed = not isinstance(problems[0], ImportError)  # of which PackageNotFoundError is one
+    advice = "see why the installed package scipy-openblas32 cannot be loaded" if is_installed else _INSTALL
     log.warning(
         "no OpenBLAS: MLX falls back to its bundled reference BLAS, and speculative decoding will be SLOWER than the "
-        "target alone; install the package scipy-openblas32 or libopenblas0-pthread",
-        problems=problems,
+        f"target alone; {advice}",
+        problems=[*map(str, problems)],
     )
     return "reference BLAS (slow)"
 
@@ -165,15 +172,14 @@ def _check_products(library: ctypes.CDLL, core: str) -> None:
 
 
 def _load_wheel_library() -> ctypes.CDLL:
-    """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix."""
+    """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix.
+
+    The copy is kept for the next start. Where it cannot be, as on a full disk, it lives in memory.
+    """
     version = importlib.metadata.version("scipy-openblas32")
     directory = user_cache_directory()
-    if directory is None:  # a read-only home, as in a hardened container: a copy that goes once it is loaded
-        with tempfile.NamedTemporaryFile(suffix=".so") as copy:
-            _copy_without_prefix(Path(copy.name))
-            return ctypes.CDLL(copy.name, mode=ctypes.RTLD_GLOBAL)
-    name = f"libopenblas-{version}-{platform.machine()}"
-    for kept in directory.glob(f"{name}-*.so"):
+    name = f"openblas-{version}-{platform.machine()}"
+    for kept in directory.glob(f"{name}-*.so") if directory is not None else ():
         try:
             # The name ends with the size: the loader of a file that is cut off ends the process.
             if kept.name == f"{name}-{kept.stat().st_size}.so":
@@ -183,16 +189,46 @@ def _load_wheel_library() -> ctypes.CDLL:
             error = str(raised)
         log.warning("the copy of OpenBLAS is damaged: making a new one", path=str(kept), error=error)
         kept.unlink(missing_ok=True)
-    # Written beside and renamed: two workers that start together must not read half a file.
-    with tempfile.NamedTemporaryFile(dir=directory, suffix=".partial", delete=False) as partial:
-        made = Path(partial.name)
-    try:
-        _copy_without_prefix(made)
-        made = made.rename(directory / f"{name}-{made.stat().st_size}.so")
+    with _copy_in_memory() as made:
+        if directory is not None:
+            try:
+                kept = _keep(made, directory, name)
+                return ctypes.CDLL(str(kept), mode=ctypes.RTLD_GLOBAL)
+            except OSError as raised:
+                log.warning(
+                    "cannot keep a copy of OpenBLAS in the cache directory: each start makes one in memory",
+                    directory=str(directory),
+                    error=str(raised),
+                )
         return ctypes.CDLL(str(made), mode=ctypes.RTLD_GLOBAL)
+
+
+def _keep(made: Path, directory: Path, name: str) -> Path:
+    """Write a copy to a directory, and return its path. Raises OSError, and leaves nothing, if there is no space."""
+    # Written beside and renamed: two workers that start together must not read half a file.
+    with tempfile.NamedTemporaryFile(dir=directory, suffix=".partial", delete=False) as file:
+        partial = Path(file.name)
+    try:
+        shutil.copyfile(made, partial)
+        size = made.stat().st_size
+        if partial.stat().st_size != size:
+            raise OSError(f"{partial} has {partial.stat().st_size} bytes, not {size}")
+        return partial.rename(directory / f"{name}-{size}.so")
     except BaseException:
-        made.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _copy_in_memory() -> Iterator[Path]:
+    """Make the copy in a file that is only in memory, and return its path. LIEF does not say if a disk is full."""
+    descriptor = os.memfd_create("libopenblas.so")
+    try:
+        path = Path(f"/proc/self/fd/{descriptor}")
+        _copy_without_prefix(path)
+        yield path
+    finally:
+        os.close(descriptor)
 
 
 def _copy_without_prefix(copy: Path) -> None:
