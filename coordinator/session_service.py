@@ -85,7 +85,7 @@ def _last_use(page_token: str) -> float:
     if not page_token:
         return math.inf
     if not _PAGE_TOKEN.fullmatch(page_token):
-        raise InvalidRequestError("OUT_OF_RANGE", "page_token is none that ListSessions has returned: leave it out")
+        raise InvalidRequestError("OUT_OF_RANGE", "page_token was not returned by ListSessions: leave it out")
     return int(page_token, 16)
 
 

@@ -44,7 +44,7 @@ class Service:
     def generate(
         self, generation: Generation, count: int, caller: Requester, headers: dict[str, str]
     ) -> list[AsyncGenerator[Increment]]:
-        """Return so many generations, each with a noise of its own; they begin when they are read.
+        """Return `count` generations, each with its own noise; a generation begins when it is read.
 
         Before the first increment of one whose `max_tokens` was cut, `headers` say to how many: the fewest of all.
         """

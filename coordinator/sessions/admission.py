@@ -184,7 +184,7 @@ class Admission:
             place._turn.exception()  # read: it may be cancelled before it sees it
 
     def fits_alone(self, num_tokens: int, num_source_tokens: int) -> bool:
-        """Say whether the target's cache has room for a session of so many tokens, if nothing else runs."""
+        """Say whether the target's cache has room for a session of `num_tokens`, if nothing else runs."""
         return self._bytes_for(num_tokens, num_source_tokens) <= self._capacity_bytes()
 
     def review(self) -> None:

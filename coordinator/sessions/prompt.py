@@ -15,7 +15,7 @@ from specd.text.tokenizer import Tokenizer
 # Text, token ids, or a conversation; None continues a session from where it ended.
 Prompt = str | Sequence[int] | Chat | None
 
-# Of the parts of a long prompt that are encoded first: dense text shows in the first, and spaces in none.
+# The parts of a long prompt that are encoded first: a short one tells of dense text, a longer one of sparse text.
 _CHARACTERS_PER_TOKEN = (8, 32)
 
 # The start of an answer, or a prediction of it: text, token ids, or none.

@@ -52,7 +52,7 @@ class LocalPrometheus:
                 (target,) = job["static_configs"]
                 target["labels"] = {"instance": target["targets"][0]}  # as it is there
                 target["targets"] = [address]
-            else:  # found by its name in a network, which is none here; its instance is set by relabelling
+            else:  # DNS finds it in a network of containers; relabelling sets its instance
                 del job["dns_sd_configs"]
                 job["static_configs"] = [{"targets": [address]}]
         _write(directory / "prometheus.yml", configuration)

@@ -87,7 +87,7 @@ CHANNELS = (
     ),
 )
 
-# Of all tables, the first that fits counts.
+# In each table, the first form that fits counts.
 REASONING = (
     ReasoningForm(Markers("<longcat_think>", "</longcat_think>"), families=("longcat_flash", "longcat_flash_ngram")),
     ReasoningForm(Markers("<seed:think>", "</seed:think>"), families=("seed_oss",)),
@@ -148,7 +148,7 @@ def _own(
 
 
 def _unknown() -> None:
-    """Of a form that is known to be no other one."""
+    """Load no parser: the form is listed so that it is not taken for another one."""
 
 
 # Those that mlx-lm has parsers for, as its `tokenizer_utils._infer_tool_parser` knows them, and ours.

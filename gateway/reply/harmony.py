@@ -63,7 +63,7 @@ class HarmonyReader:
             self._body.add(rest)
             if is_cut and self._body.first_end is None:
                 return [BrokenCall(self._body.text, self._body.raw, is_cut=True)]
-            # Of a call that ended sooner, there is a rest.
+            # A call that ended sooner leaves a rest.
             return [*self._end_call(), *self._advance(), *self.finish(is_cut=is_cut)]
         if self._header is None:
             return self._say(rest)

@@ -26,9 +26,9 @@ class Text:
 
 @dataclass(frozen=True)
 class BrokenCall:
-    """What follows the marker of a call and is none, and the same with its markers.
+    """A text behind the marker of a call that is no valid call: `body` without its markers, `raw` with them.
 
-    `is_cut` if the reply ended before the call did.
+    `is_cut` says that the reply ended before the call did.
     """
 
     body: str

@@ -26,7 +26,7 @@ class _TextReader(Protocol):
 class ReplyReader:
     """Tells the parts of a reply from one another, as its tokens come.
 
-    What looks like a call and is none is part of the content. A call that the end of the reply cuts off never is. After
+    A broken call is part of the content. A call that the end of the reply cuts off is not. After
     `finish`, `num_calls` and `num_reasoning_tokens` say how much there was, `broken_call` is the first that was no
     call, and `is_broken` says that it was not only cut off.
     """
@@ -42,7 +42,7 @@ class ReplyReader:
     ) -> None:
         """Read the reply to a prompt with this end; without `tools`, what looks like a call is text.
 
-        Of more than `max_calls` calls, the first ones count.
+        Only the first `max_calls` calls count.
         """
         self._special_tokens = special_tokens or {}
         self._max_calls = max_calls

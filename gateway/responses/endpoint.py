@@ -118,7 +118,7 @@ class _Response:
         )
 
     def _shown(self) -> dict[str, Any]:
-        # That a call is broken is none of OpenAI's reasons, so that the details have none.
+        # OpenAI knows no reason for a broken call, so the details of one are empty.
         details = {"reason": "max_output_tokens"} if self._is_cut else {}
         response = {
             **self._head,

@@ -12,7 +12,7 @@ from specd.client.statistics import GenerationStatistics
 from specd.draft_source import TokenSource
 
 _STYLES = {TokenSource.DRAFT: "green", TokenSource.LOOKUP: "cyan"}
-LEGEND = Text.assemble("colour: ", ("the draft's", "green"), ", ", ("looked up", "cyan"), ", the rest target's")
+LEGEND = Text.assemble("colour: ", ("the draft's", "green"), ", ", ("looked up", "cyan"), "; the rest is the target's")
 
 
 def print_tokens(console: Console, tokens: Sequence[CompletionToken]) -> None:

@@ -127,7 +127,7 @@ class View:
             self._scrapes.popleft()
 
     def frame(self, width: int = _WIDTH) -> RenderableType:
-        """Return what there is to see, in so many columns; at least one scrape must have been added."""
+        """Return the picture, `width` columns wide; at least one scrape must have been added."""
         last = self._scrapes[-1]
         now = Span(next(s for s in self._scrapes if last.at - s.at <= _NOW_SECONDS), last)
         rates = [Span(*pair).increase("specd_generated_tokens_total") / Span(*pair).seconds for pair in self._pairs()]

@@ -133,7 +133,7 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
 
 
 def _moved_metrics(stack: Stack, preflight: Preflight) -> str:
-    """Say where metrics are that are not where they usually are; "" if there are none."""
+    """Name the metrics addresses that are not the usual ones; empty if all are."""
     moved = [child for child in stack.children if child.name in preflight.moved]
     where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in moved)
     return f"{where}: the usual ports are in use" if moved else ""

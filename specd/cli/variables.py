@@ -6,7 +6,7 @@ import os
 from difflib import get_close_matches
 
 _PREFIX = "SPECD_"
-# Of the commands that call a coordinator, of all, and of a process with a supervisor.
+# The first row is read by commands that call a coordinator, the second by all, the last name by supervised processes.
 _OF_COMMANDS = frozenset(
     _PREFIX + name
     for name in (

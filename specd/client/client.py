@@ -145,7 +145,7 @@ class Client:
 
     @contextmanager
     def _ending_when_closed(self) -> Iterator[None]:
-        """Raise CallError in place of what gRPC says of a closed channel, which another thread may have closed."""
+        """Raise CallError instead of what gRPC raises for a closed channel, which another thread may have closed."""
         try:
             yield
         except (ValueError, CallError) as error:

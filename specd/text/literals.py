@@ -30,7 +30,7 @@ class Literals:
         """Return the conversation with a mark for what looks like a special token, and with its special tokens.
 
         It takes time by its length: hide a long one beside the event loop. Raises InvalidRequestError (OUT_OF_RANGE)
-        for special tokens that are none, or that are not in their message.
+        for given special tokens that the tokenizer does not have, or that are outside of their message.
         """
         check_special_tokens(chat, self._tokenizer)
         if (pattern := self._tokenizer.special_token) is None:

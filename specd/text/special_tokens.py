@@ -42,7 +42,7 @@ def _expression(node: _Trie) -> str:
 
 
 class SecretNames:
-    """A tokenizer in which every special token has a secret name in place of its own, which is text like any other.
+    """A tokenizer in which every special token has a secret name. Its usual name is text like any other.
 
     All else is the same: the names have the ids of the tokens, and what these do with the space around them. So a text
     can have both, special tokens by their secret names and their look-alikes. Only `encode` may see a secret name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-# Of fewer, one reading could decide.
+# With fewer readings, one could decide.
 FEWEST_READINGS = 12
 
 

@@ -25,7 +25,7 @@ def decode_with_mlx_lm(target: LoadedModel, prompt_ids: list[int], max_tokens: i
 def sample_with_mlx_lm(
     target: LoadedModel, prompt_ids: list[int], max_tokens: int, *, temperature: float, seed: int
 ) -> list[int]:
-    """Decode likewise at a temperature, with specd's random numbers for the seed in place of mlx-lm's."""
+    """Decode likewise at a temperature, with specd's random numbers for the seed instead of mlx-lm's."""
     if temperature == 0:
         return decode_with_mlx_lm(target, prompt_ids, max_tokens)
     noise = Noise(seed, target.info.vocabulary_size)

@@ -40,7 +40,7 @@ class Outline:
 def outline_of(name: str) -> Outline:
     """Return the outline of a model. Raises StartupError for one that cannot be served.
 
-    Of a directory, all files are checked; of a repository, those that are small, and not its weights.
+    It checks all files of a directory, but only the small files of a repository, not its weights.
     """
     directory = find(name, SMALL_FILES)
     config = read_config(directory)
