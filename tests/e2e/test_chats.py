@@ -164,8 +164,7 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
     # Only what is new comes; tools and arguments stay.
     second = await complete(chat_client, chat_of([QUESTION]), session_id=session_id, **fields)
     said.append(QUESTION)
-    before = [*prompt_of(first), *first.token_ids]
-    assert prompt_of(second)[: len(before)] == before
+    # All up to the reply: the template writes no opening before a reply of the past.
     for reused in (second.statistics.target_reused_tokens, second.statistics.draft_reused_tokens):
         assert first.statistics.prompt_tokens - 1 <= reused < second.statistics.prompt_tokens
     await same_as_a_new_one(second, chat_of(said, [TOOL], arguments))
@@ -192,6 +191,8 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
     await same_as_a_new_one(fifth, chat_of(said, tools, {"opening": ""}, continue_final_message=True))
     said[-1] = {**REPLY, "content": REPLY["content"] + fifth.text}
     sixth = await complete(chat_client, chat_of([QUESTION]), session_id=session_id, **fields)
+    before = [*prompt_of(fifth), *fifth.token_ids]
+    assert prompt_of(sixth)[: len(before)] == before
     await same_as_a_new_one(sixth, chat_of([*said, QUESTION], tools, {"opening": ""}))
     assert (await get_session(sessions, session_id)).session.num_turns == 6
 
@@ -209,16 +210,18 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
 
 
 async def test_a_reply_keeps_its_special_tokens_and_its_cache(chat_client: RawClient) -> None:
-    """A sampled reply, half of whose tokens are special, and whose text the tokenizer would write otherwise."""
-    sampling = SamplingParameters(temperature=1.0, seed=3, top_k=200, logit_bias={PAD_TOKEN: 12})
+    """A sampled reply with many special tokens, and with text that the tokenizer would write otherwise."""
+    sampling = SamplingParameters(temperature=1.0, seed=3, top_k=200, logit_bias={PAD_TOKEN: 18}, frequency_penalty=1.0)
     fields: dict[str, Any] = {"max_tokens": 60, "stop": IGNORE_EOS, "return_prompt_token_ids": True}
     first = await complete(chat_client, chat_of([QUESTION]), sampling=sampling, **fields)
-    assert 0 < first.token_ids.count(PAD_TOKEN) < 60
-    assert [token.id for token in first.tokens if token.HasField("special_position")].count(PAD_TOKEN) > 0
+    assert 5 < first.token_ids.count(PAD_TOKEN) < 55
+    assert [token.id for token in first.tokens if token.HasField("special_position")].count(PAD_TOKEN) > 5
     second = await complete(chat_client, chat_of([QUESTION]), session_id=first.last.session_id, **fields)
     before = [*first.responses[0].prompt_token_ids, *first.token_ids]
-    assert list(second.responses[0].prompt_token_ids[: len(before)]) == before
-    assert second.statistics.target_reused_tokens >= len(before) - 1 - 2
+    # Behind the last special token, the tokenizer may join the reply's text with what the template writes after it.
+    num_kept = len(before) - before[::-1].index(PAD_TOKEN)
+    assert list(second.responses[0].prompt_token_ids[:num_kept]) == before[:num_kept]
+    assert second.statistics.target_reused_tokens >= num_kept - MAX_LOST
 
 
 async def test_a_session_of_text_takes_no_conversation(chat_client: RawClient) -> None:
