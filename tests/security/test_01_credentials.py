@@ -15,6 +15,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2  # noqa: F401 - describes its service
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specd.identity.roles import Role
