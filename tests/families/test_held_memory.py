@@ -1,0 +1,18 @@
+"""Every family of mlx-lm: what sessions hold is what they count."""
+
+from __future__ import annotations
+
+import pytest
+
+from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.engine.forward import BareCache, enable_batches
+from tests.worker.families import make_network
+from tests.worker.family_configs import NETWORKS
+from tests.worker.held_memory import check_held_memory
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_sessions_of_a_family_hold_what_they_count(name: str) -> None:
+    network = make_network(name)
+    batches = enable_batches(network)
+    check_held_memory(lambda: BareCache(network, SessionLayers(network), batches))
