@@ -166,7 +166,7 @@ def _command_lines() -> Iterator[tuple[int, str]]:
 
 def scraped_address(process: Child) -> str:
     """Return where a process answers scrapes; the gateway does where it answers requests."""
-    return str(process.facts.get("metrics_address", process.facts["address"]))
+    return str(process.facts.get("metrics_address") or process.facts["address"])
 
 
 def read_metrics_text(process: Child) -> str:

@@ -127,7 +127,7 @@ GRPC: dict[tuple[str, str], GenerateRequest] = {
         ("logit_bias of token 5", f"{value:g}"): sampled(logit_bias={5: value}) for value in (101, 3e38, NAN, INF, -INF)
     },
     ("logit_bias", str(LARGEST_UINT32)): sampled(logit_bias={LARGEST_UINT32: 1}),
-    ("logit_bias", "300000"): sampled(logit_bias=dict.fromkeys(range(300_000), 1.0)),
+    ("logit_bias", "60000"): sampled(logit_bias=dict.fromkeys(range(60_000), 1.0)),
     ("penalty_context_size", str(2**31)): sampled(penalty_context_size=2**31),
     ("acceptance", "77"): sampled(acceptance=77),
     ("draft_source", "77"): other(draft_source=77),
@@ -138,7 +138,7 @@ GRPC: dict[tuple[str, str], GenerateRequest] = {
     ("min_tokens", str(LARGEST_UINT32)): stopping(min_tokens=LARGEST_UINT32),
     ("stop.token_ids", str(LARGEST_UINT32)): stopping(token_ids=[LARGEST_UINT32]),
     ("stop.token_ids", "1000000"): stopping(token_ids=[5] * 1_000_000),
-    ("stop.strings", "1000000"): stopping(strings=["x"] * 1_000_000),
+    ("stop.strings", "200000"): stopping(strings=["x"] * 200_000),
     ("stop.strings", "3000000"): stopping(strings=["x" * 3_000_000]),
     ("stop.strings", "0 characters"): stopping(strings=[""]),
     ("prompt", "1000000"): other(token_ids={"ids": [5] * 1_000_000}, text=None),
@@ -170,7 +170,7 @@ async def test_a_million_biases_are_too_long_for_a_request(doors: Doors) -> None
 # 1e999 for it.
 HTTP: list[tuple[str, Any, str]] = [
     *(("temperature", value, f"{value:g}") for value in (-1, 1e300, 1e-300, 0.001, INF, -INF)),
-    *(("top_p", value, f"{value:g}") for value in (-1, 0, 1e300, INF)),
+    *(("top_p", value, f"{value:g}") for value in (-1, 1e300, INF)),
     *(("min_p", value, f"{value:g}") for value in (-1, 1e300, INF)),
     *(
         (f"{kind}_penalty", value, f"{value:g}")
@@ -181,8 +181,8 @@ HTTP: list[tuple[str, Any, str]] = [
     ("logit_bias", {str(VOCABULARY_SIZE): 1}, str(VOCABULARY_SIZE)),
     ("logit_bias", {str(2**64): 1}, str(2**64)),
     ("logit_bias", {"-1": 1}, "-1"),
-    ("logit_bias", {str(i): 1 for i in range(200_000)}, "1024"),
-    ("top_k", -1, "-1"),
+    ("logit_bias", {str(i): 1 for i in range(60_000)}, "1024"),
+    ("top_k", -2, "-2"),
     ("top_k", 2**64, str(2**64)),
     ("seed", 2**64, str(2**64)),
     ("seed", -(2**63) - 1, str(-(2**63) - 1)),
@@ -193,7 +193,7 @@ HTTP: list[tuple[str, Any, str]] = [
     ("num_draft_tokens", -1, "-1"),
     ("num_draft_tokens", 10**9, "1000000000"),
     ("min_tokens", 2**31, str(2**31)),
-    ("stop", ["x"] * 500_000, "64"),
+    ("stop", ["x"] * 60_000, "64"),
     ("stop", ["x" * 3_000_000], "256"),
     ("stop", [""], "1"),
     ("stop_token_ids", [2**31], str(2**31)),
