@@ -2,7 +2,7 @@
 
 A stream's longest gap is compared with the longest without an attack. It may be too long twice: the machine may do
 something else, and an event loop that a request holds is held each time. A request takes less memory than three of its
-length; where an honest text of that length takes as much, one more than that: gRPC alone holds three copies of it.
+length; where an honest text of that length takes as much, a little more than that: gRPC alone holds three copies of it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from tests.worker.models import save_chat_target
 pytestmark = pytest.mark.alone
 
 LONGEST_STALL_SECONDS = 0.5
+# Beside copies of a request. A coordinator encodes the beginning of a prompt, which takes memory by the context and not
+# by the request: 13 MB for special tokens and the context of 2,048 tokens here.
+BEGINNING_BYTES = {"gateway": 2**22, "coordinator": 3 * 2**23}
 STREAM = json.dumps({"prompt": "def f(", "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
 
 
@@ -149,7 +152,7 @@ async def assert_cheap(
         growth = growth_in_bodies(before, num_bytes)
         print(f"longest gap {gap:.3f} s, undisturbed {undisturbed:.3f} s; memory in requests: {growth}")
         for name, bodies in growth.items():
-            assert bodies < max(3, honest[name] + 1), (name, growth, honest)
+            assert bodies < max(3, honest[name] + BEGINNING_BYTES[name] / num_bytes), (name, growth, honest)
         stalls.append(gap - undisturbed)
         if stalls[-1] < LONGEST_STALL_SECONDS:
             return
