@@ -32,7 +32,14 @@ from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
-from tests.e2e.processes import eventually, read_metric, read_metrics_text, scraped_address, wait_until_idle
+from tests.e2e.processes import (
+    PATIENCE_SECONDS,
+    eventually,
+    read_metric,
+    read_metrics_text,
+    scraped_address,
+    wait_until_idle,
+)
 from tests.unit.test_monitoring_files import READ, RULE_TESTS, RULES, all_rules
 
 needs_prometheus = pytest.mark.skipif(
@@ -118,6 +125,7 @@ class Load:
         await eventually(lambda: read_metric(stack.coordinator, "specd_draft_available") == 1)
         # So many would not draft by themselves.
         await asyncio.gather(*(self.ask(number, max_tokens=48, num_draft_tokens=4) for number in range(8)))
+        await asyncio.to_thread(_complete_over_http, stack.gateway.facts["url"])  # after a scrape that saw the others
         await wait_until_idle(stack)
 
 
@@ -156,6 +164,9 @@ async def monitored(prompts: list[str]) -> AsyncIterator[Monitored]:
             num_rounds = read_metric(stack.coordinator, "specd_rounds_total")
             while await value_of(prometheus, "specd_rounds_total") < num_rounds:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+            async with asyncio.timeout(PATIENCE_SECONDS):  # the gateway is scraped at other times
+                while not await prometheus.query("instance:specd_http_requests:rate5m > 0"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
             await asyncio.sleep(2)  # for the rules after it
             yield Monitored(stack, prometheus, load, began_at, time.time())
 
