@@ -39,7 +39,7 @@ def prompt_tokens(
 ) -> list[EmittedToken]:
     """Return the tokens of a prompt with the text that each completes.
 
-    `log_probabilities`, if they were asked for, begin with those of the second token, and may go on behind the prompt.
+    `log_probabilities`, if they were asked for, begin with those of the second token. There can be more than tokens.
     """
     own = tokenizer.token_bytes if log_probabilities is not None else None
     text = tokenizer.stream_text(())

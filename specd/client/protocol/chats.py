@@ -12,7 +12,7 @@ Messages = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def is_chat(prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether a prompt is messages: a text, like token ids, is none here."""
+    """Say whether a prompt is messages, and not a text or token ids."""
     return isinstance(prompt, Mapping) or (
         not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
     )

@@ -115,7 +115,7 @@ class ResumableGeneration:
             yield self._finish(finished)
 
     def failed(self, error: SpecdError) -> Retrying:
-        """Return how the generation goes on after an error. Raises that error if it does not, or CallError once the
+        """Return how the generation resumes after an error. Raises that error if it cannot, or CallError once the
         client is closed.
         """
         if self._connection.is_closed:
