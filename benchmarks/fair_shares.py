@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.load import Answer, Requests, ask, measure_capacity
 from specd.bench.environment import console, environment, new_table
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import GenerateRequest, StopConditions
 from tests.e2e.guarded import make_tokens
 from tests.security.http2 import Connection

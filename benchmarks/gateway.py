@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import StopConditions
 
 PROMPTS = [path.read_text() for path in sorted((Path(__file__).parent / "prompts").glob("*.py"))[:16]]

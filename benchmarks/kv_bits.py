@@ -21,12 +21,12 @@ from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts, spread
 from specd.bench.sample import Sample, summarise
 from specd.bench.setup import SPECD, Setup
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1 import model_pb2, model_pb2_grpc
-from specd.worker.cache.prefix_cache import common_prefix_len
+from specd.worker.session.prefix_cache import common_prefix_len
 
 BITS = (16, 8, 4)
 

@@ -27,10 +27,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from specd.bench.prompts import load_prompts
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.processes import resident_mib
 

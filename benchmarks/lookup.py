@@ -34,10 +34,10 @@ from repeating_work import KINDS
 from specd.bench.contenders import MlxLm
 from specd.bench.environment import console, environment, new_table
 from specd.bench.setup import MLX_LM, Setup
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.launch import complain
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import generation_pb2 as pb
 from specd.worker.model.loader import load

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 
 from specd.bench.prompts import load_prompts
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 NEW_CHARACTERS = 320  # about a hundred tokens of code
 MAX_TOKENS = 32

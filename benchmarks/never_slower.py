@@ -37,9 +37,9 @@ from specd.bench.prompts import encode, load_prompts, short, spread
 from specd.bench.sample import Sample, have_same_tokens, median_ratio
 from specd.bench.setup import SPECD, Setup
 from specd.bench.turns import take_turns
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 TOKENIZER = Path(EMBEDDED_TARGET) / "tokenizer.json"
 ADAPTIVE, TARGET_ONLY = "adaptive", "target alone"

@@ -33,9 +33,9 @@ from wire_faults import Wire
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
-from specd.cli.supervisor import Child
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
+from specd.supervisor import Child
 from specd.v1 import sampling_pb2
 
 OURS, BASE, OLLAMA, TARGET_ONLY, GIVEN_K = "ours", "base", "Ollama's", "target alone", "given k"

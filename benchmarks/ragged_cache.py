@@ -30,8 +30,9 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx_lm.models.cache import BatchKVCache, KVCache  # noqa: E402
 
-from specd.worker.cache.layers.session_layers import SessionLayers  # noqa: E402
-from specd.worker.engine.forward import BareCache, Feed, forward  # noqa: E402
+from specd.worker.engine.forward import BareCache, forward  # noqa: E402
+from specd.worker.engine.jobs import Feed  # noqa: E402
+from specd.worker.layers.session_layers import SessionLayers  # noqa: E402
 from specd.worker.model.loader import LoadedModel, load  # noqa: E402
 
 SMALL_MODEL_FROM = 16_384

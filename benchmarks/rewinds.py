@@ -33,8 +33,9 @@ def measure(kind: str, directory: Path, blas: str, options: argparse.Namespace) 
     from mlx_lm.models.cache import make_prompt_cache
     from random_models import save
 
-    from specd.worker.cache.layers.session_layers import SessionLayers
-    from specd.worker.engine.forward import BareCache, Feed, forward
+    from specd.worker.engine.forward import BareCache, forward
+    from specd.worker.engine.jobs import Feed
+    from specd.worker.layers.session_layers import SessionLayers
     from specd.worker.model.loader import load
 
     model = load(save(kind, directory / kind), blas=blas, is_optimized=True)

@@ -22,10 +22,11 @@ def slow_down(seconds: float) -> None:
         loaded = load_blas(num_threads)
         # MLX comes in here, after its BLAS, and before the engine and the calibration take `forward` from there.
         from specd.worker.engine import forward as batch
+        from specd.worker.engine.jobs import Feed
 
         forward = batch.forward
 
-        def slow_forward(feeds: Sequence[batch.Feed]) -> list[Any]:
+        def slow_forward(feeds: Sequence[Feed]) -> list[Any]:
             time.sleep(seconds)
             return forward(feeds)
 

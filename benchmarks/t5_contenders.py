@@ -24,8 +24,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 Decode = Callable[[list[int]], Awaitable[list[int]]]
 

@@ -27,10 +27,10 @@ import grpc
 from rich.table import Table
 
 from specd.bench.environment import console, environment, new_table
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.guarded import make_tokens
 from tests.e2e.processes import resident_mib

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specd.draft_source import TokenSource
-from specd.finish_reason import FinishReason
 from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
+from specd.vocabulary import FinishReason, TokenSource
 
 # Where the time of a round goes. "coordinator" is what the others leave.
 STAGES = ("draft", "verify", "queue", "wire", "coordinator")

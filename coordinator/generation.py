@@ -40,9 +40,7 @@ from coordinator.workers.drafter import Drafter, DraftStream
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream, Verifier
-from specd.draft_source import DraftSource
 from specd.errors import InternalError, InvalidRequestError, SpecdError
-from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat
@@ -51,6 +49,7 @@ from specd.text.literals import Literals
 from specd.text.reasoning import PROMPT_END_TOKENS
 from specd.text.rendering import TemplateRenderer
 from specd.text.tokenizer import Tokenizer
+from specd.vocabulary import DraftSource, FinishReason
 
 if TYPE_CHECKING:
     from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there

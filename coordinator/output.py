@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core import Round
-from specd.draft_source import TokenSource
 from specd.errors import InvalidRequestError
-from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
 from specd.text.chat import PlacedToken, Reply
 from specd.text.reasoning import AnswerSearch, ReasoningMarkers
@@ -16,6 +14,7 @@ from specd.text.stop_strings import StopStrings
 from specd.text.text_stream import TextStream
 from specd.text.token_bytes import TokenBytes
 from specd.text.tokenizer import Tokenizer
+from specd.vocabulary import FinishReason, TokenSource
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.token_count import count_tokens
 from specd.caller import Caller
-from specd.draft_source import TokenSource
 from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
-from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
@@ -37,6 +35,7 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat, plain
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
+from specd.vocabulary import FinishReason, TokenSource
 
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,

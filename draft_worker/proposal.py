@@ -9,13 +9,12 @@ import mlx.core as mx
 import numpy as np
 
 from specd.sampling import Sampling, TokenDistribution
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import Evaluate
+from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import encode_distributions
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, confidence_of, is_finite
+from specd.worker.session.session_cache import SessionCache
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from specd.rpc.messages import to_distribution
 from specd.sampling import check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import draft_pb2, draft_pb2_grpc
-from specd.worker.engine.engine import Done, Steps
-from specd.worker.session_stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.validation import check_request
+from specd.worker.engine.jobs import Done, Steps
+from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
+from specd.worker.session.validation import check_request
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):

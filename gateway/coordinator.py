@@ -26,11 +26,11 @@ from gateway.generation import (
 from gateway.http.errors import ApiError, invalid
 from gateway.http.long_bodies import beside_loop
 from gateway.wording import field_of, in_http_words
-from specd import __version__
 from specd.errors import DOMAIN
 from specd.rpc.messages import acceptance_message, draft_source_message
 from specd.sampling import MAX_CHAT_VALUES
 from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
+from specd.version import __version__
 
 _DESCRIBE_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0

@@ -21,7 +21,6 @@ from pydantic import (
 from gateway.generation import Generation, Prompt
 from gateway.http.errors import ApiError, invalid
 from gateway.neutral import ignored_in
-from specd.draft_source import DraftSource
 from specd.sampling import (
     LOWEST_TOP_P,
     MAX_BIAS,
@@ -32,6 +31,7 @@ from specd.sampling import (
     Acceptance,
 )
 from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.vocabulary import DraftSource
 
 _UINT32 = 2**32 - 1
 MAX_FIELDS = 128  # of each part of a request, unknown ones included

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specd.draft_source import DraftSource
 from specd.sampling import Acceptance
+from specd.vocabulary import DraftSource
 
 
 @dataclass(frozen=True)

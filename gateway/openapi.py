@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.responses.request import ResponseFields
-from specd import __version__
+from specd.version import __version__
 
 _REF = "#/components/schemas/{model}"
 _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (

@@ -15,9 +15,9 @@ __all__ = ["AsyncClient", "Client", "ClientCredentials", "__version__"]
 def __getattr__(name: str) -> Any:
     """Import the client when it is asked for: gRPC takes a while, and workers want none of it."""
     if name == "__version__":
-        from importlib.metadata import version
+        import specd.version
 
-        return version("specd")
+        return specd.version.__version__
     if name in __all__:
         import specd.client
 

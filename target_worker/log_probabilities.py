@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specd.sampling import RankedToken, TokenLogProbabilities
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import Evaluate
+from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.sampling.sampler import Sampler
 
 

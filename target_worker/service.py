@@ -11,10 +11,10 @@ from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import distribution_from, to_log_probabilities
 from specd.v1 import target_pb2, target_pb2_grpc
-from specd.worker.engine.engine import Done, Steps
+from specd.worker.engine.jobs import Done, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
-from specd.worker.session_stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.validation import check_request
+from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
+from specd.worker.session.validation import check_request
 from target_worker.verification import Verification, verify
 
 

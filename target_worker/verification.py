@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from specd.sampling import Sampling, TokenLogProbabilities
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import Evaluate
+from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
+from specd.worker.session.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import PromptLogProbabilities, log_probabilities
 

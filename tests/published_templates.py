@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from specd.worker.model.disk_cache import taking_turns, user_cache_directory
+from specd.user_cache import taking_turns, user_cache_directory
 
 PACKAGE = "llama-cpp-python==0.3.36"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"

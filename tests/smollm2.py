@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from specd.worker.model.disk_cache import taking_turns, user_cache_directory
+from specd.user_cache import taking_turns, user_cache_directory
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -29,10 +29,10 @@ from benchmarks.chaos.requests import make_requests
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.soak import plot, soak
 from specd.bench.environment import console, environment, new_table
-from specd.cli.supervisor import Stack
 from specd.client import AsyncClient
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from tests.e2e.faults import scrape
 
 _DRAFT_TIMEOUT_SECONDS = 0.5

@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator
 
 from benchmarks.wire_faults import Wire
-from specd.cli.supervisor import Child, Stack
+from specd.supervisor import Child, Stack
 from tests.e2e.faults import is_whole
 
 _LONGEST_SECONDS = 2.0  # of a fault that passes

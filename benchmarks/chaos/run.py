@@ -13,10 +13,10 @@ import grpc
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.requests import Answer, Request, ask, ask_patiently
 from benchmarks.chaos.tally import Tally, counted
-from specd.cli.supervisor import Stack
 from specd.client import AsyncClient
 from specd.errors import SpecdError, error_info
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1 import generation_pb2 as pb
 from tests.e2e.faults import scrape
 

@@ -9,7 +9,6 @@ from hashlib import sha256
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
 from coordinator.sessions.resumption import Resumption
 from specd.caller import CallerLimits
-from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import (
@@ -22,6 +21,7 @@ from specd.sampling import (
 )
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
+from specd.vocabulary import DraftSource
 
 # Tokens that are generated when a request does not say.
 DEFAULT_MAX_TOKENS = 256

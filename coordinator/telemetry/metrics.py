@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coordinator.core import Round
 from coordinator.telemetry.statistics import SessionStatistics
-from specd.finish_reason import FinishReason
 from specd.model_info import ModelInfo
 from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
+from specd.vocabulary import FinishReason
 
 # Names without "specd_": what they count, and their labels.
 _COUNTERS: dict[str, tuple[str, ...]] = {

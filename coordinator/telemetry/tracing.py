@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from coordinator.core import Exchange, Round
 from coordinator.telemetry.statistics import SessionStatistics
-from specd import __version__
+from specd.version import __version__
 
 # Of a session id, its arrival by time.perf_counter, and the caller's traceparent or "".
 BeginTrace: TypeAlias = "Callable[[str, float, str], SessionTrace]"

@@ -15,9 +15,9 @@ import grpc
 from deploy.grafana.reader import Dashboard
 from deploy.prometheus.local import LocalPrometheus
 from specd.bench.prompts import load_prompts
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.sampling_pb2 import SamplingParameters
 
 _SETTINGS = {

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
-from specd import __version__
+from specd.version import __version__
 
 _WIDTH = 120
 

@@ -15,10 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.bench.contenders import Specd
 from specd.bench.setup import SPECD, Setup
-from specd.cli.supervisor import Child, Stack
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.rpc.messages import INCARNATION
+from specd.supervisor import Child, Stack
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
 
 _MOST_SESSIONS, _MOST_TOKENS = 16, 32

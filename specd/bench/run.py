@@ -23,9 +23,9 @@ from specd.bench.replay import replaying
 from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
-from specd.cli.supervisor import NO_PREFIX_CACHE, Stack
 from specd.rpc.client import RawClient
 from specd.sampling import Acceptance
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.worker.model.loader import LoadedModel, load
 
 _STAGES = {

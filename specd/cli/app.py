@@ -74,7 +74,7 @@ app = new_app("specd", cls=_Commands)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from specd import __version__
+        from specd.version import __version__
 
         typer.echo(f"specd {__version__}")
         raise typer.Exit

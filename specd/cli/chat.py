@@ -33,11 +33,11 @@ from specd.client.options import GenerationOptions
 from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics
 from specd.client.stream import Stream
-from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError, SpecdError
 from specd.rpc.credentials import ClientCredentials
 from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
+from specd.vocabulary import DraftSource
 
 _HELP = "/stats shows numbers, /reset begins anew, /exit ends. Ctrl-C stops an answer."
 

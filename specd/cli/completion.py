@@ -9,7 +9,7 @@ from rich.text import Text
 
 from specd.client.events import CompletionToken, Retrying
 from specd.client.statistics import GenerationStatistics
-from specd.draft_source import TokenSource
+from specd.vocabulary import TokenSource
 
 _STYLES = {TokenSource.DRAFT: "green", TokenSource.LOOKUP: "cyan"}
 LEGEND = Text.assemble("colour: ", ("the draft's", "green"), ", ", ("looked up", "cyan"), "; the rest is the target's")

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from specd.cli.comparison import DEMO_PROMPT, DEMO_SOURCE, DEMO_TOKENS, show_comparison
-from specd.cli.supervisor import Stack
 from specd.launch import check_servers_are_installed, start_logging
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.supervisor import Stack
 
 
 class Pair(enum.Enum):

@@ -32,11 +32,11 @@ from specd.client.client import Client
 from specd.client.events import Delta, Retrying
 from specd.client.options import GenerationOptions
 from specd.client.stream import Stream
-from specd.draft_source import DraftSource
 from specd.errors import StartupError
 from specd.rpc.credentials import ClientCredentials
 from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
+from specd.vocabulary import DraftSource
 
 
 def generate(

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.sampling import Acceptance, Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.startup_error import StartupError
+from specd.vocabulary import DraftSource
 
 Address = Annotated[str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")]
 NumDraftTokens = Annotated[

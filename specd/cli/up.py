@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from specd.cli.preflight import Preflight
     from specd.cli.progress import StartProgress
-    from specd.cli.supervisor import Stack
+    from specd.supervisor import Stack
 
 
 @settings_options(UpSettings)
@@ -68,7 +68,7 @@ async def _up(preflight: Preflight, lookup: bool | None, is_brief: bool) -> None
     from rich.console import Console
 
     from specd.cli.progress import StartProgress
-    from specd.cli.supervisor import Stack
+    from specd.supervisor import Stack
 
     settings = preflight.settings
     console = Console(stderr=True, soft_wrap=True, highlight=False)

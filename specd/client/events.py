@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specd.client.statistics import GenerationStatistics
-from specd.draft_source import TokenSource
 from specd.errors import SpecdError
-from specd.finish_reason import FinishReason
 from specd.sampling import TokenLogProbabilities
 from specd.text.chat import Reply
+from specd.vocabulary import FinishReason, TokenSource
 
 
 @dataclass(frozen=True)

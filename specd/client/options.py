@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-from specd.draft_source import DraftSource
 from specd.sampling import Acceptance
+from specd.vocabulary import DraftSource
 
 
 class GenerationOptions(TypedDict, total=False):

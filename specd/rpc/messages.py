@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from specd.cache_footprint import CacheFootprint
-from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2
+from specd.vocabulary import DraftSource
 
 # Of the initial metadata of a stream: which life of a worker answers.
 INCARNATION = "specd-incarnation"

@@ -14,10 +14,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
-from specd import __version__
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates
 from specd.identity.roles import MAY_READ_METRICS, roles_in
+from specd.version import __version__
 
 log = structlog.get_logger()
 

@@ -25,21 +25,22 @@ from specd.settings import WorkerSettings
 from specd.step_costs import StepCosts
 from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.cpu.scheduling_policy import schedule_in_batches
-from specd.worker.engine.engine import Engine, Steps
+from specd.worker.engine.engine import Engine
 from specd.worker.engine.forward import bare_cache
+from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
-from specd.worker.memory_watch import MemoryWatch
-from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.calibration import Workload, calibrate, keep, measure
 from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.sampling.sampler import NonFiniteLogitsError
-from specd.worker.session_stream import Worker
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.memory_watch import MemoryWatch
+from specd.worker.session.metrics import WorkerMetrics
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.stream import Worker
 
 log = structlog.get_logger()
 

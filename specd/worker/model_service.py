@@ -11,7 +11,7 @@ from specd.errors import SpecdError, to_status
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import to_step_costs
 from specd.v1 import model_pb2, model_pb2_grpc
-from specd.worker.session_stream import Worker
+from specd.worker.session.stream import Worker
 
 _CHUNK_BYTES = 1024 * 1024
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 
 NODE = Path(__file__).parent / "node"
 _MOST_SECONDS = 240

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from tests.clients.opencode import Opencode
 from tests.clients.programs import install, program, run, url_of
 from tests.e2e.chats import chat_of

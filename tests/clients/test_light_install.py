@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.e2e.processes import environment
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.clients.programs import install, program, run, url_of
 
 SCRIPT = Path(__file__).parent / "litellm_client.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.clients.programs import NODE, run, url_of
 
 # Both force a call by `tool_choice`, which docs/http.md says is refused: nothing enforces one.

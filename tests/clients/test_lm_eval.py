@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.settings import EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.worker.model.loader import load
 from tests.clients.programs import install, program, run, url_of

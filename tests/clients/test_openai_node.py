@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.clients.programs import NODE, run, url_of
 from tests.gateway.arranged_model import SCRIPTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.clients.programs import install, program, run, url_of
 
 SCHEMATHESIS = ("tool", "run", "--from", "schemathesis==4.32.5", "schemathesis")

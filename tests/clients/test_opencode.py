@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.clients.opencode import Opencode
 from tests.clients.programs import url_of
 from tests.gateway.arranged_model import SCRIPTS, WRITTEN

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
 from specd.v1.session_pb2_grpc import SessionServiceStub

@@ -7,8 +7,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from specd.cli.supervisor import Child, Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Child, Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import Completion

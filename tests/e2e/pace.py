@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from benchmarks.chaos.faults import reached_by_wires
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from specd.cli.supervisor import Child, Stack
+from specd.supervisor import Child, Stack
 
 # Whatever a test waits for comes within seconds, and within this on a machine that does much else.
 PATIENCE_SECONDS = 120

@@ -13,11 +13,11 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.rpc.limits import MAX_MESSAGE_BYTES
+from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
 from specd.v1.generation_pb2 import Chat, GenerateRequest, GenerateResponse, StopConditions, TokenIds

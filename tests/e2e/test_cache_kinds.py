@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
+from specd.supervisor import Stack
 from specd.worker.model.loader import LoadedModel, load
 from tests.e2e.calls import responses_to
 from tests.e2e.completions import complete

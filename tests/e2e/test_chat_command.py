@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from tests.e2e.processes import complaint, read_metric, run_specd
 from tests.e2e.terminal import CTRL_C, CTRL_D, Terminal
 from tests.gateway.arranged_model import SCRIPTS, save_arranged_model

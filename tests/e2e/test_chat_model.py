@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import (
     DRAFT_SOURCE_LOOKUP,
     DRAFT_SOURCE_MODEL,

@@ -10,10 +10,10 @@ import grpc
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import DRAFT_SOURCE_MODEL, FINISH_REASON_EOS, FINISH_REASON_LENGTH, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from specd import __version__
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import (
     EMBEDDED_DRAFT,
@@ -27,7 +25,9 @@ from specd.settings import (
     Settings,
     TargetWorkerSettings,
 )
+from specd.supervisor import Stack
 from specd.up_settings import UpSettings
+from specd.version import __version__
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
     RunningSpecd,

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from specd import AsyncClient, Client
-from specd.cli.supervisor import Stack
 from specd.client import Completion, Delta, Finished, GenerationOptions, Retrying, RetryPolicy, Stream
-from specd.draft_source import TokenSource
 from specd.errors import InvalidRequestError, NotFoundError, SpecdError, UnavailableError
-from specd.finish_reason import FinishReason
+from specd.supervisor import Stack
+from specd.vocabulary import FinishReason, TokenSource
 from tests.e2e.faults import SEED
 from tests.e2e.processes import PATIENCE_SECONDS
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import PROMPT, complete

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.guarded import make_tokens

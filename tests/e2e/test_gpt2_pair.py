@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import FinishReason, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.model.loader import load

@@ -18,12 +18,12 @@ from grpc_status import rpc_status
 from coordinator.core import Plan, SessionSetup
 from coordinator.workers.errors import WorkerLateError, WorkerLostError
 from coordinator.workers.stream import GrpcDraftStream
-from specd.cli.supervisor import Child, Stack
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Child, Stack
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (

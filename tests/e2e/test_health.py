@@ -9,8 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from specd.cli.supervisor import Child, Stack
 from specd.rpc.channel import open_channel
+from specd.supervisor import Child, Stack
 from tests.e2e.calls import responses_to
 
 SERVICES = {

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (
     Undisturbed,

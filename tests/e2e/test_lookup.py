@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import (
     DRAFT_SOURCE_LOOKUP,
     DRAFT_SOURCE_MODEL,

@@ -27,9 +27,9 @@ from deploy.grafana.reader import Panel
 from deploy.grafana.recorded_run import ask
 from deploy.grafana.render import draw
 from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.processes import (

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specd.cli.supervisor import Stack
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import (
     SamplingParameters,

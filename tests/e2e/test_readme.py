@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

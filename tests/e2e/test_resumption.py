@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GenerateResponse, Resumption, StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
 from tests.e2e.calls import END_TOKEN, VOCABULARY_SIZE, error_of, responses_to

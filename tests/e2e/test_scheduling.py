@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Child, Stack
+from specd.supervisor import Child, Stack
 from tests.e2e.processes import draft_of
 
 

@@ -9,8 +9,8 @@ import grpc
 import mlx.core as mx
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import FINISH_REASON_STOP_STRING, Chat, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters

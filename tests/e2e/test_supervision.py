@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd.cli import supervisor
-from specd.cli.supervisor import Child, Stack
+from specd import supervisor
 from specd.errors import StartupError
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Child, Stack
 from tests.e2e.faults import ENVIRONMENT, Undisturbed, assert_same, complete, eventually, is_whole
 
 HANG_SECONDS = 3.0

@@ -11,15 +11,16 @@ import grpc
 import mlx.core as mx
 import pytest
 
-from specd.cli.supervisor import Child, Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.supervisor import Child, Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import session_pb2, session_pb2_grpc
 from specd.v1.generation_pb2 import Chat, ChatMessage, FinishReason, StopConditions, TokenIds
 from specd.v1.sampling_pb2 import SamplingParameters
-from specd.worker.engine.forward import Feed, bare_cache, forward
+from specd.worker.engine.forward import bare_cache, forward
+from specd.worker.engine.jobs import Feed
 from specd.worker.model.loader import load
 from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, are_free, eventually, is_whole, kill

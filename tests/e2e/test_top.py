@@ -6,8 +6,8 @@ import asyncio
 import re
 import subprocess
 
-from specd.cli.supervisor import Stack
 from specd.client.client import Client
+from specd.supervisor import Stack
 from tests.e2e.processes import complaint, draft_of, read_metric, run_specd
 from tests.e2e.terminal import CTRL_C, Terminal
 

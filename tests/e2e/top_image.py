@@ -12,10 +12,10 @@ from rich.console import Console
 from deploy.grafana.recorded_run import Phase, run_phase
 from deploy.grafana.render import IMAGES
 from specd.cli.scrape import MetricsReader
-from specd.cli.supervisor import Stack
 from specd.cli.top import View
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 
 _SECONDS = 25
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would be loaded from elsewhere

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.engine.forward import BareCache, enable_batches
+from specd.worker.layers.session_layers import SessionLayers
 from tests.worker.families import make_network
 from tests.worker.family_configs import NETWORKS
 from tests.worker.held_memory import check_held_memory

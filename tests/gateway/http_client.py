@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import httpx2
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 
 
 class HttpClient:

@@ -6,8 +6,8 @@ import asyncio
 import re
 
 from deploy.grafana.render import IMAGES
-from specd.cli.supervisor import Stack
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from tests.gateway.browser import chromium
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, InternalServerError
 
-from specd.cli.supervisor import Stack
 from specd.identity.roles import Role
+from specd.supervisor import Stack
 from tests.e2e.guarded import Guarded, guarded, make_certificates, workers_of, write_token
 from tests.e2e.processes import PATIENCE_SECONDS, start_specd
 from tests.security.http_door import HttpDoor

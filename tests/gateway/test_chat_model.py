@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from tests.e2e.chats import chat_of
 from tests.e2e.completions import complete
 from tests.e2e.faults import PATIENT

@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 
-from specd.cli.supervisor import Stack
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from tests.e2e.faults import eventually
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, start_specd, wait_until_idle
 from tests.e2e.processes import eventually as poll

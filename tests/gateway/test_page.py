@@ -14,8 +14,8 @@ from PIL import Image, ImageChops
 from playwright.async_api import Browser, Page, expect
 from playwright.async_api import Error as BrowserError
 
-from specd.cli.supervisor import Stack
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from tests.e2e.guarded import write_token
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
 from tests.gateway.arranged_model import SCRIPTS

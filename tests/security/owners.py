@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specd.cli.supervisor import Stack
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2_grpc import GenerationServiceStub
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.guarded import make_tokens

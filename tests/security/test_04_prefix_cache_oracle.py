@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
+from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.draft_pb2_grpc import DraftServiceStub
 from specd.v1.target_pb2 import VerifyRequest

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.identity.roles import Role
 from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import DRAFT_SOURCE_LOOKUP, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to

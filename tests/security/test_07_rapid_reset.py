@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.limits import MAX_STREAMS
+from specd.supervisor import Stack
 from tests.e2e.processes import draft_of, eventually, read_metric
 from tests.security.attacks import attacking
 from tests.security.http2 import Connection

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from hyperframe.frame import ContinuationFrame, DataFrame, Frame
 
-from specd.cli.supervisor import Stack
 from specd.rpc.limits import MAX_METADATA_BYTES
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GetModelInfoRequest
 from tests.security.attacks import attacking
 from tests.security.http2 import Connection, call_headers, encoded, headers_frame, with_length

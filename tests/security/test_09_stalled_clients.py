@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GenerateRequest, StopConditions
 from tests.e2e.calls import responses_to
 from tests.e2e.processes import PATIENCE_SECONDS, eventually, read_metric, wait_until_idle

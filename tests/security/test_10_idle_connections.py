@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.limits import most_connections
+from specd.supervisor import Stack
 from tests.security.attacks import attacking
 from tests.security.http2 import connect
 from tests.security.standing import Standing, assert_served

@@ -13,8 +13,8 @@ from h2.events import PingAckReceived
 from hyperframe.frame import Frame, GoAwayFrame, PingFrame
 
 from specd import AsyncClient
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.completions import PROMPT, complete
 from tests.e2e.processes import PATIENCE_SECONDS, draft_of

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest
 from specd.v1.session_pb2 import GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
-from specd.cli.supervisor import Stack
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GenerateRequest
 from tests.e2e.fuzz_requests import METHODS
 from tests.e2e.processes import draft_of

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from specd.cli.supervisor import Child, Stack
 from specd.rpc.client import RawClient
+from specd.supervisor import Child, Stack
 from specd.v1.draft_pb2 import ProposeResponse
 from specd.v1.model_pb2 import StepCost
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters, TokenDistribution

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.errors import error_info
 from specd.rpc.client import RawClient
+from specd.supervisor import Stack
 from specd.v1.target_pb2 import VerifyResponse
 from tests.e2e.completions import Completion, complete
 from tests.e2e.processes import RunningSpecd, draft_of, eventually

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specd.cli.supervisor import Stack
 from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import Chat, ChatMessage, StopConditions
 from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from specd import __version__
 from specd.gateway_settings import GatewaySettings
 from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
 from specd.up_settings import UpSettings
+from specd.version import __version__
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,12 +16,12 @@ from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.responses.request import ResponseFields
 from gateway.wording import NAMES, field_of, in_http_words
-from specd.draft_source import DraftSource
 from specd.errors import SpecdError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, Sampling
 from specd.text.chat import Chat, ChatTemplate
 from specd.v1 import generation_pb2
+from specd.vocabulary import DraftSource
 from tests.unit.test_validation import MODEL
 
 HTTP = {name for fields in (ChatFields, CompletionFields, ResponseFields) for name in fields.model_fields}

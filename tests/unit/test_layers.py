@@ -22,20 +22,23 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "specd.text": (*FLOOR, "specd.text"),
     "specd.client": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.client"),
     "specd.worker.sampling": (*FLOOR, "specd.worker.sampling"),
-    "specd.worker.cpu": (*FLOOR, "specd.worker.cpu", "specd.worker.model.disk_cache"),
-    "specd.worker.cache.layers": (*FLOOR, "specd.worker.cache.layers"),
+    "specd.worker.cpu": (*FLOOR, "specd.worker.cpu"),
+    "specd.worker.layers": (*FLOOR, "specd.worker.layers"),
+    "specd.worker.engine": (*FLOOR, "specd.worker.engine", "specd.worker.cpu", "specd.worker.layers"),
     "specd.worker.model": (
         *FLOOR,
         "specd.worker.model",
         "specd.worker.engine",
         "specd.worker.cpu",
-        "specd.worker.cache.layers",
+        "specd.worker.layers",
     ),
-    "specd.worker.engine": (*FLOOR, "specd.worker.engine", "specd.worker.cpu", "specd.worker.cache.layers"),
-    "specd.worker.cache": (
+    "specd.worker.session": (
         *FLOOR,
-        "specd.worker.cache",
+        "specd.v1",
+        "specd.rpc",
+        "specd.worker.session",
         "specd.worker.engine",
+        "specd.worker.layers",
         "specd.worker.sampling",
         "specd.worker.model",
     ),
@@ -53,7 +56,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.model.outline",  # what can be told of a model without MLX
         "specd.worker.model.conversion",  # only when it runs: it needs MLX
     ),
-    "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.cli", "specd.bench", "specd.worker"),
+    "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.bench", "specd.worker"),
     "specd.__main__": ("specd.cli",),
     "specd": FLOOR,
     "draft_worker": (*WORKER, "draft_worker"),
@@ -147,6 +150,31 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
         layer = "specd.client"  # whose names it has, once they are asked for
     ours = {module for module in imports_of(path) if module.split(".")[0] in PACKAGES}
     assert not {module for module in ours if not may_import(layer, module)}
+
+
+def neighbours() -> dict[tuple[str, str], set[str]]:
+    """Return which members of a package import which other members of it: the modules and packages in one directory."""
+    found: dict[tuple[str, str], set[str]] = {}
+    names = {name_of(path) for path in MODULES}
+    for path in MODULES:
+        importer = name_of(path).split(".")
+        for module in imports_of(path):
+            imported = module.split(".")
+            common = next((i for i, (a, b) in enumerate(zip(importer, imported, strict=False)) if a != b), 0)
+            if common and len(imported) > common and ".".join(imported[: common + 1]) in names:
+                package = ".".join(importer[:common])
+                found.setdefault((package, importer[common]), set()).add(imported[common])
+    return found
+
+
+def test_no_two_neighbours_import_each_other_even_by_way_of_others() -> None:
+    """Files and packages alike: each directory has floors, and no import goes up."""
+    imports = neighbours()
+    reached = {start: set(direct) for start, direct in imports.items()}
+    for _ in imports:
+        for (package, member), beyond in reached.items():
+            reached[package, member] = beyond.union(*(imports.get((package, each), set()) for each in beyond))
+    assert not {f"{package}.{member}" for (package, member), beyond in reached.items() if member in beyond}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

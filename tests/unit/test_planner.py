@@ -14,8 +14,8 @@ from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Ver
 from coordinator.planner import planner as planner_module
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.policy import choose_k
-from specd.finish_reason import FinishReason
 from specd.sampling import Acceptance, Sampling
+from specd.vocabulary import FinishReason
 from tests.unit.simulation import Simulation, World
 
 WORLDS = {

@@ -17,8 +17,8 @@ from coordinator.workers.drafter import Drafter
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.verifier import Verifier
 from specd.errors import ResourceExhaustedError, UnavailableError
-from specd.finish_reason import FinishReason
 from specd.sampling import Sampling
+from specd.vocabulary import FinishReason
 from tests.unit.fake_workers import (
     CONTEXT_LENGTH,
     END_TOKEN,

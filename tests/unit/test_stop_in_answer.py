@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from coordinator.core import Commit, Proposal, Round, Verdict
 from coordinator.output import Output
-from specd.finish_reason import FinishReason
 from specd.settings import EMBEDDED_TARGET
 from specd.text.reasoning import ReasoningMarkers
 from specd.text.tokenizer import Tokenizer
+from specd.vocabulary import FinishReason
 
 
 def _tokenizer() -> Tokenizer:

@@ -14,13 +14,13 @@ import pytest
 
 from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest, StopConditions, check_prompt, resolve_max_tokens
-from specd.draft_source import DraftSource
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.rpc.messages import sampling_from
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1.sampling_pb2 import SamplingParameters, SessionSampling
-from specd.worker.validation import check_request
+from specd.vocabulary import DraftSource
+from specd.worker.session.validation import check_request
 
 VOCABULARY_SIZE = 100
 CONTEXT_LENGTH = 50

@@ -21,7 +21,7 @@ load_blas(num_threads=1)
 @pytest.fixture
 def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make even short requests take several steps."""
-    from specd.worker.cache import session_cache
+    from specd.worker.session import session_cache
 
     monkeypatch.setattr(session_cache, "MAX_PENDING", 2)
 
@@ -31,7 +31,7 @@ def small_sizes() -> Iterator[None]:
     """Make buffers grow, prefills take steps and entries be moved or copied with a few tokens."""
     from mlx_lm.models.cache import KVCache
 
-    from specd.worker.cache import prefix_cache, session_cache
+    from specd.worker.session import prefix_cache, session_cache
     from tests.worker.prefixes import BLOCK, MAX_LOST
 
     with pytest.MonkeyPatch.context() as patch:

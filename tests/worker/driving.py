@@ -9,14 +9,14 @@ import mlx.core as mx
 
 from specd.cache_footprint import CacheFootprint
 from specd.step_costs import StepCosts
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Result, Steps
-from specd.worker.engine.forward import Encode, Evaluate, Feed, forward
+from specd.worker.engine.forward import forward
+from specd.worker.engine.jobs import Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
-from specd.worker.session_stream import Worker
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.stream import Worker
 
 
 class Chunks(PrefillChunk):

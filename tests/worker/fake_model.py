@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import Encode, Feed
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Encode, Feed, Steps
 
 
 @dataclass(frozen=True)

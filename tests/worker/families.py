@@ -20,14 +20,14 @@ import mlx.core as mx
 import structlog
 from mlx.utils import tree_map
 
-from specd.worker.cache.layers.chunk import ChunkCache
-from specd.worker.cache.layers.full import FullCache, quantize_caches
-from specd.worker.cache.layers.parts import flatten
-from specd.worker.cache.layers.recurrent import RecurrentCache
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.layers.window import WindowCache
 from specd.worker.engine.cache_users import share_products, watch_cache_users
 from specd.worker.engine.forward import enable_batches
+from specd.worker.layers.chunk import ChunkCache
+from specd.worker.layers.full import FullCache, quantize_caches
+from specd.worker.layers.parts import flatten
+from specd.worker.layers.recurrent import RecurrentCache
+from specd.worker.layers.session_layers import SessionLayers
+from specd.worker.layers.window import WindowCache
 from tests.reply_columns import HEADER, columns_of, forms_of_no_family
 from tests.worker.family_configs import NETWORKS, NOT_TRIED
 from tests.worker.family_fields import REQUIRED

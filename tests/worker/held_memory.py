@@ -10,9 +10,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from specd.worker.cache.layers import recurrent
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.engine.forward import BareCache, Feed, forward
+from specd.worker.engine.forward import BareCache, forward
+from specd.worker.engine.jobs import Feed
+from specd.worker.layers import recurrent
+from specd.worker.layers.session_layers import SessionLayers
 from tests.worker.models import TINY_VOCABULARY_SIZE
 
 MOST_HELD = 1.25  # times what is counted

@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 from hypothesis import strategies as st
 
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Steps
+from specd.worker.engine.jobs import Steps
+from specd.worker.layers.session_layers import SessionLayers
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
 from tests.worker.driving import Chunks, feed_now, finish
 from tests.worker.models import tiny_model
 

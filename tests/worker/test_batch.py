@@ -16,15 +16,15 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from draft_worker.proposal import propose
 from specd.sampling import Sampling
-from specd.worker.cache import session_cache
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.session_cache import SessionCache
 from specd.worker.cpu import openblas, streams
 from specd.worker.cpu.streams import STREAMS, even_parts, share_out
 from specd.worker.engine import forward as forward_module
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import BareCache, Feed, agree, enable_batches, forward, trial_logits
+from specd.worker.engine.forward import BareCache, agree, enable_batches, forward, trial_logits
+from specd.worker.engine.jobs import Feed, Steps
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session import session_cache
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.worker.driving import Chunks, Driven, finish
 from tests.worker.models import FAMILIES, TINY_VOCABULARY_SIZE, WINDOW, small_network, tiny_model

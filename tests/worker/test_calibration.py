@@ -21,14 +21,15 @@ from mlx_lm.models.cache import KVCache
 from draft_worker.proposal import propose
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.forward import BareCache, Evaluate
+from specd.user_cache import taking_turns
+from specd.worker.engine.forward import BareCache
+from specd.worker.engine.jobs import Evaluate
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model import calibration
 from specd.worker.model.calibration import PROPOSALS, VERIFIES, Workload, calibrate, keep
-from specd.worker.model.disk_cache import taking_turns
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.session_cache import SessionCache
 from tests.worker.driving import Chunks, finish
 from tests.worker.models import TINY_VOCABULARY_SIZE, tiny_model
 
@@ -326,7 +327,7 @@ def test_workers_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_turn_ends_with_its_process_and_is_not_waited_for_without_end(kept: Path) -> None:
     program = """if True:
-        from specd.worker.model.disk_cache import taking_turns
+        from specd.user_cache import taking_turns
         with taking_turns("x", timeout_seconds=30.0) as has_turn:
             print(has_turn, flush=True)
             input()

@@ -20,23 +20,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import activations, llama
 
 from specd.settings import EMBEDDED_DRAFT
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cpu import (
-    constant,
-    convolution,
-    early_layers,
-    norm,
-    openblas,
-    ops,
-    optimize,
-    packed_linear,
-    packed_mlp,
-    rotary,
-)
+from specd.worker.cpu import constant, convolution, early_layers, norm, openblas, ops, packed_linear, packed_mlp, rotary
 from specd.worker.cpu.ops import attention, swiglu
+from specd.worker.cpu.optimize import optimize
 from specd.worker.cpu.rotary import RotaryEmbedding
 from specd.worker.cpu.streams import STREAMS
-from specd.worker.engine.forward import BareCache, Feed, agree, enable_batches, forward, trial_logits
+from specd.worker.engine.forward import BareCache, agree, enable_batches, forward, trial_logits
+from specd.worker.engine.jobs import Feed
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import load
 from tests.worker.models import FAMILIES, TINY_VOCABULARY_SIZE, small_network
 

@@ -11,8 +11,8 @@ import pytest
 
 from specd.worker.engine import engine as engine_module
 from specd.worker.engine import scheduler as schedule
-from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import Evaluate
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.main import end_if_stuck
 from tests.worker.fake_model import FakeModel, feed, held_up, hold_until, steps
 

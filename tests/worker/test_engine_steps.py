@@ -15,10 +15,10 @@ import pytest
 from specd.step_costs import StepCosts
 from specd.worker.engine import batch_window
 from specd.worker.engine import scheduler as schedule
-from specd.worker.engine.engine import Engine, Steps
-from specd.worker.engine.forward import Encode, Evaluate, Feed
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Encode, Evaluate, Feed, Steps
 from specd.worker.engine.scheduler import StepTime
-from specd.worker.session_stream import Worker
+from specd.worker.session.stream import Worker
 from target_worker.service import _pad
 from tests.worker.fake_model import FakeFeed, FakeModel, feed, held_up, hold_until, run_together, steps
 from tests.worker.models import tiny_model

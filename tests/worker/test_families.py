@@ -15,14 +15,15 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
-from specd.worker.cache.layers.chunk import ChunkCache
-from specd.worker.cache.layers.full import FullCache
-from specd.worker.cache.layers.parts import CacheParts, flatten
-from specd.worker.cache.layers.recurrent import RecurrentCache
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.layers.snapshots import SnapshotCache
-from specd.worker.cache.layers.window import WindowCache
-from specd.worker.engine.forward import BareCache, Feed, enable_batches, forward, rewinds_exactly
+from specd.worker.engine.forward import BareCache, enable_batches, forward, rewinds_exactly
+from specd.worker.engine.jobs import Feed
+from specd.worker.layers.chunk import ChunkCache
+from specd.worker.layers.full import FullCache
+from specd.worker.layers.parts import CacheParts, flatten
+from specd.worker.layers.recurrent import RecurrentCache
+from specd.worker.layers.session_layers import SessionLayers
+from specd.worker.layers.snapshots import SnapshotCache
+from specd.worker.layers.window import WindowCache
 from tests.worker.families import make_network
 from tests.worker.family_configs import NETWORKS
 from tests.worker.family_kinds import WINDOW

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from specd.worker.cache.layers.owned import owned
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.engine.forward import BareCache, bare_cache, enable_batches
+from specd.worker.layers.owned import owned
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 from tests.worker.families import make_network

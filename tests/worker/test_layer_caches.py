@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from mlx_lm.models import llama
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, RotatingKVCache, make_prompt_cache
 
-from specd.worker.cache.layers import recurrent
-from specd.worker.cache.layers import rows as rows_module
-from specd.worker.cache.layers.full import FullCache, QuantizedCache
-from specd.worker.cache.layers.parts import flatten
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.layers.window import WindowCache
-from specd.worker.engine.forward import BareCache, Feed, enable_batches, forward, rewinds_exactly
+from specd.worker.engine.forward import BareCache, enable_batches, forward, rewinds_exactly
+from specd.worker.engine.jobs import Feed
+from specd.worker.layers import recurrent
+from specd.worker.layers import rows as rows_module
+from specd.worker.layers.full import FullCache, QuantizedCache
+from specd.worker.layers.parts import flatten
+from specd.worker.layers.session_layers import SessionLayers
+from specd.worker.layers.window import WindowCache
 from tests.worker.families import make_network, make_quantized
 from tests.worker.family_kinds import CHUNKS, KINDS, QUANTIZED, STATES, WINDOW
 from tests.worker.models import TINY_VOCABULARY_SIZE

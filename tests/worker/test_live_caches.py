@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import ResourceExhaustedError
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.session_cache import SessionCache
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.session_cache import SessionCache
 
 CAPACITY_TOKENS = 10
 

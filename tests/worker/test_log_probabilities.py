@@ -13,8 +13,8 @@ from specd.sampling import (
     RankedToken,
     Sampling,
 )
-from specd.worker.cache.session_cache import SessionCache
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.session_cache import SessionCache
 from target_worker.log_probabilities import log_probabilities
 from tests.worker.emission import TRANSFORMS, exact_distribution
 from tests.worker.models import TINY_VOCABULARY_SIZE

@@ -9,11 +9,12 @@ import pytest
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import ResourceExhaustedError
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Engine, Steps
-from specd.worker.memory_watch import MemoryWatch
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Steps
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.memory_watch import MemoryWatch
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
 from tests.worker.prefixes import BLOCK_BYTES, MODEL, PLENTY, leave
 
 pytestmark = pytest.mark.usefixtures("small_sizes")

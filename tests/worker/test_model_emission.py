@@ -16,11 +16,11 @@ from draft_worker.proposal import propose
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
-from specd.worker.cache.session_cache import SessionCache
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.sampling import noise
 from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.conftest import PROMPTS
 from tests.worker.driving import Chunks, finish

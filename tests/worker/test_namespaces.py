@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specd.worker.cache.prefix_cache import PrefixCache
+from specd.worker.session.prefix_cache import PrefixCache
 from tests.worker.prefixes import PLENTY, Watch, contents, layers_of, same, token_lists
 
 pytestmark = pytest.mark.usefixtures("small_sizes")

@@ -16,9 +16,9 @@ from specd.sampling import (
     Acceptance,
     Sampling,
 )
-from specd.worker.cache.session_cache import SessionCache
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.worker.driving import Chunks, finish
 from tests.worker.models import TINY_VOCABULARY_SIZE

@@ -17,8 +17,8 @@ import pytest
 import structlog
 
 from specd.errors import StartupError
+from specd.user_cache import user_cache_directory
 from specd.worker.cpu import openblas
-from specd.worker.model.disk_cache import user_cache_directory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has a BLAS of its own")
 

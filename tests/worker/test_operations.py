@@ -12,9 +12,9 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from gateway.metrics import GatewayMetrics
 from specd.cache_footprint import CacheFootprint
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.metrics import WorkerMetrics
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.metrics import WorkerMetrics
+from specd.worker.session.prefix_cache import PrefixCache
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 

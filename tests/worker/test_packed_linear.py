@@ -14,11 +14,11 @@ from mlx import nn
 from mlx_lm.models import llama
 
 from specd.settings import EMBEDDED_DRAFT
-from specd.worker.cpu import UnsuitableError
 from specd.worker.cpu import openblas as blas
 from specd.worker.cpu.early_layers import start_layers_early
 from specd.worker.cpu.packed_linear import PackedEmbedding, PackedLinear, pack
 from specd.worker.cpu.streams import STREAMS
+from specd.worker.cpu.undo import UnsuitableError
 from specd.worker.model.loader import load
 from tests.worker.models import small_network
 

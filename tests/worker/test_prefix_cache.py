@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 
 from specd.cache_footprint import CacheFootprint
 from specd.sampling import Sampling
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.metrics import WorkerMetrics
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.metrics import WorkerMetrics
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.worker.driving import Chunks, Driven, feed_now, finish, run_some
 from tests.worker.models import TINY_VOCABULARY_SIZE

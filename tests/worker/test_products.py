@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from mlx import nn
 
-from specd.worker.cache.layers.recurrent import MOST_TOKENS
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.engine.forward import BareCache, Feed, enable_batches, forward
+from specd.worker.engine.forward import BareCache, enable_batches, forward
+from specd.worker.engine.jobs import Feed
 from specd.worker.engine.lockstep import ask, in_lockstep
+from specd.worker.layers.recurrent import MOST_TOKENS
+from specd.worker.layers.session_layers import SessionLayers
 from tests.worker.families import make_network
 
 HYBRIDS = ["falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5", "rwkv7"]

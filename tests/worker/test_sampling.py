@@ -19,10 +19,10 @@ from specd.sampling import (
     Acceptance,
     Sampling,
 )
-from specd.worker.cache.session_cache import SessionCache
 from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.noise import Noise, Purpose
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks, finish
 from tests.worker.emission import TRANSFORMS, exact_distribution

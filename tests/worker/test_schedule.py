@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specd.worker.engine.forward import Feed
+from specd.worker.engine.jobs import Feed
 from specd.worker.engine.scheduler import MAX_STEP_ROWS, MAX_STEP_TOKENS, ROUNDS_TO_CHUNKS, Scheduler, StepTime
 
 FIXED = 1.0

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from draft_worker.proposal import DraftedTokens, propose
 from specd.errors import CacheTooShortError
 from specd.sampling import Acceptance, Sampling
-from specd.worker.cache import session_cache
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session import session_cache
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks, Driven, finish, run_some
 from tests.worker.models import TINY_VOCABULARY_SIZE, tiny_model

@@ -18,13 +18,14 @@ from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.step_costs import StepCosts
 from specd.v1.draft_pb2 import ProposeRequest
-from specd.worker import session_stream
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Engine, Steps
-from specd.worker.metrics import WorkerMetrics
-from specd.worker.session_stream import SessionStreams, Worker, WorkerSession
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Steps
+from specd.worker.session import stream as session_stream
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.metrics import WorkerMetrics
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.stream import SessionStreams, Worker, WorkerSession
 from tests.worker.driving import Chunks, finish
 from tests.worker.models import tiny_model
 from tests.worker.prefixes import CHUNK, MODEL, PLENTY, request_stepwise, stored

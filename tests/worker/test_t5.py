@@ -14,10 +14,11 @@ import pytest
 from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.network import replace_function
 from specd.worker.engine.batch_layer import attention_for_batches
-from specd.worker.engine.forward import BareCache, Feed, forward
+from specd.worker.engine.forward import BareCache, forward
+from specd.worker.engine.jobs import Feed
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 from specd.worker.model.t5.relative_positions import buckets

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specd.errors import InvalidRequestError
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.forward import Encode
+from specd.worker.engine.jobs import Encode
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model.t5 import network
-from specd.worker.validation import check_source
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.validation import check_source
 from tests.worker.driving import Chunks, finish, run_some
 from tests.worker.prefixes import MODEL as DECODER
 from tests.worker.t5_models import save_t5

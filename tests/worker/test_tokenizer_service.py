@@ -21,7 +21,7 @@ from specd.text.tokenizer import Tokenizer
 from specd.v1 import model_pb2_grpc
 from specd.worker.model.loader import LoadedModel, TokenizerConfig, load
 from specd.worker.model_service import ModelService
-from specd.worker.session_stream import Worker
+from specd.worker.session.stream import Worker
 from tests.unit.conversations import CHATML, LLAMA, QUESTION, SPECIAL_TOKENS, SYSTEM, TOOL
 from tests.worker.driving import idle_worker
 from tests.worker.models import tiny_model

@@ -12,13 +12,12 @@ from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.statistics import GenerationStatistics, RoundMeans
-from specd.draft_source import DraftSource, TokenSource
 from specd.errors import InvalidRequestError
-from specd.finish_reason import FinishReason
 from specd.rpc.messages import acceptance_message, draft_source_message, log_probabilities_from
 from specd.sampling import Acceptance
 from specd.text.chat import Chat, PlacedToken
 from specd.v1 import generation_pb2, sampling_pb2
+from specd.vocabulary import DraftSource, FinishReason, TokenSource
 
 _SOURCES = {
     generation_pb2.TOKEN_SOURCE_UNSPECIFIED: TokenSource.TARGET,

@@ -10,9 +10,9 @@ from specd.client.protocol.errors import client_closed
 from specd.client.protocol.wire import delta_from, finished_from
 from specd.client.resuming.retries import RetryPolicy
 from specd.client.statistics import EarlierParts
-from specd.draft_source import TokenSource
 from specd.errors import SpecdError, UnavailableError
 from specd.v1 import generation_pb2
+from specd.vocabulary import TokenSource
 
 # A target that was lost five times under a session may be lost by its request: the other sessions must live.
 _MOST_TARGET_LOSSES = 1

@@ -9,8 +9,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
 
-from specd.worker.cpu import Undo
 from specd.worker.cpu.ops import check_platform
+from specd.worker.cpu.undo import Undo
 
 
 def replace_convolutions(network: Module) -> Iterator[Undo]:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.cpu import Undo, UnsuitableError
+from specd.worker.cpu.undo import Undo, UnsuitableError
 
 
 def start_layers_early(network: Module) -> Iterator[Undo]:

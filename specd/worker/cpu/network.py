@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
-from specd.worker.cpu import Undo
+from specd.worker.cpu.undo import Undo
 
 
 def replace_function(network: Module, name: str, replacement_for: Callable[[Any], Any], *, mark: str) -> list[Undo]:

@@ -10,9 +10,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.normalization import RMSNorm
 
-from specd.worker.cpu import Undo
 from specd.worker.cpu.constant import Constant
 from specd.worker.cpu.ops import check_platform
+from specd.worker.cpu.undo import Undo
 
 
 def replace_norms(network: Module) -> Iterator[Undo]:

@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 
 from specd.errors import StartupError
-from specd.worker.model.disk_cache import user_cache_directory
+from specd.user_cache import user_cache_directory
 
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
 # The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.

@@ -19,10 +19,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from specd.worker.cpu import Undo, UnsuitableError, openblas
+from specd.worker.cpu import openblas
 from specd.worker.cpu.constant import Constant
 from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import can_share, spread
+from specd.worker.cpu.undo import Undo, UnsuitableError
 
 # From this many attention weights on, the rows of a session are shared out to the cores.
 _WEIGHTS_FOR_ALL_STREAMS = 30_000

@@ -22,8 +22,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from specd.worker.cpu import Undo, UnsuitableError, openblas
+from specd.worker.cpu import openblas
 from specd.worker.cpu.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
+from specd.worker.cpu.undo import Undo, UnsuitableError
 
 # OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
 _WIDTHS = (64, 32, 16)

@@ -9,9 +9,9 @@ from functools import partial
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.cpu import Undo
 from specd.worker.cpu.packed_linear import PackedLinear, Panels, as_groups, from_panels, spread_rows
 from specd.worker.cpu.streams import ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out
+from specd.worker.cpu.undo import Undo
 
 _GATED = {"gate_proj", "up_proj", "down_proj"}
 

@@ -12,8 +12,8 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 
-from specd.worker.cpu import Undo
 from specd.worker.cpu.ops import check_platform
+from specd.worker.cpu.undo import Undo
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
 

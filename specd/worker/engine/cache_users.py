@@ -14,15 +14,15 @@ from mlx.nn.layers.convolution import Conv1d
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from specd.worker.cache.layers.owned import owned
-from specd.worker.cache.layers.parts import flatten
-from specd.worker.cache.layers.products import Products, convolution, making, plainly, product
-from specd.worker.cache.layers.recurrent import MOST_TOKENS, RecurrentCache
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.convolution import ShortConvolution
 from specd.worker.cpu.packed_linear import PackedLinear
 from specd.worker.engine.batch_layer import BatchLayer, Masks
 from specd.worker.engine.lockstep import ask, in_lockstep
+from specd.worker.layers.owned import owned
+from specd.worker.layers.parts import flatten
+from specd.worker.layers.products import Products, convolution, making, plainly, product
+from specd.worker.layers.recurrent import MOST_TOKENS, RecurrentCache
+from specd.worker.layers.session_layers import SessionLayers
 
 
 def watch_cache_users(network: Module, *, by_session: bool) -> None:

@@ -5,40 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 import mlx.core as mx
 import structlog
 
 from specd.worker.cpu.streams import has_several_cores
-from specd.worker.engine.forward import Encode, Evaluate, Feed, compute
+from specd.worker.engine.forward import compute
+from specd.worker.engine.jobs import Done, Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.scheduler import Scheduler, StepTime
 
 log = structlog.get_logger()
-
-Result = TypeVar("Result")
-
-# A job for the model. It yields tokens to feed, and gets their logits, or is dropped; or a part of a source to read,
-# and gets its arrays. It yields arrays to evaluate, which are evaluated in the same step.
-Steps = Generator[Feed | Encode | Evaluate, Any, Result]
-
-
-@dataclass(frozen=True)
-class Done(Generic[Result]):
-    """The result of a job and where its time went.
-
-    `compute_seconds` is the time of its steps. Its last step was for `num_sessions` sessions, its own included, with
-    `step_tokens` tokens together.
-    """
-
-    result: Result
-    queue_seconds: float
-    compute_seconds: float
-    num_sessions: int
-    step_tokens: int
 
 
 @dataclass(eq=False)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import structlog
 from mlx.nn.layers.base import Module
 
-from specd.worker.cache.layers.session_layers import SessionLayers
 from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import using_cores
 from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
 from specd.worker.engine.cache_users import share_products, watch_cache_users
+from specd.worker.engine.jobs import Encode, Feed
+from specd.worker.layers.session_layers import SessionLayers
 
 log = structlog.get_logger()
-
-
-class Cache(Protocol):
-    """A session's cache."""
-
-    @property
-    def network(self) -> Module:
-        """The model that it is of."""
-
-    @property
-    def layers(self) -> SessionLayers:
-        """The caches of its layers."""
-
-    @property
-    def batches(self) -> bool:
-        """True if the model can compute several sessions in one pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,39 +42,6 @@ def bare_cache(network: Module, *, batches: bool = False, source: Sequence[int] 
 def has_encoder(network: Module) -> bool:
     """Return whether a network is the decoder of a model with an encoder."""
     return hasattr(network, "encode")
-
-
-@dataclass(frozen=True, eq=False)
-class Feed:
-    """Tokens [n] that a session's cache is to take in next.
-
-    `wants_logits` is false in a prefill, whose logits nobody reads.
-    """
-
-    cache: Cache
-    token_ids: mx.array
-    wants_logits: bool = True
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens."""
-        return self.token_ids.size
-
-
-@dataclass(frozen=True, eq=False)
-class Encode:
-    """The next part of a source of `num_tokens` tokens that an encoder is to read; `describe` makes its arrays."""
-
-    num_tokens: int
-    describe: Callable[[], Sequence[mx.array]]
-    wants_logits = False
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluate:
-    """Arrays whose values are wanted now. Those of all sessions are evaluated at once: waiting for a device is slow."""
-
-    arrays: Sequence[mx.array]
 
 
 def compute(wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequence[Any]:

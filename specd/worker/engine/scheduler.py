@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from specd.worker.engine.batch_window import BatchWindow
 
 if TYPE_CHECKING:
-    from specd.worker.engine.forward import Encode, Feed
+    from specd.worker.engine.jobs import Encode, Feed
 
 # The most sessions and tokens that a step takes. Beyond them it costs as much more as it does more, and whoever came
 # late waits longer for whoever came first.

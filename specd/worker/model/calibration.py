@@ -17,12 +17,12 @@ from pathlib import Path
 import mlx.core as mx
 import structlog
 
-from specd import __version__
 from specd.step_costs import StepCosts
 from specd.supervised import tell_supervisor
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import BareCache, Evaluate, Feed, bare_cache, forward
-from specd.worker.model.disk_cache import taking_turns, user_cache_directory
+from specd.user_cache import taking_turns, user_cache_directory
+from specd.version import __version__
+from specd.worker.engine.forward import BareCache, bare_cache, forward
+from specd.worker.engine.jobs import Evaluate, Feed, Steps
 from specd.worker.model.loader import LoadedModel
 
 log = structlog.get_logger()

@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import quantize_model, save_config, save_model
 
 from specd.errors import StartupError
-from specd.worker.engine.forward import Feed, bare_cache, forward, has_encoder
+from specd.worker.engine.forward import bare_cache, forward, has_encoder
+from specd.worker.engine.jobs import Feed
 from specd.worker.model.directory import find
 from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, pickles_in, wanted_in
 from specd.worker.model.loader import read

@@ -18,7 +18,7 @@ from typing import Self
 
 import structlog
 
-from specd.worker.model.disk_cache import user_cache_directory
+from specd.user_cache import user_cache_directory
 from specd.worker.model.files import WEIGHTS
 
 log = structlog.get_logger()

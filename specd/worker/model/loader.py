@@ -16,16 +16,16 @@ from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokeni
 from specd.cache_footprint import CacheFootprint
 from specd.errors import StartupError
 from specd.model_info import ModelInfo
-from specd.worker.cache.layers.full import QuantizedCache, quantize_caches
-from specd.worker.cache.layers.parts import flatten
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cpu import optimize
+from specd.user_cache import keep_compiled_kernels
+from specd.worker.cpu.optimize import optimize
 from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
+from specd.worker.layers.full import QuantizedCache, quantize_caches
+from specd.worker.layers.parts import flatten
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model import gpt2
 from specd.worker.model.context import context_length
 from specd.worker.model.directory import find
-from specd.worker.model.disk_cache import keep_compiled_kernels
 from specd.worker.model.files import POSITIONS, SOURCE_POSITIONS, check_files, check_tokenizer, positive_number
 from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
 from specd.worker.model.special_tokens import end_tokens, start_token

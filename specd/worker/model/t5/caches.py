@@ -7,7 +7,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from specd.cache_footprint import CacheFootprint
-from specd.worker.cache.layers.full import FullCache
+from specd.worker.layers.full import FullCache
 
 
 class DecoderCache(FullCache):

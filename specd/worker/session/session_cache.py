@@ -8,13 +8,12 @@ from functools import partial
 import mlx.core as mx
 
 from specd.errors import CacheTooShortError
-from specd.worker.cache.layers.session_layers import SessionLayers
-from specd.worker.cache.prefix_cache import PrefixCache, common_prefix_len
-from specd.worker.engine.engine import Steps
-from specd.worker.engine.forward import Encode, Evaluate, Feed
+from specd.worker.engine.jobs import Encode, Evaluate, Feed, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import checksum, is_finite
+from specd.worker.session.prefix_cache import PrefixCache, common_prefix_len
 
 # Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
 # decode step, logits of these rows that nobody reads cost little.

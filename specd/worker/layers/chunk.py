@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mlx_lm.models.cache import ChunkedKVCache
 
-from specd.worker.cache.layers import rows
-from specd.worker.cache.layers.full import FullCache
-from specd.worker.cache.layers.rows import TokenRows
+from specd.worker.layers import rows
+from specd.worker.layers.full import FullCache
+from specd.worker.layers.rows import TokenRows
 
 
 class ChunkCache(TokenRows, ChunkedKVCache):

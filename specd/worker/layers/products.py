@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.cache.layers.owned import owned
+from specd.worker.layers.owned import owned
 
 # A linear layer or a convolution, and its output [1, tokens, size].
 Product = tuple[Module, mx.array]

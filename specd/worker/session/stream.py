@@ -21,15 +21,16 @@ from specd.rpc.messages import INCARNATION, sampling_from, to_cache_parts, to_mo
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, sampling_pb2
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
-from specd.worker.cache.session_cache import SessionCache
-from specd.worker.engine.engine import Done, Engine, Steps
+from specd.worker.engine.engine import Engine
+from specd.worker.engine.jobs import Done, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
-from specd.worker.metrics import WorkerMetrics
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
-from specd.worker.validation import check_namespace, check_source
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.metrics import WorkerMetrics
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.validation import check_namespace, check_source
 
 log = structlog.get_logger()
 

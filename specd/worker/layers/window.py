@@ -5,9 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from specd.worker.cache.layers import rows
-from specd.worker.cache.layers.full import FullCache
-from specd.worker.cache.layers.rows import TokenRows
+from specd.worker.layers import rows
+from specd.worker.layers.full import FullCache
+from specd.worker.layers.rows import TokenRows
 
 
 class WindowCache(TokenRows):

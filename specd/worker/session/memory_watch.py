@@ -9,9 +9,9 @@ import mlx.core as mx
 import structlog
 
 from specd.machine import available_memory
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.engine.engine import Engine
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.prefix_cache import PrefixCache
 
 log = structlog.get_logger()
 

@@ -20,13 +20,13 @@ from mlx_lm.models.cache import (
 )
 
 from specd.cache_footprint import CacheFootprint
-from specd.worker.cache.layers.chunk import ChunkCache
-from specd.worker.cache.layers.full import FullCache, QuantizedCache
-from specd.worker.cache.layers.kind import LayerCache
-from specd.worker.cache.layers.parts import CacheParts, common_position, flatten
-from specd.worker.cache.layers.recurrent import RecurrentCache
-from specd.worker.cache.layers.snapshots import SnapshotCache, with_snapshots
-from specd.worker.cache.layers.window import WindowCache
+from specd.worker.layers.chunk import ChunkCache
+from specd.worker.layers.full import FullCache, QuantizedCache
+from specd.worker.layers.kind import LayerCache
+from specd.worker.layers.parts import CacheParts, common_position, flatten
+from specd.worker.layers.recurrent import RecurrentCache
+from specd.worker.layers.snapshots import SnapshotCache, with_snapshots
+from specd.worker.layers.window import WindowCache
 
 
 class SessionLayers:

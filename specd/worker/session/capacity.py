@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specd.cache_footprint import CacheFootprint
 from specd.errors import ResourceExhaustedError
-from specd.worker.cache.session_cache import SessionCache
+from specd.worker.session.session_cache import SessionCache
 
 _RETRY_SECONDS = 1.0
 

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
-from specd.worker.cache.capacity import CacheCapacity
-from specd.worker.cache.prefix_cache import PrefixCache
 from specd.worker.engine.scheduler import StepTime
+from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.prefix_cache import PrefixCache
 
 _POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 

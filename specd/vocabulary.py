@@ -1,4 +1,4 @@
-"""Why a generation ended."""
+"""The words of the protocol that every part uses: why a generation ended, and where tokens come from."""
 
 from __future__ import annotations
 
@@ -17,3 +17,20 @@ class FinishReason(enum.Enum):
     def is_token(self) -> bool:
         """Whether the last token ended the generation, and is no part of what was said."""
         return self in {FinishReason.EOS, FinishReason.STOP_TOKEN}
+
+
+class DraftSource(enum.Enum):
+    """Who may propose tokens; generation.proto explains the values."""
+
+    AUTO = "auto"
+    MODEL = "model"
+    LOOKUP = "lookup"
+    NONE = "none"
+
+
+class TokenSource(enum.Enum):
+    """Who said a token first."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    LOOKUP = "lookup"

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
 from specd.cache_footprint import CacheFootprint
-from specd.worker.cache.layers.kind import LayerCache
+from specd.worker.layers.kind import LayerCache
 
 
 class CacheParts(CacheList):

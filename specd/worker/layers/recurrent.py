@@ -12,8 +12,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache
 
 from specd.cache_footprint import CacheFootprint
-from specd.worker.cache.layers.owned import owned
-from specd.worker.cache.layers.products import Products, making
+from specd.worker.layers.owned import owned
+from specd.worker.layers.products import Products, making
 
 # Passes with more tokens than this are prefills: nobody goes back into one.
 MOST_TOKENS = 40

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import cast
 
-from specd.worker.cache.layers.session_layers import SessionLayers
+from specd.worker.layers.session_layers import SessionLayers
 
 # Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the end of an
 # answer, which a client or a template has changed. As many fit into the pass that a session begins with anyway.

@@ -7,7 +7,7 @@ from typing import Any, Self
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
-from specd.worker.cache.layers.rows import TokenRows
+from specd.worker.layers.rows import TokenRows
 
 
 class _AllRows(TokenRows):

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
-from specd.worker.cache.layers.owned import owned
+from specd.worker.layers.owned import owned
 
 # Passes that it can go back by; before them, it begins anew.
 _MOST_SNAPSHOTS = 4
