@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import secrets
 import socket
 import subprocess
@@ -15,12 +17,13 @@ from tests.e2e.processes import environment
 
 ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 1200  # with all that images are built of still to be fetched
+_PULL_SECONDS = 300
 _PATIENCE_SECONDS = 120
 
 
-def _answers(*command: str) -> bool:
+def _answers(*command: str, timeout_seconds: float = 30) -> bool:
     try:
-        done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=timeout_seconds, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
@@ -30,11 +33,31 @@ def _answers(*command: str) -> bool:
 _COMPOSE = ("docker", "compose") if _answers("docker", "compose", "version") else ("docker-compose",)
 
 
+@functools.cache
 def why_not() -> str:
     """Return why no project can be started on this machine; "" if one can."""
     if not _answers("docker", "version", "--format", "{{.Server.Version}}"):
         return "no Docker engine answers"
-    return "" if _answers(*_COMPOSE, "version") else "there is no Docker Compose"
+    if not _answers(*_COMPOSE, "version"):
+        return "there is no Docker Compose"
+    missing = [image for image in _base_images() if not _is_here(image)]
+    return f"{' and '.join(missing)} cannot be pulled, nor is a stand-in here" if missing else ""
+
+
+def _base_images() -> list[str]:
+    """Return the images of others: what ours are built from, and the service that tests start beside them."""
+    dockerfile = re.findall(r"^ARG \w+_IMAGE=(\S+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    prometheus = re.findall(r"^ *image: (prom/\S+)$", (ROOT / "deploy" / "services.yaml").read_text(), re.MULTILINE)
+    assert dockerfile
+    assert prometheus
+    return [*dockerfile, *prometheus]
+
+
+def _is_here(image: str) -> bool:
+    """Return whether the engine has an image, after a pull if need be."""
+    return _answers("docker", "image", "inspect", image) or _answers(
+        "docker", "pull", image, timeout_seconds=_PULL_SECONDS
+    )
 
 
 def docker(*arguments: str) -> str:
