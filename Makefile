@@ -98,9 +98,10 @@ test-containers: $(READY) ## Build the images and test them; needs a Docker engi
 bench: $(READY) ## Measure specd against the target alone and against mlx-lm
 	@$(BIN)/specd bench
 
-lint: $(READY) ## Format check, lint, protobuf lint, Dockerfile lint
+lint: $(READY) ## Format check, lint, wording, protobuf lint, Dockerfile lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/python -m tests.wording
 	@$(BIN)/buf lint
 	@$(BIN)/hadolint deploy/Dockerfile
 
