@@ -27,9 +27,9 @@ from gateway.http.errors import ApiError, invalid
 from gateway.http.long_bodies import beside_loop
 from gateway.wording import field_of, in_http_words
 from specd.errors import DOMAIN
-from specd.rpc.messages import acceptance_message, draft_source_message
+from specd.rpc.messages import draft_source_message, to_parameters
 from specd.sampling import MAX_CHAT_VALUES
-from specd.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
+from specd.v1 import generation_pb2, generation_pb2_grpc
 from specd.version import __version__
 
 _DESCRIBE_SECONDS = 5.0
@@ -156,20 +156,7 @@ def _message_of(generation: Generation) -> bytes:
         max_tokens=generation.max_tokens,
         cut_max_tokens=generation.cut_max_tokens,
         num_draft_tokens=generation.num_draft_tokens,
-        sampling=sampling_pb2.SamplingParameters(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            min_p=generation.min_p,
-            repetition_penalty=generation.repetition_penalty,
-            presence_penalty=generation.presence_penalty,
-            frequency_penalty=generation.frequency_penalty,
-            penalty_context_size=generation.penalty_context_size,
-            logit_bias=generation.logit_bias,
-            seed=generation.seed,
-            acceptance=acceptance_message(generation.acceptance),
-            lenience=generation.lenience,
-        ),
+        sampling=to_parameters(vars(generation)),
         stop=generation_pb2.StopConditions(
             ignore_eos=generation.ignore_eos,
             min_tokens=generation.min_tokens,

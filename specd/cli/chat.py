@@ -12,21 +12,7 @@ from rich.table import Table
 
 from specd.cli.completion import LEGEND, print_retrying, print_tokens, summary
 from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
-from specd.cli.options import (
-    AcceptanceRule,
-    Address,
-    Lenience,
-    MaxTokens,
-    MinP,
-    NumDraftTokens,
-    Seed,
-    Source,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    check_sampling,
-)
+from specd.cli.options import Address, RequestOptions, with_request_options
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
 from specd.client.options import GenerationOptions
@@ -35,26 +21,15 @@ from specd.client.statistics import GenerationStatistics
 from specd.client.stream import Stream
 from specd.errors import InvalidRequestError, SpecdError
 from specd.rpc.credentials import ClientCredentials
-from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
-from specd.vocabulary import DraftSource
 
 _HELP = "/stats shows numbers, /reset begins anew, /exit ends. Ctrl-C stops an answer."
 
 
+@with_request_options
 def chat(
+    options: RequestOptions,
     system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = "",
-    num_draft_tokens: NumDraftTokens = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    acceptance: AcceptanceRule = Acceptance.COUPLED,
-    lenience: Lenience = 0.0,
-    stop: Stop = None,
-    draft_source: Source = DraftSource.AUTO,
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -65,22 +40,9 @@ def chat(
 ) -> None:
     """Talk with a chat model. The draft's tokens and looked-up ones are in colour."""
     credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, tls_name, insecure)
-    options: GenerationOptions = {
-        "max_tokens": max_tokens,
-        "num_draft_tokens": num_draft_tokens,
-        "draft_source": draft_source,
-        "stop": stop or (),
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "acceptance": acceptance,
-        "lenience": lenience,
-    }
-    check_sampling(Sampling(temperature, top_k, top_p, min_p, acceptance=acceptance, lenience=lenience))
+    request = options.checked()
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
-        TerminalConversation(client, system, options, lambda error: words_for(error, address, credentials)).run()
+        TerminalConversation(client, system, request, lambda error: words_for(error, address, credentials)).run()
 
 
 class TerminalConversation:

@@ -13,50 +13,24 @@ from rich.console import Console
 
 from specd.cli.completion import print_retrying, print_tokens, summary
 from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors
-from specd.cli.options import (
-    AcceptanceRule,
-    Address,
-    Lenience,
-    MaxTokens,
-    MinP,
-    NumDraftTokens,
-    Seed,
-    Source,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    check_sampling,
-)
+from specd.cli.options import Address, RequestOptions, with_request_options
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
-from specd.client.options import GenerationOptions
 from specd.client.stream import Stream
 from specd.errors import StartupError
 from specd.rpc.credentials import ClientCredentials
-from specd.sampling import Acceptance, Sampling
 from specd.settings import DEFAULT_ADDRESS
-from specd.vocabulary import DraftSource
 
 
+@with_request_options
 def generate(
     prompt: Annotated[
         str, typer.Argument(help="Text to continue, or for T5 the source to answer; - reads standard input.")
     ],
-    num_draft_tokens: NumDraftTokens = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    acceptance: AcceptanceRule = Acceptance.COUPLED,
-    lenience: Lenience = 0.0,
-    stop: Stop = None,
+    options: RequestOptions,
     answer_start: Annotated[
         str, typer.Option(metavar="TEXT", help="Of a model with an encoder: what the answer begins with.")
     ] = "",
-    draft_source: Source = DraftSource.AUTO,
     prediction: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="File with what is expected to come, such as one to be edited."),
@@ -75,30 +49,19 @@ def generate(
     """Stream a completion from a running coordinator."""
     credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, tls_name, insecure)
     text = _read_prompt(prompt)
-    options: GenerationOptions = {
-        "max_tokens": max_tokens,
-        "num_draft_tokens": num_draft_tokens,
-        "draft_source": draft_source,
+    request = options.checked()
+    request |= {
         "prediction": _read_prediction(prediction) if prediction is not None else None,
         "answer_start": answer_start or None,
-        "stop": stop or (),
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "acceptance": acceptance,
-        "lenience": lenience,
     }
-    check_sampling(Sampling(temperature, top_k, top_p, min_p, acceptance=acceptance, lenience=lenience))
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         turns = client.session(session) if session else client
-        stream = turns.chat(text, **options) if chat else turns.generate(text, **options)
+        stream = turns.chat(text, **request) if chat else turns.generate(text, **request)
         if as_json:
             for message in stream.messages():
                 print(MessageToJson(message, indent=None, preserving_proto_field_name=True), flush=True)  # noqa: T201
         else:
-            _show(stream, is_sampled=temperature > 0)
+            _show(stream, is_sampled=options.temperature > 0)
 
 
 def _show(stream: Stream, *, is_sampled: bool) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from specd.client.options import GenerationOptions
 from specd.errors import InvalidRequestError
 from specd.sampling import Acceptance, Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -13,31 +17,65 @@ from specd.startup_error import StartupError
 from specd.vocabulary import DraftSource
 
 Address = Annotated[str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")]
-NumDraftTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--num-draft-tokens",
-        "-k",
-        min=0,
-        max=MAX_NUM_DRAFT_TOKENS,
-        help="Draft tokens per round; 0: target alone. (default: the coordinator's setting)",
-    ),
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Maximum number of tokens to generate.")
-]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy, else 0.01 to 100.")]
-TopK = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0: all.")]
-TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")]
-MinP = Annotated[float, typer.Option(help="Sample from tokens at least this likely, relative to the most likely one.")]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.")]
-AcceptanceRule = Annotated[Acceptance, typer.Option("--acceptance", help="Acceptance rule for draft tokens.")]
-Lenience = Annotated[float, typer.Option(help="Added to the acceptance probability of rejection; not exact.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")]
-Source = Annotated[
-    DraftSource,
-    typer.Option("--draft-source", help="Who may propose tokens: the draft model, look-up, either, or nobody."),
-]
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """The options of a request that `generate` and `chat` have, by their names in GenerationOptions."""
+
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-draft-tokens",
+            "-k",
+            min=0,
+            max=MAX_NUM_DRAFT_TOKENS,
+            help="Draft tokens per round; 0: target alone. (default: the coordinator's setting)",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Maximum number of tokens to generate."),
+    ] = None
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy, else 0.01 to 100.")] = 0.0
+    top_k: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0: all.")] = 0
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens at least this likely, relative to the most likely one.")
+    ] = 0.0
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.")] = None
+    acceptance: Annotated[Acceptance, typer.Option(help="Acceptance rule for draft tokens.")] = Acceptance.COUPLED
+    lenience: Annotated[float, typer.Option(help="Added to the acceptance probability of rejection; not exact.")] = 0.0
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None
+    draft_source: Annotated[
+        DraftSource, typer.Option(help="Who may propose tokens: the draft model, look-up, either, or nobody.")
+    ] = DraftSource.AUTO
+
+    def checked(self) -> GenerationOptions:
+        """Return the options for a client. Raises StartupError if no coordinator would accept the sampling."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        check_sampling(Sampling(**{each.name: given[each.name] for each in fields(Sampling) if each.name in given}))
+        return cast(GenerationOptions, given)
+
+
+def with_request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options of RequestOptions, where it has one parameter, `options`."""
+    hints = get_type_hints(RequestOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(RequestOptions)
+    ]
+
+    def run(**given: Any) -> None:
+        options = RequestOptions(**{each.name: given.pop(each.name) for each in shared})
+        command(options=options, **given)
+
+    parameters: list[inspect.Parameter] = []
+    for each in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += shared if each.name == "options" else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
 
 
 def check_sampling(sampling: Sampling) -> None:

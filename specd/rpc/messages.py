@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError
@@ -34,8 +35,8 @@ _DRAFT_SOURCE_MESSAGES = {
     DraftSource.NONE: generation_pb2.DRAFT_SOURCE_NONE,
 }
 
-_PLAIN = ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "lenience")
-_OPTIONAL = ("top_p", "repetition_penalty", "penalty_context_size", "seed")
+# A new sampling parameter needs no code here: its name in `Sampling` is that of its field.
+_PARAMETERS = sampling_pb2.SamplingParameters.DESCRIPTOR.fields
 
 
 def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
@@ -43,11 +44,14 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
     parameters = message.parameters
     if parameters.acceptance not in _ACCEPTANCE:
         raise InvalidRequestError("OUT_OF_RANGE", f"acceptance is {parameters.acceptance}: there is no such method")
+    values = {
+        each.name: getattr(parameters, each.name)
+        for each in _PARAMETERS
+        if not each.has_presence or parameters.HasField(each.name)
+    }
+    values |= {"logit_bias": dict(parameters.logit_bias), "acceptance": _ACCEPTANCE[parameters.acceptance]}
     return Sampling(
-        **{name: getattr(parameters, name) for name in _PLAIN},
-        **{name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)},
-        logit_bias=dict(parameters.logit_bias),
-        acceptance=_ACCEPTANCE[parameters.acceptance],
+        **values,
         suppressed_token_ids=tuple(message.suppressed_token_ids),
         suppressed_before=message.suppressed_before,
         vocabulary_size=message.vocabulary_size,
@@ -58,19 +62,25 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
 
 def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
     """Return the message for a session's sampling."""
-    parameters = sampling_pb2.SamplingParameters(
-        **{name: getattr(sampling, name) for name in (*_PLAIN, *_OPTIONAL)},
-        logit_bias=sampling.logit_bias,
-        acceptance=acceptance_message(sampling.acceptance),
-    )
     return sampling_pb2.SessionSampling(
-        parameters=parameters,
+        parameters=to_parameters(vars(sampling)),
         suppressed_token_ids=sampling.suppressed_token_ids,
         suppressed_before=sampling.suppressed_before,
         vocabulary_size=sampling.vocabulary_size,
         top_log_probabilities=sampling.top_log_probabilities,
         prompt_log_probabilities=sampling.prompt_log_probabilities,
     )
+
+
+def to_parameters(values: Mapping[str, Any]) -> sampling_pb2.SamplingParameters:
+    """Return the message for sampling parameters, by name; None leaves one out, and other names are ignored.
+
+    Raises ValueError or TypeError for a value that the message cannot hold.
+    """
+    given = {each.name: values[each.name] for each in _PARAMETERS if values.get(each.name) is not None}
+    if "acceptance" in given:
+        given["acceptance"] = acceptance_message(Acceptance(given["acceptance"]))
+    return sampling_pb2.SamplingParameters(**given)
 
 
 def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from gateway.fields import SamplingFields
+from specd.cli.options import RequestOptions
+from specd.client.options import GenerationOptions
+from specd.client.protocol.wire import to_request
 from specd.errors import InvalidRequestError
 from specd.rpc.messages import sampling_from, to_session_sampling
 from specd.sampling import (
@@ -71,9 +76,9 @@ def test_there_are_not_too_many_biases() -> None:
 
 def test_token_ids_must_be_in_the_vocabulary() -> None:
     check(logit_bias={99: 1.0}, suppressed_token_ids=(0, 99))
-    for fields in ({"logit_bias": {3: 1.0, 100: 1.0}}, {"suppressed_token_ids": (100, 5)}):
-        with pytest.raises(InvalidRequestError, match=f"{next(iter(fields))} has 100.*some/model ends at 99") as error:
-            check(**fields)
+    for given in ({"logit_bias": {3: 1.0, 100: 1.0}}, {"suppressed_token_ids": (100, 5)}):
+        with pytest.raises(InvalidRequestError, match=f"{next(iter(given))} has 100.*some/model ends at 99") as error:
+            check(**given)
         assert error.value.reason == "TOKEN_OUT_OF_VOCABULARY"
 
 
@@ -93,6 +98,37 @@ def test_limits_hold_for_the_float32_that_a_client_means(kind: Callable[[float],
         check(presence_penalty=kind(value), frequency_penalty=kind(value), logit_bias={1: kind(50 * value)})
     for value in (0.01, 10):
         check(repetition_penalty=kind(value))
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PARAMETERS = [each.name for each in sampling_pb2.SamplingParameters.DESCRIPTOR.fields]
+# `specd generate` and `specd chat` do without these.
+NOT_IN_CLI = {
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_context_size",
+    "logit_bias",
+}
+
+
+def test_every_parameter_is_everywhere() -> None:
+    assert set(PARAMETERS) <= {each.name for each in fields(Sampling)}
+    assert set(PARAMETERS) <= GenerationOptions.__annotations__.keys()
+    assert set(PARAMETERS) <= SamplingFields.model_fields.keys()
+    assert set(PARAMETERS) - NOT_IN_CLI == set(PARAMETERS) & {each.name for each in fields(RequestOptions)}
+    for page in ("api.md", "http.md"):
+        text = (DOCS / page).read_text()
+        assert [name for name in PARAMETERS if f"`{name}`" not in text] == [], page
+
+
+def test_a_client_sends_every_parameter() -> None:
+    sent: dict[str, Any] = {"temperature": 0.5, "top_k": 6, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.25}
+    sent |= {"presence_penalty": -0.5, "frequency_penalty": 0.5, "penalty_context_size": 3, "logit_bias": {1: 0.5}}
+    sent |= {"seed": 2**64 - 1, "acceptance": "rejection", "lenience": 0.125}
+    assert sorted(sent) == sorted(PARAMETERS)
+    parameters = to_request("", cast(GenerationOptions, sent)).sampling
+    assert {each.name for each, _ in parameters.ListFields()} == set(PARAMETERS)
 
 
 def test_a_sampling_survives_the_wire() -> None:
@@ -115,6 +151,9 @@ def test_a_sampling_survives_the_wire() -> None:
         top_log_probabilities=0,
         prompt_log_probabilities=True,
     )
+    assert [
+        each.name for each in fields(Sampling) if getattr(sampling, each.name) == getattr(Sampling(), each.name)
+    ] == []
     for sent in (sampling, Sampling(), replace(sampling, top_log_probabilities=None)):
         message = sampling_pb2.SessionSampling.FromString(to_session_sampling(sent).SerializeToString())
         assert sampling_from(message) == sent

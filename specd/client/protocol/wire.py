@@ -13,10 +13,9 @@ from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
-from specd.rpc.messages import acceptance_message, draft_source_message, log_probabilities_from
-from specd.sampling import Acceptance
+from specd.rpc.messages import draft_source_message, log_probabilities_from, to_parameters
 from specd.text.chat import Chat, PlacedToken
-from specd.v1 import generation_pb2, sampling_pb2
+from specd.v1 import generation_pb2
 from specd.vocabulary import DraftSource, FinishReason, TokenSource
 
 _SOURCES = {
@@ -31,19 +30,6 @@ _FINISH_REASONS = {
     generation_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
     generation_pb2.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
 }
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_context_size",
-    "logit_bias",
-    "seed",
-    "lenience",
-)
 
 Prompt = str | Sequence[int] | Chat | None
 
@@ -63,10 +49,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
             num_draft_tokens=values.get("num_draft_tokens"),
             top_log_probabilities=values.get("top_log_probabilities"),
             draft_source=draft_source_message(DraftSource(values.get("draft_source", DraftSource.AUTO))),
-            sampling=sampling_pb2.SamplingParameters(
-                **{name: values[name] for name in _SAMPLING if values.get(name) is not None},
-                acceptance=acceptance_message(Acceptance(values.get("acceptance", Acceptance.COUPLED))),
-            ),
+            sampling=to_parameters(values),
             stop=generation_pb2.StopConditions(
                 ignore_eos=values.get("ignore_eos", False),
                 min_tokens=values.get("min_tokens", 0),
