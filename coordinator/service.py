@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from coordinator.conversation import MAX_ENTRIES, chat_from
 from coordinator.core import Round
 from coordinator.generation import Coordinator, Emission
 from coordinator.output import EmittedToken
@@ -23,7 +24,7 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.token_count import count_tokens
 from specd.caller import Caller
-from specd.errors import ClientStalledError, InvalidRequestError, UnavailableError
+from specd.errors import ClientStalledError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
@@ -32,7 +33,6 @@ from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
 from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.text.chat import Chat, plain
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
 from specd.vocabulary import FinishReason, TokenSource
@@ -50,8 +50,7 @@ _SOURCES = {
     TokenSource.LOOKUP: generation_pb2.TOKEN_SOURCE_LOOKUP,
 }
 
-_MOST_OF_A_CHAT = 4096
-_LONG_BYTES = 1 << 16
+_LONG_BYTES = 1 << 14
 
 _GO_ON = "the coordinator is stopping: to go on, resume with the tokens so far when it is back, or at another"
 _STOPPING = partial(UnavailableError, "STOPPING", _GO_ON, retry_after_seconds=1.0)
@@ -151,8 +150,8 @@ async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, 
 
 def _check_counts(request: generation_pb2.GenerateRequest) -> None:
     """Raise InvalidRequestError for more than can be right, before it is converted: Python takes far more memory."""
-    check_count("chat.messages", len(request.chat.messages), _MOST_OF_A_CHAT)
-    check_count("chat.tools", len(request.chat.tools), _MOST_OF_A_CHAT)
+    check_count("chat.messages", len(request.chat.messages), MAX_ENTRIES)
+    check_count("chat.tools", len(request.chat.tools), MAX_ENTRIES)
     check_count("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIASES)
     check_count("stop.token_ids", len(request.stop.token_ids), MAX_STOP_TOKENS)
     check_count("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS)
@@ -203,7 +202,7 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
         case "token_ids":
             return list(request.token_ids.ids)
         case "chat":
-            return _chat(request.chat)
+            return chat_from(request.chat)
     return None
 
 
@@ -217,27 +216,6 @@ def _prediction(request: generation_pb2.GenerateRequest) -> AnswerStart:
     if request.WhichOneof("prediction") == "prediction_text":
         return request.prediction_text
     return list(request.prediction_token_ids.ids)
-
-
-def _chat(chat: generation_pb2.Chat) -> Chat:
-    try:
-        return Chat(
-            messages=tuple(
-                {**plain(message.fields), "role": message.role, "content": message.content} for message in chat.messages
-            ),
-            tools=tuple(plain(tool) for tool in chat.tools),
-            template_arguments=plain(chat.template_arguments),
-            continue_final_message=chat.continue_final_message,
-            special_tokens={
-                number: tuple((token.position, token.id) for token in message.special_tokens)
-                for number, message in enumerate(chat.messages)
-                if message.special_tokens
-            },
-        )
-    except ValueError as error:
-        raise InvalidRequestError(
-            "BROKEN_MESSAGE", "the conversation has a google.protobuf.Value of no kind"
-        ) from error
 
 
 def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:

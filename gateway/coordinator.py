@@ -27,6 +27,7 @@ from gateway.http.errors import ApiError, invalid
 from gateway.http.long_bodies import beside_loop
 from gateway.wording import field_of, in_http_words
 from specd.errors import DOMAIN
+from specd.json_text import to_json
 from specd.rpc.messages import draft_source_message, to_parameters
 from specd.sampling import MAX_CHAT_VALUES
 from specd.v1 import generation_pb2, generation_pb2_grpc
@@ -184,10 +185,10 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
         chat = request.chat
         for message in prompt.messages:
             others = {name: value for name, value in message.items() if name not in {"role", "content"}}
-            chat.messages.add(role=message["role"], content=message["content"]).fields.update(others)
-        for tool in prompt.tools:
-            chat.tools.add().update(tool)
-        chat.template_arguments.update(prompt.template_arguments)
+            own = {"role": message["role"], "content": message["content"]}
+            chat.messages.add(**own, fields_json=to_json(others) if others else "")
+        chat.tools_json = to_json(prompt.tools) if prompt.tools else ""
+        chat.template_arguments_json = to_json(prompt.template_arguments) if prompt.template_arguments else ""
         chat.continue_final_message = prompt.continue_final_message
     else:
         request.token_ids.ids.extend(prompt)

@@ -8,10 +8,12 @@ import re
 NAMES = {
     "top_log_probabilities": "logprobs",
     "template_arguments": "chat_template_kwargs",
+    "template_arguments_json": "chat_template_kwargs",
     "stop.token_ids": "stop_token_ids",
     "stop.strings": "stop",
     "chat.messages": "messages",
     "chat.tools": "tools",
+    "chat.tools_json": "tools",
     "prediction_text": "prediction",
     "prediction_token_ids": "prediction",
     "token_ids": "prompt",

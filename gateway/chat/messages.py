@@ -9,7 +9,8 @@ from pydantic import Field
 
 from gateway.fields import Array, JsonObject, StrictModel
 from gateway.http.errors import ApiError, invalid
-from gateway.http.json_body import TOO_MANY_VALUES, Room, parse_object
+from gateway.http.json_body import TOO_MANY_VALUES, new_room, parse_object
+from specd.json_text import Room
 
 MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 4096
@@ -54,7 +55,7 @@ class Message(StrictModel):
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as templates read them. Raises ApiError for what is no text."""
-    room = Room()  # for the arguments of all calls together
+    room = new_room()  # for the arguments of all calls together
     return [_template_message(message, f"messages[{i}]", room) for i, message in enumerate(messages)]
 
 

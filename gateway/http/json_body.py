@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from dataclasses import dataclass
 from typing import Any
 
-import jiter
 from starlette.requests import Request
 
 from gateway.http.errors import ApiError, invalid
 from gateway.http.long_bodies import note_length
+from specd.json_text import InvalidJsonError, Room, TooLargeJsonError, parse_json
 
-# What a google.protobuf.Struct can carry: each level of JSON is three of its messages, of which a parser reads 100.
 MAX_DEPTH = 32
-# Python takes 40 bytes and more for a value of two bytes, so these bound the memory of a body: the numbers of a long
-# prompt of token ids, and the strings, arrays and objects of 4,096 messages.
+# The numbers of a long prompt of token ids, and the strings, arrays and objects of 4,096 messages.
 MAX_VALUES = 2**18
 MAX_PARTS = 2**16
 
 _READ_SECONDS = 30.0  # for a whole body
 
-_COMMA, _QUOTE = b',"'
 TOO_MANY_VALUES = "too_many_values"
 
-_OUTSIDE = re.compile(rb'[",\[{\]}]')
-# A piece of a string: one search through all of a string of escapes would keep the interpreter from other threads.
-_INSIDE = re.compile(rb'(?:[^"\\]++|\\.){1,16384}+', re.DOTALL)
 
-
-@dataclass
-class Room:
-    """How many values may still be read: numbers and the like, and strings, arrays and objects."""
-
-    values: int = MAX_VALUES
-    parts: int = MAX_PARTS
+def new_room() -> Room:
+    """Return the room that a body has for values."""
+    return Room(values=MAX_VALUES, parts=MAX_PARTS, depth=MAX_DEPTH)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -66,40 +54,12 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def parse_object(body: bytes, room: Room | None = None) -> dict[str, Any]:
     """Return the JSON object in a body, or in a part of one, which takes its values from `room`. Raises ApiError."""
-    _check_values(body, Room() if room is None else room)
     try:
-        value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode=False)
-    except ValueError as error:  # among them numbers with too many digits, and halves of surrogate pairs
-        shown = str(error)
-        shown = shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-60:]}"  # a key of any length, and the place
-        raise invalid(f"the body is not JSON: {shown}", code="invalid_json") from error
+        value = parse_json(body, new_room() if room is None else room)
+    except InvalidJsonError as error:
+        raise invalid(f"the body {error}", code="invalid_json") from error
+    except TooLargeJsonError as error:
+        raise invalid(f"the body {error}", code=TOO_MANY_VALUES) from error
     if not isinstance(value, dict):
         raise invalid("the body is not a JSON object", code="invalid_json")
     return value
-
-
-def _check_values(body: bytes, room: Room) -> None:
-    """Refuse a body that nests deeper, or has more in it, than what comes after it can follow."""
-    at = depth = 0
-    while (found := _OUTSIDE.search(body, at)) is not None:
-        at = found.end()
-        mark = body[at - 1]
-        if mark == _COMMA:
-            room.values -= 1
-        elif mark in b"]}":
-            depth -= 1
-        else:
-            room.parts -= 1
-            if mark == _QUOTE:
-                while (piece := _INSIDE.match(body, at)) is not None:
-                    at = piece.end()
-                at += 1
-            else:
-                depth += 1
-        if depth > MAX_DEPTH:
-            raise invalid(f"the body nests deeper than {MAX_DEPTH} levels, which is the most", code="invalid_json")
-        if room.values <= 0:
-            raise invalid(f"the body has more than {MAX_VALUES} values, which is the most", code=TOO_MANY_VALUES)
-        if room.parts < 0:
-            most = f"the body has more than {MAX_PARTS} strings, arrays and objects, which is the most"
-            raise invalid(most, code=TOO_MANY_VALUES)

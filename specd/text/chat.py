@@ -171,14 +171,17 @@ def _num_characters(value: Any) -> int:
         return len(value)
     if isinstance(value, Mapping):
         return sum(len(key) + _num_characters(value[key]) for key in value)
-    return sum(map(_num_characters, value)) if isinstance(value, Sequence) else 1
+    if isinstance(value, Sequence):
+        return sum(map(_num_characters, value))
+    return 1 + value.bit_length() // 8 if isinstance(value, int) else 1
 
 
 def plain(value: Any) -> Any:
     """Turn what is in a protobuf Struct into plain values, with whole numbers as int and keys in a fixed order.
 
     A Struct has only doubles, and a template would write `"maxItems": 5.0`. It has no order either: the same tool would
-    make another prompt each time. Takes a Struct, a ListValue, or what json_format.MessageToDict makes of them.
+    make another prompt each time. Clients that want theirs send JSON text. Takes a Struct, a ListValue, or what
+    json_format.MessageToDict makes of them.
     """
     if isinstance(value, Mapping):
         keys = sorted(value, key=lambda key: (_FIRST_KEYS.get(key, len(_FIRST_KEYS)), key))

@@ -16,7 +16,7 @@ from gateway.coordinator import _message_of
 from gateway.fields import MAX_FIELDS, Defaults, StrictModel, validated
 from gateway.generation import Conversation, Generation
 from gateway.http.errors import ApiError
-from gateway.http.json_body import MAX_PARTS, MAX_VALUES, Room, parse_object
+from gateway.http.json_body import MAX_PARTS, MAX_VALUES, new_room, parse_object
 from gateway.responses.request import ResponseFields
 from specd.sampling import MAX_CHAT_VALUES
 from tests.unit.growth import growth
@@ -148,7 +148,7 @@ def test_all_arguments_together_are_bounded() -> None:
     half = json.dumps({"a": [[]] * (MAX_PARTS // 2)})
     with pytest.raises(ApiError, match="more than"):
         chat_with(half, half, half).chat_generation(1, Defaults(max_tokens=10))
-    room = Room()
+    room = new_room()
     parse_object(half.encode(), room)
     assert room.parts < MAX_PARTS // 2
 

@@ -97,6 +97,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 # Modules that turn messages of the protocol into plain values and back.
 EDGE = {
+    "coordinator.conversation",
     "coordinator.service",
     "coordinator.session_service",
     "coordinator.main",

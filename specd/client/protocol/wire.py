@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from google.protobuf import struct_pb2
-
 from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
+from specd.json_text import to_json
 from specd.rpc.messages import draft_source_message, log_probabilities_from, to_parameters
 from specd.text.chat import Chat, PlacedToken
 from specd.v1 import generation_pb2
@@ -74,8 +73,8 @@ def set_chat(request: generation_pb2.GenerateRequest, chat: Chat) -> None:
                     _message(message, chat.special_tokens.get(number, ()))
                     for number, message in enumerate(chat.messages)
                 ],
-                tools=map(_struct, chat.tools),
-                template_arguments=_struct(chat.template_arguments),
+                tools_json=_json(chat.tools),
+                template_arguments_json=_json(chat.template_arguments),
                 continue_final_message=chat.continue_final_message,
             )
         )
@@ -137,15 +136,16 @@ def _message(message: Mapping[str, Any], special_tokens: Sequence[PlacedToken]) 
     return generation_pb2.ChatMessage(
         role=message["role"],
         content=message.get("content") or "",
-        fields=_struct(others),
+        fields_json=_json(others),
         special_tokens=[generation_pb2.PlacedToken(position=position, id=each) for position, each in special_tokens],
     )
 
 
-def _struct(values: Mapping[str, Any]) -> struct_pb2.Struct:
-    struct = struct_pb2.Struct()
-    struct.update(values)
-    return struct
+def _json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """Return values as JSON text, which keeps their order and numbers; empty if there are none."""
+    if not values:
+        return ""
+    return to_json(dict(values) if isinstance(values, Mapping) else [dict(value) for value in values])
 
 
 def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:

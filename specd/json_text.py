@@ -1,0 +1,103 @@
+"""JSON of clients: its keys keep their order, its whole numbers all their digits, and `2.0` stays a float."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_COMMA, _QUOTE = b',"'
+_OUTSIDE = re.compile(rb'[",\[{\]}]')
+# A piece of a string: one search through all of a string of escapes would keep the interpreter from other threads.
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.){1,16384}+', re.DOTALL)
+
+
+class InvalidJsonError(ValueError):
+    """A text is not JSON, has a key twice, has a number that no double holds, or nests too deep."""
+
+
+class TooLargeJsonError(ValueError):
+    """A text has more values than there is room for."""
+
+
+@dataclass
+class Room:
+    """How many values may still be read: numbers and the like, and strings, arrays and objects.
+
+    Python takes 40 bytes and more for a value of two bytes, so these bound the memory of what is read.
+    """
+
+    values: int
+    parts: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        self._most_values, self._most_parts = self.values, self.parts
+
+    def take(self, text: bytes) -> None:
+        """Count what a text has. Raises InvalidJsonError if it nests too deep, and TooLargeJsonError.
+
+        It reads no more than marks, and the parser judges the rest. It takes time by the length of the text.
+        """
+        at = depth = 0
+        while (found := _OUTSIDE.search(text, at)) is not None:
+            at = found.end()
+            mark = text[at - 1]
+            if mark == _COMMA:
+                self.values -= 1
+            elif mark in b"]}":
+                depth -= 1
+            else:
+                self.parts -= 1
+                if mark == _QUOTE:
+                    while (piece := _INSIDE.match(text, at)) is not None:
+                        at = piece.end()
+                    at += 1
+                else:
+                    depth += 1
+            if depth > self.depth:
+                raise InvalidJsonError(f"nests deeper than {self.depth} levels, which is the most")
+            if self.values <= 0:
+                raise TooLargeJsonError(f"has more than {self._most_values} values, which is the most")
+            if self.parts < 0:
+                most = f"has more than {self._most_parts} strings, arrays and objects, which is the most"
+                raise TooLargeJsonError(most)
+
+
+def parse_json(text: bytes, room: Room) -> Any:
+    """Return the value of a JSON text, which takes its values from `room`.
+
+    The message of InvalidJsonError and TooLargeJsonError goes on from the name of what has the text.
+    """
+    import jiter  # late: clients that only write JSON do without it
+
+    room.take(text)
+    try:
+        value = jiter.from_json(text, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode=False)
+    except ValueError as error:  # among them numbers with too many digits, and halves of surrogate pairs
+        shown = str(error)
+        shown = shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-60:]}"  # a key of any length, and the place
+        raise InvalidJsonError(f"is not JSON: {shown}") from error
+    if not _is_finite(value):
+        raise InvalidJsonError("is not JSON that can be read: it has a number that is beyond a double, such as 1e400")
+    return value
+
+
+def to_json(value: Any) -> str:
+    """Return the JSON text of a value. Raises ValueError or TypeError for what JSON does not have, such as NaN."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _is_finite(value: Any) -> bool:
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            return False
+    return True
