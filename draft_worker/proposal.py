@@ -21,8 +21,8 @@ from specd.worker.session.session_cache import SessionCache
 class DraftedTokens:
     """The tokens that the draft proposes, and how many tokens its cache holds now.
 
-    `confidences` say how clear the choice of each token was, if they were asked for. With acceptance by REJECTION,
-    `distributions` are those that the tokens were sampled from.
+    `confidences` has the confidence of each token, if the request asked for it. With acceptance by REJECTION,
+    `distributions` has the distribution that each token was sampled from.
     """
 
     token_ids: list[int]
@@ -75,7 +75,7 @@ def propose(
             history = mx.concatenate([history, latest])
         if min_confidences:
             best_two.append(sampler.best_two(scores, own_noise))
-            # The device need not wait for Python: it chooses this token while the confidence of the last is looked at.
+            # The device chooses this token while Python checks the confidence of the last one, so it never waits.
             mx.async_eval(latest, best_two[-1])
             if 0 < i <= len(min_confidences):
                 product *= confidence_of(best_two[i - 1])
@@ -87,7 +87,7 @@ def propose(
         raise NonFiniteLogitsError
     proposal: list[int] = all_chosen.tolist()  # type: ignore[assignment]
     cache.commit([*pending, *proposal[:-1]])
-    # However many of them are accepted.
+    # Noise for the next proposal, which begins behind any number of accepted tokens.
     sampler.prepare_draft_noise(start + 1, 2 * len(proposal))
     return DraftedTokens(
         proposal,

@@ -46,7 +46,7 @@ def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeReq
         if not 0 <= value <= 1:
             raise InvalidRequestError("OUT_OF_RANGE", f"min_confidences has {value:g}: it must be in [0, 1]")
     if target_size := session.sampler.sampling.vocabulary_size:
-        # The penalties look tokens up in the rows that are left of the logits.
+        # Penalties index the logits by token, so the ids must lie inside the cut vocabulary.
         check_token_ids("token_ids", token_ids, vocabulary_size=target_size, model_name="the target")
     return propose(
         session.cache,

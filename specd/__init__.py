@@ -13,7 +13,7 @@ __all__ = ["AsyncClient", "Client", "ClientCredentials", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client when it is asked for: gRPC takes a while, and workers want none of it."""
+    """Import the client only when it is used: importing gRPC takes long, and workers do not need the client."""
     if name == "__version__":
         import specd.version
 

@@ -29,7 +29,7 @@ def check_tcp_address(address: str) -> str:
 
 
 def is_local(address: str) -> bool:
-    """Say whether an address, HOST:PORT or unix:PATH, cannot be reached from other machines."""
+    """Return whether an address, HOST:PORT or unix:PATH, cannot be reached from other machines."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -40,7 +40,7 @@ def is_local(address: str) -> bool:
 
 
 def from_here(address: str) -> str:
-    """Return where this machine reaches a process that listens at an address: for all addresses, its loopback."""
+    """Return the address by which this machine reaches a listener; a wildcard address becomes the loopback address."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, address)
 

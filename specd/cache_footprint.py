@@ -14,9 +14,9 @@ ALL_TOKENS = 2**63 - 1
 class CacheFootprint:
     """Memory that the caches of a session take, by the number of its tokens.
 
-    `bytes_per_token` maps the number of tokens that some layers keep at most to what each token takes there: full
-    attention keeps all tokens, windows stop growing, and a recurrent state is full with the first token. Of a model
-    with an encoder, each token of the source takes `bytes_per_source_token` more.
+    `bytes_per_token` maps the most tokens that a kind of layer keeps to the bytes of each token there: full attention
+    keeps all tokens, a window stops growing, and a recurrent state is full with the first token. In a model with an
+    encoder, each token of the source takes `bytes_per_source_token` more.
     """
 
     bytes_per_token: Mapping[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The client that a request is from, and what it may use."""
+"""The client that sent a request, and its limits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What one client may use at a time; None is no limit of its own, beside those that hold for everyone.
+    """Limits of one client; None means that only the limits for all clients hold.
 
-    `max_sessions` run at once, `tokens_per_minute` are prompt and generated ones, `max_tokens` those that one request
-    may generate.
+    `max_sessions` may run at once. `tokens_per_minute` counts prompts and generated tokens. One request may generate
+    `max_tokens`.
     """
 
     max_sessions: int | None = None
@@ -20,7 +20,7 @@ class CallerLimits:
 
 @dataclass(frozen=True)
 class Caller:
-    """A client, by the name of its token or certificate. Where neither is asked for, all are the one named ""."""
+    """A client, by the name of its token or certificate. Without either, all clients share the name ""."""
 
     name: str
     limits: CallerLimits = CallerLimits()

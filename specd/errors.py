@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from specd.startup_error import StartupError as StartupError  # noqa: PLC0414 - one of these for those who have gRPC
+from specd.startup_error import StartupError as StartupError  # noqa: PLC0414 - modules without gRPC import it there
 
 DOMAIN = "specd"
 
@@ -24,8 +24,8 @@ class SpecdError(Exception):
     """An error whose message is reported to the caller as it is.
 
     `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo. Where the
-    message quotes what a client has written, `for_log` says the same without it. `session_id` is that of the session
-    that it ended, if it ended one.
+    message quotes a client's text, `for_log` is the message without the quotation. `session_id` names the session that
+    the error ended, if there was one.
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
@@ -54,13 +54,13 @@ class InvalidRequestError(SpecdError):
 
 
 class UnauthenticatedError(SpecdError):
-    """The caller does not say who it is, or cannot show it."""
+    """The caller has given no credentials, or invalid ones."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(SpecdError):
-    """The caller is known, and may not do this."""
+    """The caller is known, but may not call this method."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -73,13 +73,13 @@ class CacheTooShortError(SpecdError):
     def __init__(self, position: int, cached_len: int) -> None:
         super().__init__(
             "CACHE_TOO_SHORT",
-            f"position is {position}, but the cache holds {cached_len} tokens: send the tokens from there",
+            f"position is {position}, but the cache holds {cached_len} tokens: send the tokens from {cached_len} on",
             metadata={"cached_len": str(cached_len)},
         )
 
 
 class CannotResumeError(SpecdError):
-    """A generation cannot go on as it began: its model or its prompt is another one now."""
+    """A generation cannot be resumed, because its model or its prompt has changed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -88,13 +88,13 @@ class CannotResumeError(SpecdError):
 
 
 class NotFoundError(SpecdError):
-    """The request names something that does not exist, or no longer."""
+    """The request names something that does not exist, or no longer exists."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class ConflictError(SpecdError):
-    """The request conflicts with another one, and can succeed after that has ended."""
+    """The request conflicts with another request, and can succeed after that one has ended."""
 
     code = grpc.StatusCode.ABORTED
 
@@ -113,13 +113,13 @@ class ClientStalledError(SpecdError):
     def __init__(self, stall_seconds: float) -> None:
         super().__init__(
             "CLIENT_STALLED",
-            f"the client has taken no message for {stall_seconds:g} s, so its session has ended: read the stream while "
-            "it comes",
+            f"the client has read no message for {stall_seconds:g} s, so its session has ended: read the "
+            "stream without long pauses",
         )
 
 
 class UnavailableError(SpecdError):
-    """Something the request needs is away; a later retry can succeed."""
+    """Something that the request needs is unavailable; a later retry can succeed."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -143,7 +143,7 @@ def to_status(error: SpecdError) -> grpc.Status:
 def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     """Return the ErrorInfo of a status, or an empty one."""
     info = error_details_pb2.ErrorInfo()
-    with contextlib.suppress(ValueError, DecodeError):  # of details that are broken, or of another status
+    with contextlib.suppress(ValueError, DecodeError):  # the details are broken, or belong to another status
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
         for detail in status.details if status is not None else ():
             if detail.Unpack(info):

@@ -34,23 +34,23 @@ class GatewaySettings(CertificateSettings):
     coordinator: Address = Field("127.0.0.1:50051", description="Address of the coordinator.")
     coordinator_ca: File = Field(
         "",
-        description="Authority of the coordinator's certificate, PEM: the connection is TLS then; 'none' for none.",
+        description="Authority of the coordinator's certificate, PEM, which turns on TLS; 'none' for plaintext.",
     )
     coordinator_cert: File = Field("", description="Certificate that the gateway shows the coordinator, PEM.")
     coordinator_key: File = Field("", description="Key of that certificate, PEM, without a password.")
     coordinator_name: str = Field(
-        "", description="Name in the coordinator's certificate, where it is not the host of its address."
+        "", description="Name in the coordinator's certificate, if it is not the host of its address."
     )
     listen: HttpAddress = Field("127.0.0.1:8080", description="HTTP address for clients: HOST:PORT.")
     insecure: bool = Field(
         False,
-        description="Take and pass on requests and tokens in plaintext, from and to other machines too: something else "
-        "keeps strangers out.",
+        description="Accept and forward requests and tokens in plaintext, also from and to other machines, where "
+        "something else keeps strangers out.",
     )
     allowed_hosts: NameList = Field(
         "none",
-        description="Names, separated by commas, that this gateway is reached by besides addresses and 'localhost'; "
-        "requests to others are refused, because a page elsewhere can have its name lead here.",
+        description="Host names of this gateway, separated by commas, in addition to addresses and 'localhost'. "
+        "Requests to other names are refused, because a foreign page can point its name at this address.",
     )
     cors_origins: NameList = Field(
         "none",
@@ -58,16 +58,16 @@ class GatewaySettings(CertificateSettings):
         "gateway.",
     )
     default_max_tokens: int = Field(
-        4096, ge=1, description="Most tokens of a reply whose request does not say, if the context has room for them."
+        4096, ge=1, description="Most tokens of a reply whose request sets no limit, if the context has room for them."
     )
     cut_max_tokens: bool = Field(
         False,
-        description="Generate what the context has room for where a request asks for more tokens, and say so in a "
-        "header; without it such a request is refused, unless its field 'cut_max_tokens' is true.",
+        description="Where a request asks for more tokens than the context has room for, generate what fits and add a "
+        "header. Without it such a request is refused, unless its field 'cut_max_tokens' is true.",
     )
-    max_choices: int = Field(8, ge=1, description="Most choices (n) of a request.")
-    max_body_bytes: ByteSize = Field(ByteSize(4 * 2**20), gt=0, description="Longest body of a request.")
-    max_connections: int = Field(1024, ge=1, description="Maximum of connections; on others requests get 503.")
+    max_choices: int = Field(8, ge=1, description="Most choices (n) that a request may ask for.")
+    max_body_bytes: ByteSize = Field(ByteSize(4 * 2**20), gt=0, description="Largest body of a request.")
+    max_connections: int = Field(1024, ge=1, description="Maximum of connections; requests on others get 503.")
     shutdown_grace_seconds: Seconds = Field(12.0, description="Time that a stop waits for open responses.")
 
     @model_validator(mode="after")
@@ -81,14 +81,14 @@ class GatewaySettings(CertificateSettings):
             )
         if not (self.coordinator_ca or is_local(self.coordinator)):
             raise ValueError(
-                f"requests would go to {self.coordinator} in plaintext: set --coordinator-ca, or --insecure if "
-                "something else keeps the connection secret"
+                f"requests would go to the coordinator at {self.coordinator} in plaintext: set --coordinator-ca, or "
+                "--insecure if something else keeps the connection secret"
             )
         return self
 
     @property
     def asks_for_tokens(self) -> bool:
-        """Whether only those may use this gateway who have a token that the coordinator takes."""
+        """Whether clients of this gateway need a token that the coordinator accepts."""
         return not (self.insecure or self.tls_ca or is_local(self.listen))
 
     @property

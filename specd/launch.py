@@ -1,4 +1,4 @@
-"""What `specd PROCESS` and `python -m PACKAGE` share: variables, options from settings, logging, errors at start-up.
+"""The common part of `specd PROCESS` and `python -m PACKAGE`: variables, options, logging, errors at start-up.
 
 Import it before anything that imports gRPC.
 """
@@ -10,7 +10,7 @@ import os
 # gRPC's older pollers wake one thread less on each way of a message than its event engine: 0.4 ms a round, of 2.1, on
 # two cores. Chosen for our own processes only. gRPC reads the variable once, when it is imported.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-# gRPC's core writes a line of its own for each TLS handshake that fails: whoever reaches the port could fill the disk.
+# gRPC's core logs each TLS handshake that fails, so a stranger who reaches the port could fill the disk.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # transformers renders chat templates here, and warns when there is no PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -45,7 +45,7 @@ _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT"}
 
 
 def new_app(name: str, *, cls: type[TyperGroup] | None = None) -> typer.Typer:
-    """Return a command line without commands, of a class of groups that may know some."""
+    """Return a command line without commands, or with those of the given class of groups."""
     return typer.Typer(
         name=name,
         cls=cls,
@@ -66,7 +66,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
     try:
         app(args=arguments, prog_name=name)
     except StartupError as error:
-        if not tell_supervisor(failure=str(error)):  # which says it last
+        if not tell_supervisor(failure=str(error)):  # the supervisor prints it as its last line
             complain(str(error))
         sys.exit(2)
     except Exception as error:  # a fault of ours: the traceback is for the log
@@ -89,8 +89,8 @@ def launch(process: str, cls: type[SettingsT], run: Callable[[SettingsT], Corout
 
 def check_servers_are_installed() -> None:
     """Raise StartupError if specd was installed without what its servers need."""
-    if importlib.util.find_spec("grpc_reflection") is None:  # every server has it, and a client alone has no use for it
-        raise StartupError("only specd's client is installed, and this is for its servers: pip install 'specd[serve]'")
+    if importlib.util.find_spec("grpc_reflection") is None:  # only the servers depend on it
+        raise StartupError("this command needs specd's servers, which are not installed: pip install 'specd[serve]'")
 
 
 def start_logging(process: str) -> None:

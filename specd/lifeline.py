@@ -1,4 +1,4 @@
-"""Life of a process: it announces itself, stops on a signal and exits on a second, or ends with its supervisor."""
+"""A process's life: it announces itself, stops on a signal, exits on a second one, and ends with its supervisor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lifeline:
         self._supervisor = supervisor()
 
     def open(self) -> None:
-        """Heed SIGINT and SIGTERM, and the supervisor."""
+        """Watch for SIGINT, SIGTERM and the end of the supervisor."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -52,7 +52,7 @@ class Lifeline:
     def _beat(self) -> None:
         """Show the supervisor that the event loop runs, now and every second."""
         assert self._supervisor is not None
-        with contextlib.suppress(OSError):  # it is gone, or hangs itself
+        with contextlib.suppress(OSError):  # the supervisor has ended, or hangs
             self._supervisor.send(b"\n")
         asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
@@ -60,7 +60,7 @@ class Lifeline:
         assert self._supervisor is not None
         asyncio.get_running_loop().remove_reader(self._supervisor)
         if not self._stop.is_set():
-            log.warning("supervisor gone, stopping")
+            log.warning("the supervisor has ended: stopping")
             self._stop.set()
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Places to listen at: whether they are free, before a process needs them."""
+"""Checks that addresses are free before a process listens there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specd.startup_error import StartupError
 
-_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has four more
+_MAX_SOCKET_PATH_BYTES = 103  # the limit of macOS; Linux allows four more
 
 
 def listen(address: str) -> socket.socket:
@@ -18,7 +18,7 @@ def listen(address: str) -> socket.socket:
     with contextlib.ExitStack() as unless_it_fails:
         try:
             family, *_, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-            # With its protocol, by which asyncio knows that it is TCP and lets nothing wait for a fuller packet.
+            # The protocol is given, because asyncio sets TCP_NODELAY only on sockets that name it.
             listener = unless_it_fails.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(where)
@@ -31,12 +31,14 @@ def listen(address: str) -> socket.socket:
 
 
 def check_socket_path(address: str) -> None:
-    """Raise StartupError if nothing can listen at unix:PATH, or something does."""
+    """Raise StartupError if a process cannot listen at unix:PATH, or another one does already."""
     path = Path(address.removeprefix("unix:"))
     if not path.parent.is_dir():
         raise StartupError(f"cannot listen at {address}: there is no directory {path.parent}")
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise StartupError(f"cannot listen at {address}: the path is too long (the most is {_MAX_SOCKET_PATH_BYTES})")
+        raise StartupError(
+            f"cannot listen at {address}: the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes; choose a shorter one"
+        )
     # gRPC would replace the socket even if another process listens on it.
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))

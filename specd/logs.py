@@ -20,7 +20,7 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.Except
 
 
 class _StandardError(io.TextIOBase):
-    """Standard error that ignores a lost reader: logging must not break a session or a stop."""
+    """Standard error that ignores the loss of its reader, because logging must not break a session or a stop."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What this machine has for a process: CPUs, threads, memory."""
+"""Resources of this machine for a process: CPUs, threads, memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def part_of_memory(divisor: int) -> Any:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may come to use: the machine's, or the limit of its cgroup."""
+    """Return the bytes of memory that this process may use: the machine's memory, or the limit of its cgroup."""
     of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([of_machine, *(limit for limit, _ in _memory_limits(root))])
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process could still get without anything being killed or swapped."""
+    """Return the bytes of memory that this process can still get without any process being killed or swapped."""
     import psutil  # which only workers need
 
     return min([psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits(root))])
@@ -37,7 +37,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
             is_v2 = (group / "memory.max").is_file()
             limit = (group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).read_text()
             used = (group / ("memory.current" if is_v2 else "memory.usage_in_bytes")).read_text()
-            # The last one is with the groups in this one, as the use is.
+            # The last match (v1: total_inactive_file) includes the groups below this one, as the use does.
             *_, files = re.findall(
                 r"^(?:total_)?inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
             )
@@ -60,7 +60,7 @@ def available_cpus(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Return the directories of this process's groups for a controller, and of those that they are in."""
+    """Return the directories of this process's groups for a controller, and of their parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -74,7 +74,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def given_blas_threads() -> int | None:
-    """Return OPENBLAS_NUM_THREADS, if it is set. Raises StartupError for what is no number of threads."""
+    """Return OPENBLAS_NUM_THREADS, if it is set. Raises StartupError if its value is not a number of threads."""
     given = os.environ.get("OPENBLAS_NUM_THREADS") or ""
     if given and not (re.fullmatch("[0-9]{1,4}", given) and int(given) > 0):
         raise StartupError(f"OPENBLAS_NUM_THREADS is {given!r}: it must be a number of threads, at least 1")
@@ -82,7 +82,7 @@ def given_blas_threads() -> int | None:
 
 
 def default_blas_threads() -> int:
-    """Return OPENBLAS_NUM_THREADS, or one thread a CPU."""
-    with contextlib.suppress(StartupError):  # which whoever loads settings with this default is to see
+    """Return OPENBLAS_NUM_THREADS, or one thread per CPU."""
+    with contextlib.suppress(StartupError):  # the settings that have this default report it
         return given_blas_threads() or available_cpus()
     return available_cpus()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-# The largest ones have 35 MB.
+# The largest tokenizer.json files have 35 MB.
 MAX_TOKENIZER_BYTES = 128 * 2**20
 
 
@@ -28,25 +28,26 @@ class ModelInfo:
 
     @property
     def public_name(self) -> str:
-        """The name by which clients know the model: a repository's own, and of a directory its last part."""
+        """The name by which clients know the model: the repository's name, or the last part of a directory."""
         path = PurePath(self.name)
         is_path = path.is_absolute() or self.name.startswith((".", "~")) or len(path.parts) > 2
         return path.name if is_path else self.name
 
     @property
     def short_name(self) -> str:
-        """The name in errors: without the directories, which are no business of clients."""
+        """The name in errors, without directories, which clients should not learn."""
         return PurePath(self.name).name
 
     @property
     def has_encoder(self) -> bool:
-        """Whether sessions have a source, which the model answers, besides their tokens."""
+        """Whether sessions have a source, which the model answers, in addition to their tokens."""
         return self.decoder_start_token_id is not None
 
     def decodes_like(self, other: ModelInfo) -> bool:
-        """Whether a session can continue on the other model, as far as is known at once.
+        """Return whether a session can probably continue on the other model.
 
-        That is same config, samples of the weights, tokenizer and end tokens. `whole_fingerprint` tells for sure.
+        Both must have the same config, samples of the weights, tokenizer and end tokens. Only `whole_fingerprint`,
+        which takes longer, is certain.
         """
         return (self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids) == (
             other.fingerprint,

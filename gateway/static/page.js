@@ -28,7 +28,7 @@ async function connect() {
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     model = null;
-    show("model", error.status === 401 && !token ? "wants a token: enter it here" : error.message);
+    show("model", error.status === 401 && !token ? "needs a token: enter it here" : error.message);
     if (error.status === 401) byId("token").focus();
     else setTimeout(connect, RETRY_MS);
   }

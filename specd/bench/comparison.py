@@ -13,8 +13,8 @@ from specd.sampling import Acceptance
 def compare(results: Sequence[SetupResult]) -> dict[str, float]:
     """Return ratios by name: the best specd to its target alone and to the best mlx-lm, and between acceptance rules.
 
-    The best is the best of those that sample from the target's own distribution, adaptive ones included. An adaptive
-    one is also put beside all these by itself, and beside the best of those whose k is fixed. mlx-lm may be missing.
+    The best specd is the fastest contender that samples from the target's own distribution, adaptive ones included.
+    The best adaptive contender is also compared with all these, and with the best fixed k. mlx-lm may be missing.
     """
     by_setup = {result.setup: result for result in results}
     own, mlx_lm = (
@@ -63,7 +63,7 @@ def _by_adaptive(own: Sequence[SetupResult], best_mlx_lm: SetupResult | None) ->
 
 
 def _by_acceptance(results: dict[Setup, SetupResult]) -> Iterator[tuple[str, float]]:
-    """Yield the ratios of COUPLED to REJECTION and to mlx-lm. Greedy decoding accepts the same with each."""
+    """Yield the ratios of COUPLED to REJECTION and to mlx-lm, without greedy decoding, where all accept the same."""
     for name, changes in (
         ("COUPLED / REJECTION", {"acceptance": Acceptance.REJECTION}),
         ("COUPLED / mlx-lm (independent sampling)", {"system": MLX_LM}),

@@ -31,14 +31,14 @@ def environment(**facts: object) -> dict[str, object]:
 def new_table(title: str, headers: Iterable[str]) -> Table:
     """Return a table with a column of names under the title, and one of numbers under each header."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title)  # a long name gives way: numbers would be cut off
+    table.add_column(title)  # a narrow terminal wraps the names, and does not cut the numbers
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     return table
 
 
 def say(stage: str) -> None:
-    """Say on standard error what takes a while now."""
+    """Print on standard error the stage that runs now."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"{stage} …", style="dim")
 
 

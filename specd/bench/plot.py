@@ -36,8 +36,8 @@ def save_plot(results: Sequence[SetupResult], title: str, path: Path) -> None:
 def draw(results: Sequence[SetupResult], title: str) -> Figure:
     """Draw a row for each temperature: speed-up against specd's target alone, and acceptance rate, both over k.
 
-    An adaptive contender, which has no k, is a dashed line. mlx-lm does not tell how much its draft proposes, so there
-    is no acceptance rate of it.
+    An adaptive contender, which has no k, is a dashed line. mlx-lm has no acceptance rate, because it does not report
+    how many tokens its draft proposes.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Prompts of a benchmark: those that come with specd, or the user's."""
+"""Prompts of a benchmark: specd's own or the user's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHORT_TOKENS = 512
 
 
 def load_prompts(source: Path | None = None, *, for_encoder: bool = False) -> dict[str, str]:
-    """Return prompts by name; without a source, those that come with specd, for a decoder or for the embedded T5.
+    """Return prompts by name; without a source, specd's own, for a decoder or for the embedded T5.
 
     A source is a directory with a file for each prompt, or a file in JSON Lines: on each line a string, or an object
-    whose `prompt` is one; its other fields are left alone. Raises StartupError when there is none, or a line is wrong.
+    whose `prompt` is one; its other fields are ignored. Raises StartupError if there is no prompt or a line is invalid.
     """
     kind = "sources" if for_encoder else "prompts"
     packaged = Path(__file__).parent / kind
@@ -28,7 +28,7 @@ def load_prompts(source: Path | None = None, *, for_encoder: bool = False) -> di
         return _read_lines(source)
     files = sorted(path for path in (source or here).iterdir() if path.is_file())
     if not files:
-        raise StartupError(f"there is no prompt in {source or here}: put one into a file each")
+        raise StartupError(f"there are no prompts in {source or here}: put each prompt into a file of its own")
     return {path.name: path.read_text() for path in files}
 
 
@@ -46,7 +46,7 @@ def encode(prompts: Mapping[str, str], tokenizer_json: bytes) -> dict[str, list[
 
 
 def short(prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the prompts that take no longer to compute than their completions to decode."""
+    """Return the prompts whose prefill takes no longer than decoding their completions."""
     return {name: ids for name, ids in prompts.items() if len(ids) <= _SHORT_TOKENS}
 
 
@@ -61,7 +61,9 @@ def _read_lines(path: Path) -> dict[str, str]:
             except ValueError as error:
                 raise StartupError(f"{path}, line {number}: {error}") from error
     if not prompts:
-        raise StartupError(f'there is no prompt in {path}: put one on each line, as a JSON string or {{"prompt": "…"}}')
+        raise StartupError(
+            f'there are no prompts in {path}: write one on each line, as a JSON string or {{"prompt": "…"}}'
+        )
     return prompts
 
 
@@ -77,7 +79,7 @@ def _read_prompt(line: bytes) -> str:
     if not prompt or not isinstance(prompt, str):
         text = line.decode().strip()
         shown = text if len(text) <= 60 else f"{text[:60]}…"
-        raise ValueError(f'{shown} is no prompt: it must be a JSON string or {{"prompt": "…"}}, and not empty')
+        raise ValueError(f'{shown} is not a prompt: write a JSON string or {{"prompt": "…"}} that is not empty')
     if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise ValueError("the prompt has half of a surrogate pair, which is not a character")
+        raise ValueError("the prompt has half of a surrogate pair, which is not a character: remove it")
     return prompt

@@ -1,4 +1,4 @@
-"""A draft that replays the target's own texts with errors at a set rate: the speed of a pair before there is one."""
+"""A draft that replays the target's own texts with a set error rate, to predict the speed of a pair."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INCARNATION = "replay"  # it has one life
 class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelServiceServicer):
     """A draft worker without a model: it proposes the next tokens of the text that a session is about to repeat.
 
-    Each is wrong with probability 1 - acceptance, and takes `step_seconds`. Its confidence is the acceptance.
+    Each token is wrong with probability 1 - acceptance, and takes `step_seconds`. Its confidence is the acceptance.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
     async def Describe(  # noqa: N802
         self, request: model_pb2.DescribeRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> model_pb2.DescribeResponse:
-        """Describe a draft of the target's vocabulary, and what its proposals cost."""
+        """Describe a draft with the target's vocabulary, and the cost of its proposals."""
         costs = [
             model_pb2.StepCost(sessions=sessions, width=width, seconds=width * self._step_seconds)
             for sessions in (1, _MOST_SESSIONS)
@@ -67,7 +67,7 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
         async for request in request_iterator:
             tokens[request.position :] = request.token_ids
             source = source or list(request.source_token_ids)
-            # Of an answer to a source, the token that it begins with is in no text.
+            # The recorded text of an encoder-decoder has no start token.
             said = [*source, *tokens[1:]] if source else tokens
             proposal = self._propose(said, request.num_draft_tokens, request.min_confidences)
             seconds = len(proposal) * self._step_seconds
@@ -101,9 +101,9 @@ async def replaying(
     acceptance: float,
     step_seconds: float,
 ) -> AsyncIterator[RawClient]:
-    """Record what a stack without a draft says to the prompts; connect to a coordinator with the same target worker.
+    """Record the target's answers to the prompts, then connect to a coordinator with the same target worker.
 
-    Its draft replays that.
+    Its draft replays these answers.
     """
     alone = Specd(client, Setup(SPECD, 0))
     texts = {

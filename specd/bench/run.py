@@ -43,8 +43,8 @@ class Options:
 
     Without `prompts`, `num_prompts` of specd's own for the kind of model are used.
 
-    `replay` is the acceptance of a draft that replays the target's texts, a token in `step_seconds`, in place of
-    `draft`; None for none.
+    `replay` is the acceptance of a draft that replays the target's texts instead of `draft`, one token in
+    `step_seconds`; None without such a draft.
     """
 
     target: str
@@ -117,11 +117,11 @@ async def _measure(
 ) -> dict[float, dict[Setup, list[Sample]]]:
     """Return the samples by temperature and contender, specd with the target alone first, all in the same order.
 
-    mlx-lm takes part if there is a draft, and the target is none of those that it does not have.
+    mlx-lm takes part if there is a draft and mlx-lm has the target's class.
     """
     takes_mlx_lm = draft is not None and not target.info.has_encoder
     async with AsyncExitStack() as running:
-        # All contenders share the prompts, and mlx-lm computes them each time.
+        # All contenders get the same prompts, and mlx-lm computes each prompt again.
         say("starting specd, which measures the speed of models that it sees first")
         stack = await running.enter_async_context(
             Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)

@@ -49,13 +49,13 @@ class Sample:
     def limit_tokens_per_second(self) -> float:
         """Tokens after the first over `verify_seconds`; 0 without any.
 
-        The speed if drafting, waiting, the wire and the coordinator took no time, at the measured acceptance and verify
-        times. The first token comes from the prefill, all others from these rounds.
+        This is the speed with the measured acceptance and verify times if drafting, waiting, the wire and the
+        coordinator took no time. The first token comes from the prefill, all others from these rounds.
         """
         return (len(self.token_ids) - 1) / self.verify_seconds if self.verify_seconds else 0.0
 
     def as_record(self) -> dict[str, object]:
-        """Return the fields for JSON, with counts in place of tokens and rounds, and `verify_seconds`."""
+        """Return the fields for JSON, with counts instead of tokens and rounds, and `verify_seconds`."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         counts = {"token_ids": len(self.token_ids), "rounds": len(self.rounds)}
         return {**record, **counts, "verify_seconds": self.verify_seconds}
@@ -65,13 +65,12 @@ class Sample:
 class SetupResult:
     """Medians of a contender's samples, and its acceptance.
 
-    The acceptance rate is of proposed tokens. `acceptance_per_try` leaves out those after a rejected one, which were
-    never tried: it is the conditional acceptance at one draft position.
+    The acceptance rate is accepted over proposed tokens. `acceptance_per_try` leaves out the tokens after a rejected
+    one, which were never tried: it is the conditional acceptance at one draft position.
 
     The limit is what specd's speculation would give if all but verifying took no time: the tokens of the rounds after
-    the first over the `verify_seconds` of these rounds (`Sample.limit_tokens_per_second`). `of_limit` is tokens per
-    second over the limit, the median of the samples' own ratios as for `speedup`: the share of the time in which the
-    target computes.
+    the first over the `verify_seconds` of these rounds (`Sample.limit_tokens_per_second`). `of_limit` is the median
+    ratio of tokens per second to the limit, which is the share of the time in which the target computes.
     """
 
     setup: Setup
@@ -138,8 +137,8 @@ def _with_speed(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[t
 def count_rejections(drafted: Iterable[bool], num_draft_tokens: int) -> int:
     """Return the number of rejections in a text, by whether the draft proposed each token.
 
-    Each is a token of the target's own after fewer than k of the draft's: after k of them it is the bonus token, and
-    where the last round is cut to fewer, an accepted proposal has no token after it.
+    A rejection is a token of the target's own after fewer than k tokens of the draft's. After k of them it is the
+    bonus token. A last round that is cut short ends with an accepted token, which counts as none.
     """
     rejections = run = 0
     for is_drafted in drafted:

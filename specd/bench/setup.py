@@ -12,7 +12,7 @@ SPECD, MLX_LM = "specd", "mlx-lm"
 
 @dataclass(frozen=True)
 class Setup:
-    """System and parameters of a contender. 0 draft tokens: the target alone; None: the service chooses."""
+    """System and parameters of a contender. With 0 draft tokens the target decodes alone; with None, k is adaptive."""
 
     system: str
     num_draft_tokens: int | None = 0
@@ -54,12 +54,12 @@ class Setup:
 
     @property
     def rejects(self) -> bool:
-        """Whether it is specd with acceptance by REJECTION."""
+        """Whether this is specd with acceptance by REJECTION."""
         return self.acceptance is Acceptance.REJECTION
 
     @property
     def repeats_target(self) -> bool:
-        """Whether its tokens must equal those of specd's target alone with the same seed."""
+        """Whether its tokens must equal the tokens of specd's target alone with the same seed."""
         if self.temperature == 0:
             return self.lenience == 0
         return self.system == SPECD and not self.rejects

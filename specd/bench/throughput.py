@@ -36,8 +36,8 @@ class Load:
 class Run:
     """Measurements of a list of requests under a load. Times in seconds.
 
-    `num_tokens` came in the first `seconds`, after which there were fewer requests left than can be decoded at once.
-    `drafted_per_round` is how many tokens the draft proposed on average: what an adaptive k came to.
+    `num_tokens` came in the first `seconds`, while at least `concurrency` requests were left.
+    `drafted_per_round` is the mean number of tokens that the draft proposed, which shows the mean of an adaptive k.
     """
 
     load: Load

@@ -1,4 +1,4 @@
-"""Turns of the contenders: what else the machine does slows all of them alike."""
+"""Turns of the contenders, so that other load on the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def take_turns(
     max_tokens: int,
     title: str = "",
 ) -> dict[Name, list[Sample]]:
-    """Let the contenders decode each prompt in turn, starting with another one each time.
+    """Let the contenders decode each prompt in turn, starting with a different contender each time.
 
     Returns their samples, all in the same order.
     """

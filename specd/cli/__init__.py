@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, or those of the process."""
-    # Ctrl-C ends what is still being imported, and leaves no traceback. A command that heeds it says so.
+    # Ctrl-C during imports ends the process without a traceback. A command that handles Ctrl-C installs its handler.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

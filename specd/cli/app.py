@@ -21,29 +21,29 @@ COMMANDS = {
     **{name: ("", summary) for name, summary in PROCESSES.items()},
     "up": (
         "specd.cli.up",
-        "Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C.",
+        "Start the workers, the coordinator and, with --http, the gateway; restart processes that end; Ctrl-C stops.",
     ),
     "generate": ("specd.cli.generate", "Stream a completion from a running coordinator."),
     "chat": ("specd.cli.chat", "Talk with a chat model."),
     "top": ("specd.cli.top", "Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes."),
     "health": ("specd.cli.health", "Print the health of a process; exit with 1 unless it is SERVING."),
-    "demo": ("specd.cli.demo", "Start all processes on an embedded pair, stream a completion, print statistics, stop."),
+    "demo": ("specd.cli.demo", "Start everything on an embedded pair, stream a completion, print statistics and stop."),
     "bench": ("specd.cli.bench", "Compare specd with its target alone and with mlx-lm, on the same prompts."),
     "convert": ("specd.cli.convert", "Write a model in another precision, or quantised, as safetensors."),
     "certs": (
         "specd.cli.certs",
-        "Make a private authority, and certificates of it for the processes, a client and Prometheus.",
+        "Make a private authority and its certificates for the processes, a client and Prometheus.",
     ),
-    "token": ("specd.cli.token", "Give clients tokens, and take them back; a running coordinator follows."),
+    "token": ("specd.cli.token", "Make, list and revoke clients' tokens; a running coordinator reads the changes."),
 }
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 a call failed, or what was asked does not hold; 2 wrong usage or settings, or a process "
-    "that cannot start."
+    "Exit codes: 0: success. 1: a call or a check failed. 2: the usage or a setting is wrong, or a process cannot "
+    "start."
 )
 
 
 class _Commands(TyperGroup):
-    """The commands, each imported when it is asked for."""
+    """The commands. Each is imported when it is used."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -88,7 +88,7 @@ def configure(
     log_level: Annotated[
         str | None,
         typer.Option(
-            help="debug, info, warning or error. [SPECD_LOG_LEVEL] (default: info; of up on a terminal: warning)"
+            help="debug, info, warning or error. [SPECD_LOG_LEVEL] (default: info; for up on a terminal: warning)"
         ),
     ] = None,
     log_format: Annotated[
@@ -107,9 +107,9 @@ def configure(
     for variable, value in (("CONFIG", config), ("LOG_LEVEL", log_level), ("LOG_FORMAT", log_format)):
         if value is not None:
             os.environ[f"SPECD_{variable}"] = str(value)
-    if "SPECD_SUPERVISOR_FD" not in os.environ:  # which has said it
+    if "SPECD_SUPERVISOR_FD" not in os.environ:  # the supervisor has printed the warning already
         for name, meant in misspelt_variables().items():
-            typer.echo(f"specd: warning: nothing reads the variable {name}: did you mean {meant}?", err=True)
+            typer.echo(f"specd: warning: specd has no variable {name}: did you mean {meant}?", err=True)
 
 
 def _process(name: str, summary: str) -> typer.Typer:

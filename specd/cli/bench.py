@@ -31,11 +31,11 @@ def bench(
     ] = None,
     adaptive: Annotated[
         bool | None,
-        typer.Option("--adaptive/--no-adaptive", help="Also measure specd choosing k itself. (default: adaptive)"),
+        typer.Option("--adaptive/--no-adaptive", help="Also measure specd with adaptive k. (default: adaptive)"),
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "-t", help="0 is greedy, else 0.01 to 100; can be repeated. (default: 0)"),
+        typer.Option("--temperature", "-t", help="0 (greedy) or 0.01 to 100; can be repeated. (default: 0)"),
     ] = None,
     acceptance: Annotated[
         list[Acceptance] | None,
@@ -53,22 +53,22 @@ def bench(
         typer.Option(
             min=0,
             max=1,
-            help="In place of a draft model, replay the target's own texts, with so many of the tokens right: what a "
-            "draft would bring before you have it.",
+            help="Instead of running a draft model, replay the target's own texts with this acceptance rate. It shows "
+            "the speed that such a draft would bring.",
         ),
     ] = None,
-    step_ms: Annotated[float, typer.Option(min=0, help="With --replay: milliseconds that a draft token takes.")] = 0.0,
+    step_ms: Annotated[float, typer.Option(min=0, help="With --replay: milliseconds per draft token.")] = 0.0,
     cached_prompts: Annotated[
-        bool, typer.Option("--cached-prompts", help="With --concurrency: compute the prompts beforehand.")
+        bool, typer.Option("--cached-prompts", help="With --concurrency: prefill the prompts before measuring.")
     ] = False,
     prompts: Annotated[
         Path | None,
         typer.Option(
             exists=True,
-            help='Directory with a prompt per file, or JSON Lines: "…" or {"prompt": "…"}. (default: specd\'s own)',
+            help='Directory with one prompt per file, or JSON Lines: "…" or {"prompt": "…"}. (default: specd\'s own)',
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to use, evenly spread.")] = 8,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to use, evenly spaced.")] = 8,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Tokens to generate per prompt.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts.")] = 1,
     blas_threads: Annotated[int, typer.Option(min=1, help="OpenBLAS threads, on a Linux CPU.")] = os.cpu_count() or 1,

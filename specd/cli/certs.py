@@ -23,15 +23,15 @@ def certs(
         list[str] | None, typer.Option(help="Also make a certificate for a client of this name.", metavar="NAME")
     ] = None,
     days: Annotated[
-        int, typer.Option(min=1, help="Days that certificates are valid; the authority's is ten years.")
+        int, typer.Option(min=1, help="Days that certificates are valid; the authority is valid for ten years.")
     ] = (365),
     renew: Annotated[
-        bool, typer.Option("--renew", help="Replace the certificates in DIR by new ones of the same authority.")
+        bool, typer.Option("--renew", help="Replace the certificates in DIR with new ones of the same authority.")
     ] = False,
 ) -> None:
-    """Make a private authority, and certificates of it for the processes, a client and Prometheus.
+    """Make a private authority and its certificates for the processes, a client and Prometheus.
 
-    Run it again with --renew before they expire: processes take new files without a restart.
+    Run it again with --renew before the certificates expire. Processes read new files without a restart.
     """
     from specd.identity.authority import CA, REACHED_BY_CLIENTS, Authority, client_leaf, standard_leaves
 
@@ -49,23 +49,24 @@ def certs(
         leaves = standard_leaves(host or ()) if is_new else []
     leaves += [leaf for leaf in others if leaf not in leaves]
     if there := [leaf.file for leaf in leaves if not renew and authority.has(leaf)]:
-        raise StartupError(f"{directory} has {', '.join(there)} already: --renew replaces what is there")
+        raise StartupError(f"{directory} has {', '.join(there)} already: add --renew to replace it")
     if not leaves:
         raise StartupError(
-            f"there are certificates in {directory} already: --renew makes new ones, --client NAME another client's"
+            f"there are certificates in {directory} already: add --renew to replace them, or --client NAME to make one "
+            "for another client"
         )
     ends = min([authority.issue(leaf, days=days, replace=renew) for leaf in leaves])
 
     table = Table("file", "for", box=None, pad_edge=False, header_style="bold")
     if is_new:
-        table.add_row("ca.key", "signs new ones: keep it away from the machines that serve")
+        table.add_row("ca.key", "signs new certificates: keep it away from the machines that serve")
         table.add_row("ca.crt", "tls_ca of every process; SPECD_TLS_CA of clients")
     for leaf in leaves:
         table.add_row(f"{leaf.file}.crt, .key", _USES[leaf.role].format(hosts=", ".join(leaf.hosts)))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"made in {directory}:")
     console.print(table)
-    console.print(f"valid until {ends:%Y-%m-%d}; 'specd certs {directory} --renew' makes new ones")
+    console.print(f"valid until {ends:%Y-%m-%d}; 'specd certs {directory} --renew' renews them")
 
 
 _USES = {

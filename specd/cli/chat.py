@@ -23,7 +23,7 @@ from specd.errors import InvalidRequestError, SpecdError
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import DEFAULT_ADDRESS
 
-_HELP = "/stats shows numbers, /reset begins anew, /exit ends. Ctrl-C stops an answer."
+_HELP = "/stats shows statistics, /reset starts a new conversation, /exit ends. Ctrl-C stops an answer."
 
 
 @with_request_options
@@ -70,7 +70,7 @@ class TerminalConversation:
         if not service.chat_template:
             raise InvalidRequestError(
                 "NO_CHAT_TEMPLATE",
-                f"{service.target.public_name} has no chat template, and cannot talk: complete a text with "
+                f"{service.target.public_name} cannot chat, because it has no chat template: complete a text with "
                 f"specd generate 'TEXT'",
             )
         self._console.print(f"[bold]{service.target.name}[/]. {_HELP}")
@@ -83,7 +83,7 @@ class TerminalConversation:
         self._delete(self._session)
 
     def _read(self) -> str | None:
-        """Return what the user says; None at the end."""
+        """Return the user's line; None at the end of the input."""
         try:
             line = self._console.input("[bold]>[/] ").strip()
         except (EOFError, KeyboardInterrupt):
@@ -101,10 +101,10 @@ class TerminalConversation:
                 self._show(stream)
             except KeyboardInterrupt:
                 self._console.print()
-                self._aside.print("stopped: the conversation is as it was before")
+                self._aside.print("stopped: the conversation does not keep this answer")
             except SpecdError as error:
                 self._console.print()
-                if is_first or not sys.stdin.isatty():  # nothing would be better the next time, or nobody reads it
+                if is_first or not sys.stdin.isatty():  # the next answer would fail too, or a script has to see it
                     raise
                 self._aside.print(self._words(error), style="red", markup=False)
             else:
@@ -130,7 +130,7 @@ class TerminalConversation:
         table = Table("", "last answer", "conversation", box=None, pad_edge=False, header_style="bold")
         table.add_row("answers", "1", str(len(self._turns)))
         table.add_row("prompt tokens", str(last.prompt_tokens), "")
-        table.add_row("of them reused", str(last.target_reused_tokens), "")
+        table.add_row("reused prompt tokens", str(last.target_reused_tokens), "")
         table.add_row("generated tokens", str(last.generated_tokens), str(generated))
         table.add_row("acceptance rate", f"{last.acceptance_rate:.1%}" if last.proposed_tokens else "none", rate)
         table.add_row("tokens/s", f"{last.tokens_per_second:.1f}", "")
@@ -149,5 +149,5 @@ class TerminalConversation:
 
     @staticmethod
     def _delete(session: ClientSession) -> None:
-        with session:  # which deletes it at its end
+        with session:  # leaving the context deletes the session
             pass

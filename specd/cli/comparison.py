@@ -1,4 +1,4 @@
-"""A completion beside the same of the target alone, for `specd demo`."""
+"""A completion compared with the same completion by the target alone, for `specd demo`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Config:
 '''
 DEMO_TOKENS = 54
 
-# Its answer is long for these models, and half of it comes from the draft and the source. It is no sound code.
+# Its answer is long for these models, and half of it comes from the draft and the source. The code need not work.
 DEMO_SOURCE = '''\
 implement: def __init__(self, host, port, user, password, database, timeout=None, charset="utf8", ssl=None):
     """Create a connection to the database server."""

@@ -22,7 +22,7 @@ def print_tokens(console: Console, tokens: Sequence[CompletionToken]) -> None:
 
 
 def print_retrying(console: Console, retrying: Retrying) -> None:
-    """Say in a line that a generation waits."""
+    """Print a line about a generation that waits for its next attempt."""
     console.print(f"\n{retrying.error}; trying again in {retrying.after_seconds:.1f} s", style="yellow", markup=False)
 
 

@@ -1,4 +1,4 @@
-"""Commands that connect to a running process: options, and words for what does not work."""
+"""Options of commands that connect to a running process, and their messages for connection errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _file(flag: str, help_text: str) -> Any:
     return typer.Option(flag, envvar=variable, exists=True, dir_okay=False, show_default=False, help=help_text)
 
 
-TlsCa = Annotated[Path | None, _file("--tls-ca", "Authority of the server's certificate, PEM; without it, plaintext.")]
+TlsCa = Annotated[Path | None, _file("--tls-ca", "Authority of the server's certificate, PEM. Turns on TLS.")]
 TlsCert = Annotated[Path | None, _file("--tls-cert", "Your own certificate, PEM.")]
 TlsKey = Annotated[Path | None, _file("--tls-key", "The key of your certificate, PEM.")]
 TlsName = Annotated[
@@ -45,7 +45,7 @@ def reported_errors(address: str, credentials: ClientCredentials) -> Iterator[No
 
 
 def words_for(error: SpecdError, address: str, credentials: ClientCredentials) -> str:
-    """Return what a command says about the error of a call."""
+    """Return the message that a command prints for the error of a call."""
     if error.reason == "UNAVAILABLE":  # gRPC's own word, and not specd's
         why = why_unreachable(address, credentials)
         return why or f"no coordinator answers at {address}: start one with 'specd up'"

@@ -38,13 +38,13 @@ class GroupSize(StrEnum):
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="REPO_OR_DIR", help="Hugging Face repository or directory.")],
-    out: Annotated[Path, typer.Argument(help="Directory to write, which must not be there yet.")],
+    out: Annotated[Path, typer.Argument(help="Directory to create.")],
     quantize: Annotated[
         Bits | None, typer.Option("--quantize", "-q", help="Bits of a quantised weight. (default: not quantised)")
     ] = None,
     group_size: Annotated[GroupSize, typer.Option(help="With --quantize: weights that share a scale.")] = GroupSize.G64,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Precision of what is not quantised. (default: as it is stored)")
+        Dtype | None, typer.Option(help="Precision of the weights that are not quantised. (default: as stored)")
     ] = None,
     check: Annotated[
         bool,
@@ -53,7 +53,7 @@ def convert(
 ) -> None:
     """Write a model in another precision, or quantised, as safetensors.
 
-    Pickle weights (pytorch_model.bin) need PyTorch, which loads nothing but tensors from them: pip install
+    Pickle weights (pytorch_model.bin) need PyTorch, which loads only tensors from them: pip install
     'specd[convert]'.
     """
     check_servers_are_installed()

@@ -24,11 +24,11 @@ class Pair(enum.Enum):
 
 
 def demo(
-    pair: Annotated[Pair, typer.Option(help="The decoders that complete code, or the T5s that write a body.")] = (
-        Pair.CODE
-    ),
+    pair: Annotated[
+        Pair, typer.Option(help="Decoders that complete code, or T5 models that write a function body.")
+    ] = (Pair.CODE),
 ) -> None:
-    """Start all processes on an embedded pair, stream a completion, print statistics, stop."""
+    """Start everything on an embedded pair, stream a completion, print statistics and stop."""
     check_servers_are_installed()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     start_logging("demo")

@@ -29,11 +29,11 @@ def generate(
     ],
     options: RequestOptions,
     answer_start: Annotated[
-        str, typer.Option(metavar="TEXT", help="Of a model with an encoder: what the answer begins with.")
+        str, typer.Option(metavar="TEXT", help="Beginning of the answer, for a model with an encoder.")
     ] = "",
     prediction: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="File with what is expected to come, such as one to be edited."),
+        typer.Option(exists=True, dir_okay=False, help="File with the expected text, such as code that is edited."),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",

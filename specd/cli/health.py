@@ -36,7 +36,7 @@ def health(
     except grpc.aio.AioRpcError as error:
         is_away = error.code() is grpc.StatusCode.UNAVAILABLE
         why = (is_away and why_unreachable(address, credentials)) or f"{error.code().name}: {error.details()}"
-        complain(f"{address} does not say whether it serves: {why}")
+        complain(f"the process at {address} does not report its health: {why}")
         raise typer.Exit(1) from error
     typer.echo(f"{address} {status}")
     if status != "SERVING":

@@ -30,25 +30,29 @@ class RequestOptions:
             "-k",
             min=0,
             max=MAX_NUM_DRAFT_TOKENS,
-            help="Draft tokens per round; 0: target alone. (default: the coordinator's setting)",
+            help="Draft tokens per round; 0 decodes with the target alone. (default: the coordinator's setting)",
         ),
     ] = None
     max_tokens: Annotated[
         int | None,
         typer.Option("--max-tokens", "-n", min=1, max=2**32 - 1, help="Maximum number of tokens to generate."),
     ] = None
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy, else 0.01 to 100.")] = 0.0
-    top_k: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0: all.")] = 0
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 (greedy) or 0.01 to 100.")] = 0.0
+    top_k: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Sample from the k most likely tokens; 0 for all.")
+    ] = 0
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0
     min_p: Annotated[
-        float, typer.Option(help="Sample from tokens at least this likely, relative to the most likely one.")
+        float, typer.Option(help="Sample from tokens with this share of the largest probability or more.")
     ] = 0.0
-    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Makes sampling repeatable.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed that makes sampling repeatable.")] = None
     acceptance: Annotated[Acceptance, typer.Option(help="Acceptance rule for draft tokens.")] = Acceptance.COUPLED
-    lenience: Annotated[float, typer.Option(help="Added to the acceptance probability of rejection; not exact.")] = 0.0
+    lenience: Annotated[
+        float, typer.Option(help="Added to the acceptance probability of rejection, which is then not exact.")
+    ] = 0.0
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None
     draft_source: Annotated[
-        DraftSource, typer.Option(help="Who may propose tokens: the draft model, look-up, either, or nobody.")
+        DraftSource, typer.Option(help="Source of draft tokens: the draft model, look-up, either (auto), or none.")
     ] = DraftSource.AUTO
 
     def checked(self) -> GenerationOptions:

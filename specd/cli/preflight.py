@@ -1,4 +1,4 @@
-"""What can be known of `specd up` before it starts anything: settings, files, ports and models."""
+"""Checks that `specd up` makes before it starts a process: settings, files, ports and models."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OF_COORDINATOR = ("tls_cert", "tls_key", "tls_ca", "tokens")
 
 @dataclass
 class Preflight:
-    """The checks of a `specd up`, and what they found.
+    """The checks of a `specd up`, and their results.
 
-    `options` are further ones of the processes, by process and name, `moved` the processes whose metrics are at another
-    port than by default, `target` is the target model as its small files show it.
+    `options` are further options of the processes, by process and name. `moved` are the processes that serve metrics at
+    another port than the default. `target` is the target model as its small files describe it.
     """
 
     settings: UpSettings
@@ -50,11 +50,11 @@ class Preflight:
 
     @property
     def draft(self) -> str:
-        """The draft model; "" for none."""
+        """The draft model, or "" without one."""
         return "" if self.settings.draft == LOOKUP else self.settings.draft
 
     def check(self, before_download: Callable[[], None]) -> None:
-        """Check everything. Raises StartupError, which names all that is wrong.
+        """Check everything. Raises StartupError, which names all problems.
 
         Calls `before_download` if there is a repository to look at.
         """
@@ -80,7 +80,7 @@ class Preflight:
             raise StartupError("; ".join(dict.fromkeys(self._problems)))
 
     def _outlines(self, names: list[str]) -> dict[str, Outline]:
-        """Return the outlines of models by name, without those of which there are problems."""
+        """Return the outlines of models by name, without the models that have problems."""
         outlines = {}
         with ThreadPoolExecutor(2) as threads:
             for name, outline in [(name, threads.submit(outline_of, name)) for name in names]:
@@ -107,8 +107,8 @@ class Preflight:
                 read_tokens(Path(self.coordinator.tokens))
         if self.coordinator.otlp_endpoint and importlib.util.find_spec("opentelemetry") is None:
             self._problems.append(
-                f"spans cannot go to {self.coordinator.otlp_endpoint} without OpenTelemetry: install specd[tracing], "
-                "or set no OTLP endpoint"
+                f"OpenTelemetry, which sends spans to {self.coordinator.otlp_endpoint}, is not installed: install "
+                "specd[tracing], or set no OTLP endpoint"
             )
 
     def _check_workers(self, listeners: contextlib.ExitStack) -> None:
@@ -136,12 +136,12 @@ class Preflight:
         asks_for_certificate = coordinator is not None and coordinator.tls_ca and not coordinator.tokens
         if gateway is not None and derived and asks_for_certificate and not gateway.coordinator_cert:
             self._problems.append(
-                "the coordinator will ask its gateway for a certificate: set SPECD_GATEWAY_COORDINATOR_CERT and "
-                "SPECD_GATEWAY_COORDINATOR_KEY to the gateway's, or give clients --tokens"
+                "the gateway has no certificate, which this coordinator asks for: set SPECD_GATEWAY_COORDINATOR_CERT "
+                "and SPECD_GATEWAY_COORDINATOR_KEY to the gateway's files, or give clients tokens with --tokens"
             )
 
     def _check_metrics(self, process: str, settings: ListenerSettings, listeners: contextlib.ExitStack) -> None:
-        """Take a free port where the one by default is in use; one that was asked for must be free."""
+        """Choose a free port if the default one is in use. A port that the user has set must be free."""
         if not (self.settings.metrics and settings.metrics_listen):
             return
         try:
@@ -162,7 +162,7 @@ class Preflight:
                 listeners.enter_context(listen(address))
 
     def _loaded(self, cls: type[SettingsT], flags: dict[str, Any], role: Role | None) -> SettingsT | None:
-        """Return the settings that a process will find, whose certificates are checked."""
+        """Return the settings that a process will load, with its certificates checked."""
         with self._noted():
             settings = load_settings(cls, flags)
             if isinstance(settings, CertificateSettings) and settings.tls_cert:
@@ -183,7 +183,7 @@ class Preflight:
 def _follow(coordinator: CoordinatorSettings, http: str) -> dict[str, str]:
     """Return the options of a gateway that suit a coordinator with TLS. Raises StartupError.
 
-    Where other machines reach the gateway, it shows the coordinator's certificate and asks for what that asks for.
+    Where other machines reach the gateway, it shows the coordinator's certificate and asks clients for the same proof.
     """
     from specd.identity.certificates import authority_of, name_of
 

@@ -1,4 +1,4 @@
-"""How far the start of models is, on a terminal: a line for each, which goes when all are ready."""
+"""Progress of loading models on a terminal: one line a model, removed when all are ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class StartProgress:
-    """Lines that show how far models are, as a context manager; below what else there is to say."""
+    """Lines with the progress of models, as a context manager. They stay below all other output."""
 
     def __init__(self, console: Console, models: Mapping[str, str]) -> None:
         """Show these models, by the name of their process."""
@@ -34,7 +34,7 @@ class StartProgress:
         self._progress.stop()
 
     def show(self, process: str, said: Mapping[str, Any]) -> None:
-        """Show what the start of a process says of itself: a stage, and for a download the bytes."""
+        """Show the stage that a starting process reports, and for a download the bytes."""
         if process not in self._tasks:
             return
         stage, done, total = said["stage"], said.get("done"), said.get("total")

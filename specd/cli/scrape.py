@@ -1,4 +1,4 @@
-"""What the coordinator's metrics say: at one time, and between two."""
+"""The coordinator's metrics: their values at one time, and their changes between two times."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _Series = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Scrape:
-    """The samples of a scrape by name and labels, and when it was made, in seconds of the monotonic clock.
+    """The samples of a scrape by name and labels, and its time in seconds of the monotonic clock.
 
-    Without samples, it is what the counters of a process begin with.
+    Without samples, all counters are 0, as at the start of a process.
     """
 
     at: float = 0.0
@@ -33,13 +33,13 @@ class Scrape:
         return self.samples.get((name, frozenset(labels.items())), 0.0)
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """Return the labels of the one sample that has this name; none if there is none."""
+        """Return the labels of the only sample with this name, or no labels if there is no sample."""
         return next((dict(labels) for its_name, labels in self.samples if its_name == name), {})
 
 
 @dataclass(frozen=True)
 class Span:
-    """What happened from one scrape to another."""
+    """The changes from one scrape to another."""
 
     begin: Scrape
     end: Scrape
@@ -59,7 +59,7 @@ class Span:
         return self.increase(name, **labels) / whole if whole else None
 
     def mean(self, name: str, **labels: str) -> float | None:
-        """Return the mean of what a histogram observed; None if it was nothing."""
+        """Return the mean of a histogram's observations; None if there were none."""
         return self.ratio(f"{name}_sum", f"{name}_count", **labels)
 
 
@@ -67,7 +67,7 @@ class MetricsReader:
     """Reads the metrics at an address, HOST:PORT; with `ca` over TLS."""
 
     def __init__(self, address: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-        """Raises StartupError for files that cannot be used."""
+        """Raises StartupError if the certificate files cannot be used."""
         self._address = address
         self._context: ssl.SSLContext | None = None
         try:
@@ -79,20 +79,22 @@ class MetricsReader:
             raise StartupError(f"the certificates cannot be used: {error}") from error
 
     def read(self) -> Scrape:
-        """Scrape. Raises ConnectionError, in words, if nothing fit comes back."""
+        """Scrape. Raises ConnectionError, with a message for people, if the answer is missing or unsuitable."""
         try:
             text = self._text()
             families = list(text_string_to_metric_families(text))
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = str(error) or type(error).__name__
-            raise ConnectionError(f"no metrics come from {self._address}: {why}") from error
+            raise ConnectionError(f"the metrics at {self._address} cannot be read: {why}") from error
         samples = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
             for sample in family.samples
         }
         if ("specd_active_sessions", frozenset()) not in samples:
-            raise ConnectionError(f"the metrics at {self._address} are none of a coordinator's")
+            raise ConnectionError(
+                f"the process at {self._address} is not a coordinator: give the address of a coordinator's metrics"
+            )
         return Scrape(time.monotonic(), samples)
 
     def _text(self) -> str:
@@ -105,7 +107,7 @@ class MetricsReader:
             connection.request("GET", "/metrics")
             response = connection.getresponse()
             if response.status != http.client.OK:
-                raise ValueError(f"it answers {response.status} {response.reason}")
+                raise ValueError(f"the server answered {response.status} {response.reason}")
             return response.read().decode()
         finally:
             connection.close()

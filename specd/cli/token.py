@@ -28,12 +28,12 @@ _DEFAULT = Path("tokens.jsonl")
 
 @app.callback(no_args_is_help=True)
 def token() -> None:
-    """Give clients tokens, and take them back; a running coordinator follows."""
+    """Make, list and revoke clients' tokens; a running coordinator reads the changes."""
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the client; two tokens of one name are one client.")],
+    name: Annotated[str, typer.Argument(help="Name of the client. Tokens with the same name belong to one client.")],
     sessions: Annotated[int | None, typer.Option(min=1, help="Most sessions at once.")] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Most tokens a minute, prompts included.")
@@ -44,7 +44,7 @@ def new(
     ] = "",
     tokens: Tokens = _DEFAULT,
 ) -> None:
-    """Make a token, print it, and add its digest to the file: nobody can print it again."""
+    """Make a token, print it, and add its digest to the file. The token cannot be printed again."""
     text, made = new_token(
         name,
         sessions=sessions,
@@ -59,8 +59,8 @@ def new(
     typer.echo(f"token of {name}, id {made.id}; its digest is in {tokens}. It is shown this once.", err=True)
     if others := [each.id for each in before if each.name == name]:
         typer.echo(
-            f"{name} has had {'a token' if len(others) == 1 else f'{len(others)} tokens'} already, id "
-            f"{', '.join(others)}: all are one client. 'specd token revoke ID' takes one back.",
+            f"{name} has {'another token' if len(others) == 1 else f'{len(others)} other tokens'}, id "
+            f"{', '.join(others)}. All belong to one client; 'specd token revoke ID' revokes one.",
             err=True,
         )
 
@@ -77,7 +77,7 @@ def show(tokens: Tokens = _DEFAULT) -> None:
             each.name,
             each.id,
             *(str(limit) if limit else "-" for limit in limits),
-            f"{expires}, over" if each.is_expired(now) else expires,
+            f"{expires} (expired)" if each.is_expired(now) else expires,
         )
     Console(highlight=False, soft_wrap=True).print(table)
 
@@ -87,12 +87,12 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="Client, or the id of one of its tokens.")],
     tokens: Tokens = _DEFAULT,
 ) -> None:
-    """Remove a client's tokens from the file: their next call is refused. What is being generated goes on."""
+    """Remove a client's tokens from the file. Their next call is refused; running generations continue."""
     with _locked(tokens):
         before = read_tokens(tokens)
         kept = [each for each in before if not _is_meant(each, name)]
         if len(kept) == len(before):
-            raise StartupError(f"{tokens} has no token of {name!r}: 'specd token list' shows those that there are")
+            raise StartupError(f"{tokens} has no token of {name!r}: 'specd token list' shows its tokens")
         write_tokens(tokens, kept)
     typer.echo(f"revoked {len(before) - len(kept)} of {len(before)} tokens in {tokens}")
 

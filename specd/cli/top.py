@@ -29,7 +29,7 @@ from specd.settings import CoordinatorSettings
 
 _DEFAULT_ADDRESS = CoordinatorSettings.model_fields["metrics_listen"].default
 _WIDTH = 80  # of a frame with all columns; without bars, and then without those since the start, it is narrower
-_NOW_SECONDS = 10.0  # what "now" means: long enough for several rounds of a slow model
+_NOW_SECONDS = 10.0  # the period of the column "now": several rounds of a slow model
 _KEPT_SECONDS = 60.0
 _BAR_WIDTH = 14
 _STAGES = ("draft", "verify", "queue", "wire", "coordinator")
@@ -41,7 +41,7 @@ def top(
         str,
         typer.Argument(
             metavar="[HOST:PORT]",
-            help="Where the coordinator serves metrics. (default: port 9464, of the host in SPECD_ADDRESS)",
+            help="Address of the coordinator's metrics. (default: port 9464 on the host in SPECD_ADDRESS)",
             show_default=False,
         ),
     ] = "",
@@ -64,10 +64,10 @@ def top(
             console.print(view.frame(console.width))
             return
     except ConnectionError as error:
-        complain(f"{error}; is it a coordinator, and does it run?")
+        complain(f"{error}; check that a coordinator runs and serves metrics there")
         raise typer.Exit(1) from error
     if not console.is_terminal:
-        complain("frames are for a terminal: use --once here")
+        complain("specd top needs a terminal for its frames: add --once to print one")
         raise typer.Exit(2)
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -83,7 +83,7 @@ def top(
 
 
 def metrics_address(coordinator: str) -> str:
-    """Return where a coordinator at an address, or "" for the usual one, serves metrics unless it is told otherwise."""
+    """Return the default metrics address of a coordinator at an address; "" is the coordinator's default address."""
     if not coordinator or coordinator.startswith("unix:"):
         return str(_DEFAULT_ADDRESS)
     return f"{coordinator.rpartition(':')[0]}:{_DEFAULT_ADDRESS.rpartition(':')[2]}"
@@ -117,7 +117,7 @@ class View:
         self.fault = ""  # why the last scrape failed
 
     def add(self, scrape: Scrape) -> None:
-        """Take in a scrape. One of a coordinator that has been restarted begins anew."""
+        """Add a scrape. The first one after a restart of the coordinator discards the earlier ones."""
         self.fault = ""
         started = "process_start_time_seconds"
         if self._scrapes and scrape.value(started) != self._scrapes[-1].value(started):
@@ -177,7 +177,7 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
     reserved, capacity = last.value("specd_reserved_bytes"), last.value("specd_capacity_bytes")
     prefilling = last.value("specd_sessions_by_state", state="prefilling")
     of("sessions", "running", active, most, f"{active:.0f} of {most:.0f}")
-    row("", "of them prefilling", f"{prefilling:.0f}")
+    row("", "sessions prefilling", f"{prefilling:.0f}")
     row("", "paused", f"{last.value('specd_paused_sessions'):.0f}")
     of("", "queued requests", queued, most_queued, f"{queued:.0f} of {most_queued:.0f}")
     of("", "cache reserved", reserved, capacity, f"{reserved / 2**30:.2f} of {capacity / 2**30:.2f} GiB")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @settings_options(UpSettings)
 def up(settings: UpSettings) -> None:
-    """Start draft worker, target worker, coordinator and, with --http, gateway; restart what ends; stop on Ctrl-C.
+    """Start the workers, the coordinator and, with --http, the gateway; restart processes that end; Ctrl-C stops.
 
-    On a terminal it shows how far the models are, then where to find them; --log-level info shows what else happens.
+    On a terminal it shows the progress of the models, then their addresses; --log-level info shows all other events.
     """
     check_servers_are_installed()
     lookup = _wants_lookup(settings)
@@ -43,9 +43,9 @@ def up(settings: UpSettings) -> None:
 
 
 def _is_brief() -> bool:
-    """Say whether to be brief: on a terminal, unless a level of logs was asked for that says more.
+    """Return whether to be brief: on a terminal, unless the user has set a more verbose log level.
 
-    It sets the level of all processes.
+    Also sets the log level of all processes.
     """
     log = load_settings(LogSettings, {})
     if not sys.stderr.isatty() or ("log_level" in log.model_fields_set and log.log_level in {"debug", "info"}):
@@ -53,14 +53,14 @@ def _is_brief() -> bool:
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if log.log_format == "auto":
-        os.environ["SPECD_LOG_FORMAT"] = "pretty"  # theirs goes through a pipe
+        os.environ["SPECD_LOG_FORMAT"] = "pretty"  # the processes log into a pipe, so "auto" would choose JSON
     return True
 
 
 def _wants_lookup(settings: UpSettings) -> bool | None:
     given = settings.lookup if "lookup" in settings.model_fields_set else None
     if settings.draft == LOOKUP and given is False:
-        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave one out")
+        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
     return given if settings.draft else False
 
 
@@ -114,7 +114,7 @@ async def _hold(stack: Stack, preflight: Preflight, console: Console, progress: 
 
 
 def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
-    """Print in a few lines what is served, and where."""
+    """Print the models, the addresses and a command to try, in a few lines."""
     target = stack.target.facts
     draft = PurePath(stack.draft.facts["model"]).name if stack.draft else ""
     sources = [name for name in (draft, "look-up" if _looks_up(preflight) else "") if name]
@@ -133,14 +133,14 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
 
 
 def _moved_metrics(stack: Stack, preflight: Preflight) -> str:
-    """Name the metrics addresses that are not the usual ones; empty if all are."""
+    """Return the metrics addresses that are not the default ones, in words; "" if all are."""
     moved = [child for child in stack.children if child.name in preflight.moved]
     where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in moved)
-    return f"{where}: the usual ports are in use" if moved else ""
+    return f"{where}: the default ports are in use" if moved else ""
 
 
 def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
-    """Print the same into a log, with the addresses of metrics."""
+    """Print the same for a log, with the addresses of metrics."""
     facts = stack.coordinator.facts
     console.print(
         f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
@@ -149,7 +149,7 @@ def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
         console.print(f"  OpenAI's API: {stack.gateway.facts['url']}/v1")
     for child in stack.children:
         if child.facts["metrics_url"]:
-            is_moved = ", because its usual port is in use" if child.name in preflight.moved else ""
+            is_moved = ", because its default port is in use" if child.name in preflight.moved else ""
             console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}{is_moved}")
     console.print(f"  try: {_command_to_try(stack, preflight)}", markup=False)
 

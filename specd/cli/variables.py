@@ -1,4 +1,4 @@
-"""The environment variables of specd, and those that only look like one."""
+"""The environment variables of specd, and misspelt ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _OF_COMMANDS = frozenset(
         *("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "SUPERVISOR_FD"),
     )
 )
-# Others have variables that begin so too, such as a cluster with a service called specd: they are not so close.
+# A cluster with a service called specd also sets variables that begin with SPECD_. They resemble none of these.
 _CLOSENESS = 0.85
 
 
 def misspelt_variables() -> dict[str, str]:
-    """Return variables of the environment that nothing reads, each with the one that it seems to be meant for."""
+    """Return misspelt variables of the environment, each with the variable that was probably meant."""
     unknown = [name for name in os.environ if name.startswith(_PREFIX) and name not in _OF_COMMANDS]
     if not unknown:
-        return {}  # without a look at the settings, whose import takes long
+        return {}  # before the settings are imported, which takes long
     known = {*_OF_COMMANDS, *_of_settings()}
     close = {name: get_close_matches(name, known, 1, _CLOSENESS) for name in unknown if name not in known}
     return {name: matches[0] for name, matches in close.items() if matches}

@@ -1,1 +1,1 @@
-"""Who is who: certificates and their roles, and the tokens of clients."""
+"""Identities: certificates with their roles, and the tokens of clients."""

@@ -22,7 +22,7 @@ CA = "ca"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 REACHED_BY_CLIENTS = frozenset({Role.COORDINATOR, Role.GATEWAY})
 _CA_DAYS = 3650
-# Clocks of other machines may be behind.
+# Certificates are valid from earlier on, because the clocks of other machines may be behind.
 _BACKDATED = datetime.timedelta(minutes=10)
 _NO_KEY_USE = dict.fromkeys(
     (
@@ -35,7 +35,7 @@ _NO_KEY_USE = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Leaf:
-    """A certificate to make: the name of its files and of its owner, its role, and the hosts that it is for."""
+    """A certificate to make: the name of its files and of its owner, its role, and its hosts."""
 
     file: str
     name: str
@@ -44,19 +44,19 @@ class Leaf:
 
 
 def standard_leaves(hosts: Sequence[str]) -> list[Leaf]:
-    """Return a certificate for each role. Only those that clients reach have hosts: they look for them.
+    """Return a certificate for each role. Only the processes that clients call have hosts, which clients check.
 
-    Workers are known by their role, so that none can pose as the coordinator on the same host.
+    A worker's certificate has only its role, so that a worker cannot pose as the coordinator on the same host.
     """
     reached = (*LOCAL_HOSTS, *(host for host in hosts if host not in LOCAL_HOSTS))
     return [Leaf(role.value, role.value, role, reached if role in REACHED_BY_CLIENTS else ()) for role in Role]
 
 
 def client_leaf(name: str) -> Leaf:
-    """Return the certificate of another client, under its own name. Raises StartupError for one that cannot be used."""
+    """Return the certificate of a client with this name. Raises StartupError if the name cannot be used."""
     check_name(name)
     if name in {role.value for role in Role}:
-        raise StartupError(f"{name!r} is the name in another certificate that 'specd certs' makes: choose another")
+        raise StartupError(f"the name {name!r} is taken by a certificate that 'specd certs' makes: choose another name")
     return Leaf(f"client-{name}", name, Role.CLIENT)
 
 
@@ -64,25 +64,27 @@ class Authority:
     """The authority in a directory: its certificate, ca.crt, and its key, ca.key."""
 
     def __init__(self, directory: Path) -> None:
-        """Read it. Raises StartupError."""
+        """Read certificate and key. Raises StartupError."""
         self.directory = directory
         try:
             self._cert = x509.load_pem_x509_certificate((directory / f"{CA}.crt").read_bytes())
             key = serialization.load_pem_private_key((directory / f"{CA}.key").read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
-            raise StartupError(f"cannot read the authority in {directory}, ca.crt and ca.key: {error}") from error
+            raise StartupError(f"cannot read ca.crt and ca.key, the authority in {directory}: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise StartupError(f"the key of the authority in {directory} is not one that 'specd certs' makes")
+            raise StartupError(
+                f"the key of the authority in {directory} was not made by 'specd certs': choose another directory"
+            )
         self._key = key
 
     @property
     def ends_at(self) -> datetime.datetime:
-        """When its own certificate expires, and with it all others."""
+        """The time at which its own certificate expires, and with it all others."""
         return self._cert.not_valid_after_utc
 
     @classmethod
     def create(cls, directory: Path) -> Authority:
-        """Make a new one. Raises StartupError, also if there is one already."""
+        """Make a new authority. Raises StartupError, also if the directory has one already."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"specd authority {os.urandom(4).hex()}")])
         cert = (
@@ -95,11 +97,14 @@ class Authority:
         return cls(directory)
 
     def issue(self, leaf: Leaf, *, days: int, replace: bool) -> datetime.datetime:
-        """Write FILE.crt and FILE.key, and return until when they are valid. Raises StartupError."""
+        """Write FILE.crt and FILE.key, and return the time at which the certificate expires. Raises StartupError."""
         key = ec.generate_private_key(ec.SECP256R1())
         days = min(days, (self.ends_at - datetime.datetime.now(datetime.UTC)).days)
         if days < 1:
-            raise StartupError(f"the authority in {self.directory} expires on {self.ends_at:%Y-%m-%d}: make a new one")
+            raise StartupError(
+                f"the authority in {self.directory} expires on {self.ends_at:%Y-%m-%d}: "
+                "make a new one in another directory"
+            )
         names = [x509.DNSName(leaf.role.dns_name), *map(_host, leaf.hosts)]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if leaf.role not in {Role.CLIENT, Role.MONITORING}:
@@ -118,7 +123,7 @@ class Authority:
         return cert.not_valid_after_utc
 
     def has(self, leaf: Leaf) -> bool:
-        """Say whether the directory has a certificate or a key of this file name."""
+        """Return whether the directory has a certificate or a key with this file name."""
         return any((self.directory / f"{leaf.file}.{ending}").exists() for ending in ("crt", "key"))
 
     def leaves(self) -> list[Leaf]:
@@ -168,7 +173,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise StartupError(f"--host {host!r} is neither an address nor a name of a host in ASCII") from error
+        raise StartupError(f"--host is {host!r}: it must be an IP address or a host name in ASCII") from error
 
 
 def _write(
@@ -179,7 +184,7 @@ def _write(
     *,
     replace: bool,
 ) -> None:
-    """Write the key, which nobody else may read, then the certificate; each replaces an older one at once."""
+    """Write the key, readable by its owner alone, then the certificate. Each replaces an older file atomically."""
     key_pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -189,7 +194,7 @@ def _write(
         for name, content, mode in ((f"{file}.key", key_pem, 0o600), (f"{file}.crt", cert_pem, 0o644)):
             path, beside = directory / name, directory / f".{name}.new"
             if path.exists() and not replace:
-                raise StartupError(f"{path} is there already: --renew replaces it")
+                raise StartupError(f"{path} exists already: add --renew to replace it")
             beside.unlink(missing_ok=True)
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
                 opened.write(content)

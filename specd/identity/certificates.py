@@ -1,4 +1,4 @@
-"""A process's certificate: read from files, checked, and read again when they change."""
+"""A process's certificate: read from files, checked, and read again when the files change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WARN_DAYS = 14
 
 @dataclass(frozen=True)
 class CertificateFiles:
-    """PEM files: a certificate with those between it and its authority, its key, and the authority of peers."""
+    """PEM files: a certificate with the intermediate ones, its key, and the authority of peers."""
 
     cert: Path
     key: Path
@@ -39,7 +39,7 @@ class CertificateFiles:
 
     @property
     def state(self) -> tuple[FileState | None, ...]:
-        """What changes when a file does."""
+        """The state of each file, which differs once the file has changed."""
         return tuple(state_of(path) for path in (self.cert, self.key, self.ca) if path is not None)
 
 
@@ -53,16 +53,16 @@ class Pems:
 
 
 class Certificates:
-    """A certificate, its key, and the authority that peers' certificates must be of.
+    """A certificate, its key, and the authority that must have issued peers' certificates.
 
-    `refresh` reads the files again if they have changed, from any thread. What is new is taken if it passes the same
-    checks as at the start; otherwise the log says why not, and the old ones stay.
+    `refresh` reads the files again if they have changed, from any thread. New files are used if they pass the checks
+    of the start; otherwise the old ones stay, and the log has the reason. So a typing mistake locks nobody out.
     """
 
     def __init__(self, files: CertificateFiles, *, role: Role | None, clock: Callable[[], float] = time.time) -> None:
-        """Read the files. Raises StartupError, which names the file and says what to do.
+        """Read the files. Raises StartupError, which names the file and the remedy.
 
-        With a `role`, the certificate must have it, and be of the authority in `files.ca`: peers will look for both.
+        With a `role`, the certificate must have it, and be issued by the authority in `files.ca`: peers check both.
         """
         self.files, self._role, self._clock = files, role, clock
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Certificates:
         return self.files.ca is not None
 
     def refresh(self) -> None:
-        """Read the files again if they have changed; each time that they do, `generation` grows."""
+        """Read the files again if they have changed. Each change increases `generation`."""
         with self._lock:
             state = self.files.state
             if state != self._state:
@@ -94,7 +94,7 @@ class Certificates:
             self._warn()
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Return what a server of Python's own needs; new for each `generation`."""
+        """Return the context for one of Python's own servers; a new one for each `generation`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.files.cert, self.files.key)
         if self.files.ca is not None:
@@ -103,9 +103,9 @@ class Certificates:
         return context
 
     def renewing_ssl_context(self) -> ssl.SSLContext:
-        """Return the same for a server that takes one context: new connections get the files as they are then.
+        """Return the same for a server that keeps one context: each new connection gets the current files.
 
-        But for the authority of peers, which stays.
+        The authority of peers stays the first one.
         """
         given, context = self.generation, self.ssl_context()
         latest = context
@@ -134,13 +134,13 @@ class Certificates:
             names = dns_names_of(leaf)
             if self._role not in roles_in(names):
                 raise StartupError(
-                    f"the certificate {files.cert} is not one of a {self._role}: it has the names "
+                    f"the certificate {files.cert} is not for a {self._role}: it has the names "
                     f"{', '.join(sorted(names)) or '(none)'}, and not {self._role.dns_name}; "
                     f"use the one that 'specd certs' makes for a {self._role}"
                 )
             if authorities and not _is_issued_by(chain, authorities):
                 raise StartupError(
-                    f"the certificate {files.cert} is not of the authority in {files.ca}, whose certificates this "
+                    f"the certificate {files.cert} was not issued by the authority in {files.ca}, which this "
                     "process and its peers trust: use files that were made together"
                 )
         return pems, leaf.not_valid_after_utc.timestamp()
@@ -154,7 +154,7 @@ class Certificates:
 
 
 def load_certificates(settings: CertificateSettings, *, role: Role | None) -> Certificates | None:
-    """Return the certificates of a process; None if it has none. Raises StartupError."""
+    """Return the certificates of a process, or None if none are set. Raises StartupError."""
     if not settings.tls_cert:
         return None
     ca = Path(settings.tls_ca) if settings.tls_ca else None
@@ -162,9 +162,9 @@ def load_certificates(settings: CertificateSettings, *, role: Role | None) -> Ce
 
 
 def authority_of(certificate: Path, given: Path | None) -> Path:
-    """Return a file with the authority of a certificate: the given one, itself, or the system's.
+    """Return a file with the authority of a certificate: the given file, the certificate itself, or the system's file.
 
-    Raises StartupError if it is none of them.
+    Raises StartupError if none of them issued the certificate.
     """
     chain = _parse(_content(certificate), certificate)
     candidates = (given, certificate, ssl.get_default_verify_paths().cafile)
@@ -172,12 +172,12 @@ def authority_of(certificate: Path, given: Path | None) -> Path:
         if path.is_file() and _is_issued_by(chain, _usable_in(path)):
             return path
     raise StartupError(
-        f"the certificate {certificate} is of an authority that is not known here: set --tls-ca to the file with it"
+        f"the certificate {certificate} was issued by an unknown authority: set --tls-ca to the authority's certificate"
     )
 
 
 def name_of(certificate: Path, host: str) -> str:
-    """Return a name of a certificate that is not for a host, for those to look for who connect to it; else ""."""
+    """Return a name that clients must expect if a certificate is not for `host`; "" if it is."""
     from cryptography import x509
 
     leaf = _parse(_content(certificate), certificate)[0]
@@ -190,7 +190,7 @@ def name_of(certificate: Path, host: str) -> str:
 
 
 def dns_names_of(certificate: x509.Certificate) -> set[str]:
-    """Return the DNS names that a certificate is for."""
+    """Return the DNS names in a certificate."""
     from cryptography import x509
 
     try:
@@ -217,7 +217,7 @@ def _parse(pem: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def _usable_in(path: Path) -> list[x509.Certificate]:
-    """Return the certificates in a file without those that cannot be read: the system's are of many authorities."""
+    """Return the readable certificates in a file: the system's file has many authorities, some of them unreadable."""
     from cryptography import x509
 
     pems = re.findall(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", _content(path), re.DOTALL)
@@ -243,7 +243,7 @@ def _check_key(pems: Pems, files: CertificateFiles) -> None:
         raise StartupError(f"{files.key} has no private key in PEM form: {str(error).splitlines()[0]}") from error
     if x509.load_pem_x509_certificate(pems.cert).public_key() != key.public_key():
         raise StartupError(
-            f"the key {files.key} is not of the certificate {files.cert}: use the two that were made together"
+            f"the key {files.key} does not belong to the certificate {files.cert}: use files that were made together"
         )
 
 
@@ -259,7 +259,7 @@ def _check_dates(certificate: x509.Certificate, path: Path, now: float) -> None:
 
 
 def _is_issued_by(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> bool:
-    """Say whether the first certificate is of one of the authorities, by way of the others."""
+    """Return whether one of the authorities issued the first certificate, by way of the others."""
     certificate, between = chain[0], chain[1:]
     while True:
         if any(_issued(certificate, authority) for authority in authorities):

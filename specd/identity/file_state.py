@@ -1,4 +1,4 @@
-"""Whether a file has changed since it was read."""
+"""Detection of changed files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FileState: TypeAlias = tuple[int, int, int]
 
 
 def state_of(path: Path) -> FileState | None:
-    """Return what changes when a file is written or replaced; None if there is none."""
+    """Return a value that changes when a file is written or replaced; None if the file does not exist."""
     try:
         found = path.stat()
     except OSError:

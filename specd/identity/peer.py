@@ -1,4 +1,4 @@
-"""Who has opened a connection, as its certificate says."""
+"""The peer of a connection, identified by its certificate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _REMEMBERED = 1024  # certificates; a connection shows its own with each call
 
 @dataclass(frozen=True)
 class Peer:
-    """The roles of a certificate, and the common names of its subject: of a client, there must be one."""
+    """The roles of a certificate, and the common names of its subject. A client must have exactly one."""
 
     roles: frozenset[Role] = frozenset()
     names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The name of a client. Raises ValueError, which says why there is none."""
+        """The name of a client. Raises ValueError with the reason if there is none."""
         if len(self.names) != 1:
             raise ValueError(f"the subject of this certificate has {len(self.names) or 'no'} common names")
         (name,) = self.names
@@ -32,9 +32,9 @@ class Peer:
 
 @lru_cache(maxsize=_REMEMBERED)
 def peer_of(pem: bytes) -> Peer:
-    """Return whose certificate this is, which TLS has verified; one that cannot be read has no role and no name.
+    """Return the owner of a certificate, which TLS has verified; an unreadable one has no role and no name.
 
-    gRPC's own properties of a peer do not do: they cut names at a NUL, and have the first one of several.
+    gRPC's own properties of a peer are not enough: they cut names at a NUL, and have only the first of several names.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID
@@ -42,7 +42,7 @@ def peer_of(pem: bytes) -> Peer:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a name that is empty, or longer than X.509 has it
+            warnings.simplefilter("ignore", UserWarning)  # the name is empty, or longer than X.509 allows
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     except ValueError:
         return Peer()

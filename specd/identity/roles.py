@@ -1,16 +1,20 @@
-"""What a certificate is for."""
+"""Roles of certificates."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
 
-# Nobody can own a name in .internal, so that no public authority certifies one of these.
+# Names in .internal cannot be registered, so no public authority certifies one of these.
 _DOMAIN = "specd.internal"
 
 
 class Role(enum.StrEnum):
-    """What the owner of a certificate is. The certificate has a DNS name for it, beside those of its hosts."""
+    """The role of a certificate's owner. The certificate has a DNS name for it, in addition to its hosts.
+
+    A DNS name is a property that both ends can check: gRPC verifies the name that a client expects, and shows a server
+    the names of its peer.
+    """
 
     COORDINATOR = "coordinator"
     DRAFT_WORKER = "draft-worker"
@@ -25,7 +29,7 @@ class Role(enum.StrEnum):
         return f"{self.value}.{_DOMAIN}"
 
 
-# Who may read /metrics, of any process. Who may call what is in specd/rpc/access.py.
+# The roles that may read /metrics of any process. specd/rpc/access.py has the roles that may call each method.
 MAY_READ_METRICS = frozenset({Role.MONITORING})
 
 

@@ -1,4 +1,7 @@
-"""The tokens of clients: a file with a line for each, of which the token itself is only a digest."""
+"""The tokens of clients: a file with one line a token, which has only the token's digest.
+
+A token is 256 random bits, so its SHA-256 is enough: a slow hash protects secrets that can be guessed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from specd.identity.names import check_name, is_name
 
 log = structlog.get_logger()
 
-_PREFIX = "specd_"  # by which people, and programs that look for leaked secrets, know one
+_PREFIX = "specd_"  # people and programs that look for leaked secrets recognise a token by it
 _RANDOM_BYTES = 32
 _MOST_CHARACTERS = 256
 
@@ -34,12 +37,12 @@ _Limit = Annotated[int | None, Field(ge=1)]
 
 def _checked(name: str) -> str:
     if not is_name(name):
-        raise ValueError("no name for a client")
+        raise ValueError("this is not a valid name for a client")
     return name
 
 
 class Token(BaseModel):
-    """One line of the file: a client's name, the SHA-256 of its token, and what it may use, until when."""
+    """One line of the file: a client's name, the SHA-256 of its token, its limits, and when it expires."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -62,14 +65,14 @@ class Token(BaseModel):
         return Caller(self.name, limits)
 
     def is_expired(self, now: float) -> bool:
-        """Say whether it is no longer valid at a Unix time."""
+        """Return whether the token is no longer valid at a Unix time."""
         return self.expires is not None and now >= self.expires.timestamp()
 
 
 class TokenFile:
-    """The tokens that a process takes. The file is read again when it changes.
+    """The tokens that a process accepts. The file is read again when it changes.
 
-    If it cannot be read then, the log says why, and the tokens stay as they were.
+    If it cannot be read then, the tokens stay as they were, and the log has the reason.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -78,26 +81,30 @@ class TokenFile:
         self._state = state_of(path)
         self._tokens = read_tokens(path)
         if not self._tokens:
-            log.warning("nobody has a token: specd token new makes one", tokens=str(path))
+            log.warning("no client has a token, so none can call: specd token new makes one", tokens=str(path))
 
     def identify(self, authorization: Sequence[str]) -> Caller:
-        """Return whose token is in the `authorization` metadata of a call. Raises UnauthenticatedError."""
+        """Return the owner of the token in a call's `authorization` metadata. Raises UnauthenticatedError.
+
+        Each call checks whether the file has changed, so the next call with a revoked token fails. A running
+        generation continues, up to its `max_tokens`.
+        """
         self._refresh()
         scheme, _, given = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not given:
             raise UnauthenticatedError(
                 "TOKEN_MISSING",
-                "this coordinator wants a token: send it once, as the metadata 'authorization: Bearer TOKEN' "
+                "this coordinator needs a token: send exactly one, as the metadata 'authorization: Bearer TOKEN' "
                 "(specd generate reads it from SPECD_TOKEN)",
             )
         token = find(self._tokens, given.strip())
         if token is None:
             raise UnauthenticatedError(
-                "TOKEN_UNKNOWN", "this token is not known here, or has been revoked: ask for a new one"
+                "TOKEN_UNKNOWN", "the token is unknown or has been revoked: ask the operator for a new one"
             )
         if token.is_expired(self._clock()):
             raise UnauthenticatedError(
-                "TOKEN_EXPIRED", f"the token of {token.name} expired at {token.expires}: ask for a new one"
+                "TOKEN_EXPIRED", f"the token of {token.name} expired at {token.expires}: ask the operator for a new one"
             )
         return token.caller
 
@@ -115,7 +122,7 @@ class TokenFile:
 
 
 def find(tokens: Iterable[Token], given: str) -> Token | None:
-    """Return the token with this text, in a time that tells nothing of the digests: all are compared, each wholly."""
+    """Return the token with this text. All digests are compared in constant time, so that timing reveals none."""
     digest = hashlib.sha256(given[:_MOST_CHARACTERS].encode()).hexdigest()
     found = None
     for token in tokens:
@@ -132,7 +139,7 @@ def new_token(
     max_tokens: int | None = None,
     expires: datetime | None = None,
 ) -> tuple[str, Token]:
-    """Return a new token's text, and its line in the file. Raises StartupError for a name that cannot be one."""
+    """Return a new token's text, and its line in the file. Raises StartupError for an invalid name."""
     check_name(name)
     text = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     return text, Token(
@@ -146,7 +153,7 @@ def new_token(
 
 
 def read_tokens(path: Path) -> list[Token]:
-    """Return the tokens of a file. Raises StartupError, which names the line that is wrong."""
+    """Return the tokens of a file. Raises StartupError, which names the invalid line."""
     try:
         text = path.read_text()
     except FileNotFoundError as error:
@@ -160,18 +167,18 @@ def read_tokens(path: Path) -> list[Token]:
         try:
             tokens.append(Token.model_validate_json(line))
         except ValidationError as error:
-            raise StartupError(f"line {number} of the token file {path} is wrong: {_problems(error)}") from error
+            raise StartupError(f"line {number} of the token file {path} is invalid: {_problems(error)}") from error
     return tokens
 
 
 def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
-    """Replace a file at once, so that whoever reads it meanwhile sees the old one or the new. Raises StartupError."""
+    """Replace a file atomically, so that readers see the old file or the new one. Raises StartupError."""
     lines = [json.dumps(token.model_dump(mode="json", exclude_none=True)) + "\n" for token in tokens]
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.writelines(lines)
-            if path.exists():  # who could read it still can
+            if path.exists():  # keep the permissions
                 before = path.stat()
                 os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
                 with contextlib.suppress(PermissionError):
@@ -183,5 +190,5 @@ def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
 
 
 def _problems(error: ValidationError) -> str:
-    """Say what is wrong without the values: a digest, or a token in its place, is no text for a log."""
+    """Describe the problems without the values, because a digest or a token must not reach a log."""
     return "; ".join(f"{'.'.join(map(str, p['loc'])) or 'the line'}: {p['msg']}" for p in error.errors())

@@ -52,7 +52,7 @@ def test_statistics_are_those_of_the_coordinator(arranged_stack: Stack) -> None:
     # The conversation so far as the template writes it, a token for each character and one for the script.
     prompt = f"user: hello\nassistant: {SCRIPTS['hello']}\nuser: sunny\n"
     assert rows["prompt tokens"] == [str(len(prompt) + 1)]
-    assert int(rows["of them reused"][0]) >= len("user: hello\n")
+    assert int(rows["reused prompt tokens"][0]) >= len("user: hello\n")
     assert accepted > 0
     assert rows["acceptance rate"][1] == f"{accepted / proposed:.1%}"
     assert float(rows["tokens/s"][0]) > 0
@@ -91,7 +91,7 @@ def test_at_a_terminal_answers_are_coloured_and_ctrl_c_stops_one(arranged_stack:
         terminal.type("count\n")
         terminal.wait_for("0 1 2 3 4")
         terminal.type(CTRL_C)
-        terminal.wait_for("stopped: the conversation is as it was before")
+        terminal.wait_for("stopped: the conversation does not keep this answer")
         assert "999" not in terminal.text
         terminal.type("hello\n")
         terminal.wait_for(re.escape(SCRIPTS["hello"]))

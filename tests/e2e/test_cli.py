@@ -86,7 +86,7 @@ def test_help_of_generate() -> None:
 
 @pytest.mark.parametrize("command", [[], ["up"], ["generate"]])
 def test_help_says_what_exit_codes_mean(command: list[str]) -> None:
-    assert "Exit codes: 0 done; 1 a call failed" in run_specd(*command, "--help").stdout
+    assert "Exit codes: 0: success. 1: a call" in run_specd(*command, "--help").stdout
 
 
 def test_version() -> None:
@@ -206,7 +206,7 @@ async def test_health_of_a_process_that_does_not_serve_yet(directory: Path) -> N
 def test_health_of_nothing() -> None:
     done = run_specd("health", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "127.0.0.1:1 does not say whether it serves: UNAVAILABLE" in complaint(done.stderr)
+    assert "the process at 127.0.0.1:1 does not report its health: UNAVAILABLE" in complaint(done.stderr)
 
 
 def test_health_of_something_that_does_not_answer() -> None:

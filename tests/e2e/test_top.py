@@ -64,7 +64,7 @@ def watch_and_kill(harmed_stack: Stack) -> None:
         process = harmed_stack.coordinator.process
         assert process is not None
         process.kill()
-        terminal.wait_for(f"no metrics come from {address}")
+        terminal.wait_for(f"the metrics at {address} cannot be read")
         terminal.type(CTRL_C)
         assert terminal.exit_code() == 0
         assert "\x1b[?1049l" in terminal.shown  # the screen is what it was before
@@ -82,7 +82,7 @@ def test_q_ends_it(stack: Stack) -> None:
 def test_it_looks_on_the_host_of_the_address_that_commands_share() -> None:
     done = run_specd("top", "--once", SPECD_ADDRESS="127.255.255.254:1")
     assert done.returncode == 1
-    assert "no metrics come from 127.255.255.254:9464" in complaint(done.stderr)
+    assert "the metrics at 127.255.255.254:9464 cannot be read" in complaint(done.stderr)
 
 
 def test_what_is_wrong_is_said(stack: Stack) -> None:
@@ -92,11 +92,11 @@ def test_what_is_wrong_is_said(stack: Stack) -> None:
 
     code, words = refused("127.0.0.1:1")
     assert code == 1
-    assert "no metrics come from 127.0.0.1:1: " in words
+    assert "the metrics at 127.0.0.1:1 cannot be read: " in words
     address = draft_of(stack).facts["metrics_address"]
     code, words = refused(address)
     assert code == 1
-    assert f"the metrics at {address} are none of a coordinator's" in words
+    assert f"the process at {address} is not a coordinator" in words
     code, words = refused(stack.coordinator.facts["metrics_address"])
     assert code == 2
-    assert "use --once" in words
+    assert "add --once" in words

@@ -70,7 +70,7 @@ def test_metrics_go_elsewhere_where_another_has_their_port(directory: Path) -> N
         terminal = held.enter_context(Terminal("up", "--listen", "127.0.0.1:0", TMPDIR=str(directory)))
         terminal.wait_for("try +specd")
         (line,) = (line for line in terminal.screen if line.startswith("metrics"))
-        assert re.search(r"coordinator 127\.0\.0\.1:\d+.*: the usual ports are in use", line)
+        assert re.search(r"coordinator 127\.0\.0\.1:\d+.*: the default ports are in use", line)
         assert len(terminal.screen) == 6
         terminal.type(CTRL_C)
         assert terminal.exit_code() == 0

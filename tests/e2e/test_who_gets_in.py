@@ -100,8 +100,8 @@ def test_a_client_is_told_why_tls_keeps_it_out(installation: Guarded, tmp_path: 
 def test_a_client_is_told_what_is_wrong_with_its_token(by_token: str, installation: Guarded, tokens: Path) -> None:
     ca = installation.certs / "ca.crt"
     late = new_token(tokens, "late", "--expires", "2020-01-01T00:00Z")
-    assert "UNAUTHENTICATED: this coordinator wants a token" in kept_out(by_token, tls_ca=ca)
-    assert "UNAUTHENTICATED: this token is not known here" in kept_out(by_token, tls_ca=ca, token="specd_wrong")
+    assert "UNAUTHENTICATED: this coordinator needs a token" in kept_out(by_token, tls_ca=ca)
+    assert "UNAUTHENTICATED: the token is unknown" in kept_out(by_token, tls_ca=ca, token="specd_wrong")
     assert "UNAUTHENTICATED: the token of late expired" in kept_out(by_token, tls_ca=ca, token=late)
     assert "would go to 192.0.2.1:50051 in plaintext" in kept_out("192.0.2.1:50051", token=late)
 
@@ -138,7 +138,7 @@ def test_a_process_does_not_start_with_a_certificate_of_another_role(tmp_path: P
     listen = ("--listen", f"unix:{tmp_path}/s", "--metrics-listen", "none")
     done = run_specd("target-worker", *files_of(certs, Role.DRAFT_WORKER), *listen)
     assert done.returncode == 2
-    assert f"the certificate {certs}/draft-worker.crt is not one of a target-worker" in complaint(done.stderr)
+    assert f"the certificate {certs}/draft-worker.crt is not for a target-worker" in complaint(done.stderr)
     (certs / "target-worker.key").unlink()
     done = run_specd("target-worker", *files_of(certs, Role.TARGET_WORKER), *listen)
     assert f"cannot read {certs}/target-worker.key" in complaint(done.stderr)
@@ -170,7 +170,7 @@ def test_certs_makes_what_processes_take_and_says_what_is_for_whom(tmp_path: Pat
     specd("certs", str(certs), "--client", "carol")
     assert (certs / "client-carol.key").stat().st_mode & 0o777 == 0o600
     for name in ("../eve", "", "a b"):
-        assert "no name for a client" in complaint(run_specd("certs", str(certs), "--client", name).stderr)
+        assert "a client's name is" in complaint(run_specd("certs", str(certs), "--client", name).stderr)
 
 
 def test_tokens_are_listed_and_revoked_by_name_or_by_id(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ CREDENTIALS = [
     pytest.param(["--tls-cert", "/a", "--tls-key", "/b"], "cannot read /a", id="no certificate"),
     pytest.param(
         ["--tls-cert", "{certs}/coordinator.crt", "--tls-key", "{certs}/client.key"],
-        "is not of the certificate",
+        "does not belong to the certificate",
         id="other key",
     ),
     pytest.param(["--tls-cert", "{certs}/gateway.crt", "--tls-key", "{certs}/gateway.key"], "expired", id="expired"),
@@ -187,7 +187,7 @@ CREDENTIALS = [
     ),
     pytest.param(
         ["--tls-cert", "{certs}/coordinator.crt", "--tls-key", "{certs}/coordinator.key", "--http", "127.0.0.1:0"],
-        "set --tls-ca to the file with it",
+        "set --tls-ca to the authority's certificate",
         id="no authority for the gateway",
     ),
 ]
@@ -206,5 +206,5 @@ def test_a_name_in_the_settings_file(files: Place, refused: Callable[..., str]) 
 def test_a_misspelt_variable_is_said() -> None:
     done = run_specd(*UP, "--target", "/nowhere", SPECD_TARRGET=EMBEDDED_TARGET, SPECD_PORT_80_TCP="of a cluster")
     warning, reason = done.stderr.splitlines()
-    assert warning == "specd: warning: nothing reads the variable SPECD_TARRGET: did you mean SPECD_TARGET?"
+    assert warning == "specd: warning: specd has no variable SPECD_TARRGET: did you mean SPECD_TARGET?"
     assert "there is no model /nowhere" in reason

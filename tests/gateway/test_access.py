@@ -67,7 +67,7 @@ async def test_without_the_token_nothing_is_told(guarded_gateway: str, token: st
         with pytest.raises(AuthenticationError) as refusal:
             await client.models.list()
         assert refusal.value.code == "token_unknown"
-        with pytest.raises(AuthenticationError, match="not known here"):
+        with pytest.raises(AuthenticationError, match="the token is unknown"):
             await client.completions.create(model="", prompt=PROMPT)
     assert (await HttpDoor(guarded_gateway).get("/health")).status == 200
 

@@ -87,7 +87,7 @@ def counters_of(stack: Stack) -> list[float]:
 
 async def open_with_token(page: Page, stack: Stack, secret: str) -> None:
     await page.goto(origin_of(stack))
-    await expect(page.get_by_text("wants a token")).to_be_visible()
+    await expect(page.get_by_text("needs a token")).to_be_visible()
     await page.get_by_label("Token", exact=True).fill(secret)
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
@@ -157,7 +157,7 @@ async def test_errors_are_said_in_words(page: Page, guarded_stack: Stack, token:
     await page.goto(origin_of(guarded_stack))
     await page.get_by_label("Token", exact=True).fill("specd_wrong")
     await page.keyboard.press("Enter")
-    await expect(page.locator("#model")).to_contain_text("this token is not known here")
+    await expect(page.locator("#model")).to_contain_text("the token is unknown")
     await expect(page.get_by_role("button", name="Generate")).to_be_disabled()
 
     await open_with_token(page, guarded_stack, token[0])

@@ -183,7 +183,7 @@ def test_certificates_that_cannot_be_used_are_named(installation: Guarded) -> No
     options[1] = str(installation.certs / f"{Role.CLIENT}.crt")
     done = run_specd("gateway", "--listen", "127.0.0.1:0", *options)
     assert done.returncode != 0
-    assert "is not of the certificate" in done.stderr
+    assert "does not belong to the certificate" in done.stderr
 
 
 def test_half_a_certificate_for_the_coordinator_is_named_by_the_gateways_options(installation: Guarded) -> None:

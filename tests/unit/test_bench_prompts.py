@@ -30,11 +30,11 @@ def test_prompts_in_json_lines_are_named_by_their_lines(tmp_path: Path) -> None:
     [
         (b"def f(x):", "not JSON"),
         (b'{"prompt": "def f(x):"', "not JSON"),
-        (b'{"text": "def f(x):"}', '{"text": "def f(x):"} is no prompt'),
-        (b'{"prompt": 7}', '{"prompt": 7} is no prompt'),
-        (b'["def f(x):"]', "is no prompt"),
-        (b"null", "null is no prompt"),
-        (b"[" + b"7, " * 1000 + b"7]", "… is no prompt"),
+        (b'{"text": "def f(x):"}', '{"text": "def f(x):"} is not a prompt'),
+        (b'{"prompt": 7}', '{"prompt": 7} is not a prompt'),
+        (b'["def f(x):"]', "is not a prompt"),
+        (b"null", "null is not a prompt"),
+        (b"[" + b"7, " * 1000 + b"7]", "… is not a prompt"),
         (b'{"prompt": ""}', "not empty"),
         (b'""', "not empty"),
         (b'"\xe9"', "not UTF-8"),
@@ -56,5 +56,5 @@ def test_a_wrong_prompt_is_refused_with_its_file_and_line(tmp_path: Path, line: 
 def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
-    with pytest.raises(StartupError, match=r"there is no prompt in .*prompts\.jsonl"):
+    with pytest.raises(StartupError, match=r"there is not a prompt in .*prompts\.jsonl"):
         load_prompts(file)

@@ -51,7 +51,7 @@ def test_each_role_gets_a_certificate_that_is_good_for_it(made: Path, role: Role
     assert certificates.has_ca
     assert certificates.ssl_context().verify_mode is ssl.CERT_REQUIRED
     for other in set(Role) - {role}:
-        assert f"is not one of a {other}" in refusal(files_of(made, role.value), other)
+        assert f"is not for a {other}" in refusal(files_of(made, role.value), other)
 
 
 def test_keys_are_for_their_owner_alone(made: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_renewal_keeps_names_and_hosts_under_a_new_key(directory: Path) -> Non
 
 def test_nothing_is_overwritten_without_being_told(directory: Path) -> None:
     key = (directory / "ca.key").read_bytes()
-    with pytest.raises(StartupError, match=r"ca\.key is there already"):
+    with pytest.raises(StartupError, match=r"ca\.key exists already"):
         Authority.create(directory)
-    with pytest.raises(StartupError, match=r"target-worker\.key is there already"):
+    with pytest.raises(StartupError, match=r"target-worker\.key exists already"):
         Authority(directory).issue(TARGET, days=30, replace=False)
     assert (directory / "ca.key").read_bytes() == key
     Certificates(files_of(directory), role=Role.TARGET_WORKER)
@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_named_with_the_file_and_what_to_do(directory: Pa
     assert "cannot read" in refusal(CertificateFiles(files.cert, directory))
     assert f"{files.key} has no certificate" in refusal(CertificateFiles(files.key, files.key))
     assert f"{files.cert} has no private key" in refusal(CertificateFiles(files.cert, files.cert))
-    assert f"key {strange.key} is not of the certificate {files.cert}" in refusal(
+    assert f"key {strange.key} does not belong to the certificate {files.cert}" in refusal(
         CertificateFiles(files.cert, strange.key, files.ca)
     )
     assert "is not of the authority in" in refusal(CertificateFiles(files.cert, files.key, strange.ca))
@@ -181,7 +181,7 @@ def test_an_authority_is_the_given_one_or_the_certificate_itself_or_unknown(made
     assert authority_of(leaf, ca) == ca
     assert authority_of(ca, None) == ca  # which signed itself
     for given in (None, tmp_path / "ca.crt", tmp_path / "missing.crt"):
-        with pytest.raises(StartupError, match=r"coordinator\.crt is of an authority .* not known here: set --tls-ca"):
+        with pytest.raises(StartupError, match=r"coordinator\.crt was issued by an unknown authority: set --tls-ca"):
             authority_of(leaf, given)
 
 

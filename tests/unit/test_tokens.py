@@ -145,7 +145,7 @@ def test_changes_hold_from_the_next_call_on(path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["not json\n", "", "gone"])
 def test_a_file_that_breaks_while_it_is_used_lets_in_who_was_in(path: Path, broken: str) -> None:
-    """All but an empty one, which says that nobody has a token."""
+    """All but an empty one, which is reported."""
     text, line = new_token("alice")
     write_tokens(path, [line])
     tokens = TokenFile(path)
@@ -171,7 +171,7 @@ GOOD = '{"name": "alice", "sha256": "' + "0" * 64 + '"}\n'
         ("[]", "line 2"),
         ('{"name": "bob"}', "sha256"),
         ('{"name": "bob", "sha256": "specd_secret"}', "sha256"),
-        (GOOD.replace("alice", "../bob"), "no name for a client"),
+        (GOOD.replace("alice", "../bob"), "not a valid name for a client"),
         (GOOD.replace("}", ', "max_tokens": 0}'), "max_tokens"),
         (GOOD.replace("}", ', "max_tokens": true}'), "max_tokens"),
         (GOOD.replace("}", ', "max_token": 5}'), "max_token"),
@@ -204,10 +204,10 @@ def test_a_second_token_of_a_name_is_said(path: Path) -> None:
         assert len(done.stdout.splitlines()) == 1  # the token alone
         return done.stderr
 
-    assert "already" not in new("alice")
-    assert "already" not in new("bob")
+    assert "All belong" not in new("alice")
+    assert "All belong" not in new("bob")
     first = read_tokens(path)[0].id
-    assert f"alice has had a token already, id {first}: all are one client" in new("alice")
+    assert f"alice has another token, id {first}. All belong to one client" in new("alice")
     second = read_tokens(path)[2].id
-    assert f"alice has had 2 tokens already, id {first}, {second}: all are one client" in new("alice")
+    assert f"alice has 2 other tokens, id {first}, {second}. All belong to one client" in new("alice")
     assert len(read_tokens(path)) == 4

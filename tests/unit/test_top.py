@@ -47,7 +47,7 @@ def test_a_narrow_frame_has_fewer_columns_and_no_more_lines(width: int, has_bars
     view = View("a-coordinator-with-a-long-name.example.org:9464")
     for second in range(3):
         view.add(scrape(float(second), 100.0 * second))
-    view.fault = "no metrics come from there, " * 3
+    view.fault = "the metrics cannot be read, " * 3
     console = Console(width=width)
     with console.capture() as capture:
         console.print(view.frame(console.width))
