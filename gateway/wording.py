@@ -33,8 +33,8 @@ _SENTENCES = {
     "a Generate runs on session": "another request runs on session",
     "set REJECTION": "set 'rejection'",
     "to go on, resume with the tokens so far when it is back, or at another": "send the request again",
-    "send it once, as the metadata 'authorization: Bearer TOKEN' (specd generate reads it from SPECD_TOKEN)": (
-        "send it as the header `Authorization: Bearer TOKEN`"
+    "send one, as the metadata 'authorization: Bearer TOKEN' (specd generate reads it from SPECD_TOKEN)": (
+        "send one as the header `Authorization: Bearer TOKEN`"
     ),
 }
 _SENTENCE = re.compile("|".join(map(re.escape, _SENTENCES)))

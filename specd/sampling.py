@@ -15,15 +15,15 @@ MAX_STOP_TOKENS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BIAS = 100
 MAX_CHAT_VALUES = 2**16  # in the messages, tools and template arguments of a request
-# Below this a float32 has no room for the quotients, and above it nothing is left of the model.
+# Below this range the quotients overflow float32, and above it the model's preferences vanish.
 TEMPERATURES = (0.01, 100.0)
-_REPETITION_PENALTIES = (0.01, 10.0)  # likewise
-_MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # of a slice in MLX
+_REPETITION_PENALTIES = (0.01, 10.0)  # for the same reasons
+_MAX_PENALTY_CONTEXT_SIZE = 2**31 - 1  # the largest index of a slice in MLX
 
-# Tokens of a prompt, and the most likely ones in their places: all are in one message, and nobody is to wait for that.
+# The most tokens of a prompt times the most likely ones at each place: all travel in one message.
 MAX_PROMPT_LOG_PROBABILITIES = 2**15
 
-# Far below what any token has, and far above what a device takes for 0.
+# Far below the probability of any likely token, and far above the values that a device rounds to 0.
 LOWEST_TOP_P = 1e-6
 _MAX_VOCABULARY_SIZE = 2**22
 
@@ -62,7 +62,7 @@ class Sampling:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether tokens are biased, penalised or masked: what is accepted then says nothing of other sessions."""
+        """Whether tokens are biased, penalised or masked, so that acceptance tells nothing about other sessions."""
         neutral = Sampling()
         return bool(self.logit_bias or self.suppressed_token_ids) or any(
             getattr(self, name) != getattr(neutral, name)
@@ -72,15 +72,15 @@ class Sampling:
     def check(self, *, vocabulary_size: int, model_name: str) -> None:
         """Raise InvalidRequestError, naming field and value, unless every field is in its range."""
         lowest, highest = TEMPERATURES
-        # Rounded, because what a client writes as 0.01 comes as the nearest float32. A NaN fails each of these tests.
+        # Rounded, because a client's 0.01 arrives as the nearest float32. A NaN fails each of these tests.
         if self.temperature != 0 and not lowest <= round(self.temperature, 6) <= highest:
             raise _out_of_range("temperature", self.temperature, f"0 (greedy) or in [{lowest:g}, {highest:g}]")
         if not LOWEST_TOP_P <= round(self.top_p, 9) <= 1:
-            raise _out_of_range("top_p", self.top_p, f"in [{LOWEST_TOP_P:g}, 1], 1 for all tokens")
+            raise _out_of_range("top_p", self.top_p, f"in [{LOWEST_TOP_P:g}, 1], where 1 allows all tokens")
         lowest, highest = _REPETITION_PENALTIES
         if not lowest <= round(self.repetition_penalty, 6) <= highest:
             raise _out_of_range(
-                "repetition_penalty", self.repetition_penalty, f"in [{lowest:g}, {highest:g}], 1 for none"
+                "repetition_penalty", self.repetition_penalty, f"in [{lowest:g}, {highest:g}], where 1 is no penalty"
             )
         for name, value, low, high in (
             ("min_p", self.min_p, 0, 1),
@@ -108,14 +108,14 @@ class Sampling:
         if self.lenience > 0 and self.acceptance is Acceptance.COUPLED:
             raise InvalidRequestError(
                 "CONTRADICTION",
-                f"lenience is {self.lenience:g}, but acceptance is COUPLED, which has none: set REJECTION",
+                f"lenience is {self.lenience:g}, but acceptance is COUPLED, which has no lenience: set REJECTION",
             )
 
 
 def check_count(field_name: str, count: int, most: int) -> None:
     """Raise InvalidRequestError, naming field and count, for more entries than a request may have."""
     if count > most:
-        raise InvalidRequestError("OUT_OF_RANGE", f"{field_name} has {count} entries: the most is {most}")
+        raise InvalidRequestError("OUT_OF_RANGE", f"{field_name} has {count} entries: send at most {most}")
 
 
 def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_size: int, model_name: str) -> None:
@@ -128,7 +128,7 @@ def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_siz
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> InvalidRequestError:
-    shown = value if isinstance(value, int) else f"{value:.8g}"  # enough to tell a float32 from its neighbours
+    shown = value if isinstance(value, int) else f"{value:.8g}"  # enough digits to distinguish float32 neighbours
     return InvalidRequestError("OUT_OF_RANGE", f"{name} is {shown}: it must be {allowed}")
 
 
@@ -141,7 +141,7 @@ class TokenDistribution:
 
 
 def certain(token_id: int) -> TokenDistribution:
-    """Return the distribution that is all on one token."""
+    """Return the distribution that gives one token the probability 1."""
     return TokenDistribution(struct.pack("<I", token_id), struct.pack("<f", 1.0))
 
 
@@ -155,9 +155,9 @@ class RankedToken:
 
 @dataclass(frozen=True)
 class TokenLogProbabilities:
-    """Natural logarithms of a token's probability: as the model gives it, and as it was sampled from.
+    """Natural logarithms of a token's probability under the model, and under the distribution that it was sampled from.
 
-    A token of a prompt was not sampled.
+    A token of a prompt has only the first, because it was not sampled.
     """
 
     model: float

@@ -26,11 +26,11 @@ from specd.addresses import check_address, check_endpoint, check_optional_addres
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 from specd.startup_error import StartupError
 
-# A draft of this name is none: look-up alone proposes.
+# The value of `draft` with which look-up alone proposes.
 LOOKUP = "lookup"
 # Where clients find the coordinator.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-# The tables of the settings file, each for a command.
+# The tables of the settings file, one for each command.
 TABLES = ("up", "draft-worker", "target-worker", "coordinator", "gateway")
 # Maximum of draft tokens per round, on the wire and in a request.
 MAX_NUM_DRAFT_TOKENS = 32
@@ -38,7 +38,7 @@ MAX_NUM_DRAFT_TOKENS = 32
 
 def _check_draft_tokens(value: str) -> str:
     if value != "auto" and not (re.fullmatch("[0-9]{1,4}", value) and int(value) <= MAX_NUM_DRAFT_TOKENS):
-        raise ValueError(f"{value!r} is neither 'auto' nor a number of tokens in [0, {MAX_NUM_DRAFT_TOKENS}]")
+        raise ValueError(f"{value!r} is not a number of draft tokens: write 'auto' or 0 to {MAX_NUM_DRAFT_TOKENS}")
     return value
 
 
@@ -55,15 +55,15 @@ KvBits = Annotated[Literal[16, 8, 4], _Number]
 KvGroupSize = Annotated[Literal[32, 64, 128], _Number]
 DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
 _OPEN = (
-    "{what} is {address}, where everyone in the network could come in: set --tls-cert, --tls-key and {credentials} "
-    "(docs/serving.md says how), or --insecure if something else keeps strangers out"
+    "{what} is {address}, which every machine in the network could use: set --tls-cert, --tls-key and {credentials} "
+    "(docs/serving.md shows how), or --insecure if something else keeps strangers out"
 )
 DRAFT_TOKENS_HELP = (
-    f"Draft tokens per round unless a request sets them: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto': chosen by measured "
-    "cost and acceptance."
+    f"Draft tokens per round, unless a request sets k: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto' for the number that "
+    "measured cost and acceptance favour."
 )
 
-LOOKUP_HELP = "Also propose what followed the latest tokens where the session had them before."
+LOOKUP_HELP = "Also propose the tokens that followed an earlier occurrence of the latest tokens (look-up)."
 
 
 def embedded_model(name: str) -> str:
@@ -94,14 +94,14 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources by priority: flags, environment, TOML file."""
-        if isinstance(env_settings, EnvSettingsSource):  # it would also read the usual variable of a field with another
+        if isinstance(env_settings, EnvSettingsSource):  # a field with an alias must not also read its default variable
             own = {cls.variable_of(name).lower() for name in cls.model_fields}
             env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name in own}
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=cls.values_in_file())
 
     @classmethod
     def values_in_file(cls) -> dict[str, Any]:
-        """Return the values that the settings file has. Raises StartupError if one is of no setting."""
+        """Return the values in the settings file. Raises StartupError if a name is not a setting."""
         content = _read_config(os.environ.get("SPECD_CONFIG", ""))
         if not cls.table:
             return {name: value for name, value in content.items() if name in cls.model_fields}
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def is_given(cls, name: str) -> bool:
-        """Say whether the environment or the settings file has a value for a setting."""
+        """Return whether the environment or the settings file sets a setting."""
         return bool(os.environ.get(cls.variable_of(name))) or name in cls.values_in_file()
 
 
@@ -129,13 +129,13 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return what a message about an unknown name ends with: the known name that it is close to, if there is one."""
+    """Return the end of a message about an unknown name: the known name that it resembles, or ""."""
     close = get_close_matches(name, [*known], 1, 0.75)
     return f": did you mean {close[0]!r}?" if close else ""
 
 
 def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
-    """Return the settings of a command. Raises StartupError, which names each wrong one with its value."""
+    """Return the settings of a command. Raises StartupError, which names each invalid setting with its value."""
     try:
         return cls(**flags)
     except ValidationError as error:
@@ -147,7 +147,7 @@ def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
 
 def _problem(location: tuple[int | str, ...], message: str, value: object) -> str:
     message = message.removeprefix("Value error, ")
-    return f"{location[0]}: {message} (got {value!r})" if location else message  # of several settings together
+    return f"{location[0]}: {message} (got {value!r})" if location else message  # without one, several settings clash
 
 
 class LogSettings(Settings):
@@ -155,7 +155,7 @@ class LogSettings(Settings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe event to log.")
     log_format: Literal["auto", "pretty", "json"] = Field(
-        "auto", description="'auto' is pretty on a terminal and JSON elsewhere."
+        "auto", description="Format of the log: 'auto' is pretty on a terminal and JSON elsewhere."
     )
 
 
@@ -163,30 +163,32 @@ _BLAS_THREADS = default_blas_threads()
 
 
 class CertificateSettings(Settings):
-    """Settings of a process that can show its peers a certificate, and ask them for theirs."""
+    """Settings of a process that can show its peers a certificate, and ask them for one."""
 
-    tls_cert: File = Field("", description="Certificate of this process, PEM: its ports are TLS then; 'none' for none.")
+    tls_cert: File = Field(
+        "", description="Certificate of this process, PEM, which turns on TLS; 'none' for plaintext."
+    )
     tls_key: File = Field("", description="Key of the certificate, PEM, without a password.")
     tls_ca: File = Field(
-        "", description="Authorities, PEM: peers show a certificate of one of them, with the role that a call needs."
+        "", description="Authorities, PEM. Peers must show a certificate of one of them, with the role for their calls."
     )
 
     @model_validator(mode="after")
     def _check_files_go_together(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):
             given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise ValueError(f"{given} is set and {missing} is not: a certificate and its key go together")
+            raise ValueError(f"{given} is set, but {missing} is not: set both a certificate and its key")
         if self.tls_ca and not self.tls_cert:
-            raise ValueError("tls_ca is set and tls_cert is not: this process needs a certificate of its own too")
+            raise ValueError("tls_ca is set, but tls_cert is not: also set this process's own certificate")
         return self
 
 
 class ListenerSettings(CertificateSettings):
-    """Settings of a process that listens for gRPC: who gets in."""
+    """Settings of a process that listens for gRPC, with its rules of access."""
 
     listen: Address
     metrics_listen: MetricsAddress
-    insecure: bool = Field(False, description="Let everyone in who reaches the ports, from other machines too.")
+    insecure: bool = Field(False, description="Admit every caller that reaches the ports, also from other machines.")
 
     @property
     def asks_for_tokens(self) -> bool:
@@ -206,41 +208,41 @@ class ListenerSettings(CertificateSettings):
 
 
 class WorkerSettings(ListenerSettings):
-    """Settings that both workers have."""
+    """Settings of both workers."""
 
     model: str
     blas_threads: int = Field(_BLAS_THREADS, ge=1, description="Threads for matrix products, on a Linux CPU.")
     prefill_chunk_seconds: Seconds = Field(
-        0.05, description="Time slice of a prefill before other sessions get their turn."
+        0.05, description="Time that a prefill computes before other sessions have their turn."
     )
     cache_bytes: ByteSize = Field(
         part_of_memory(4),
         gt=0,
-        description="Memory for the caches of running sessions, such as 4GiB; by default a quarter of the machine's. "
-        "A session waits until its maximum length fits.",
+        description="Memory for the caches of running sessions, such as 4GiB; by default a quarter of the machine's "
+        "memory. A session waits until its maximum length fits.",
     )
     prefix_cache_bytes: ByteSize = Field(
         part_of_memory(16),
         description="Memory for the prefix cache, which new sessions with the same beginning reuse, such as 512MiB; "
-        "by default a sixteenth of the machine's, 0 for none.",
+        "by default a sixteenth of the machine's memory, 0 for no prefix cache.",
     )
     memory_reserve_bytes: ByteSize = Field(
         part_of_memory(32),
-        description="Memory to leave to the system, by default a thirty-second of the machine's. Where less is "
-        "available, the worker gives up its prefix cache, then begins no sessions, and below half of it ends the "
-        "largest, to be sent again. 0 for never.",
+        description="Memory to leave to the system, by default a thirty-second of the machine's memory. Where less is "
+        "available, the worker frees its prefix cache, then begins no sessions, and below half of it ends the "
+        "largest session, which the coordinator sends again. 0 turns this off.",
     )
     kv_bits: KvBits = Field(
-        16, description="Bits for a number in the caches of full attention; 16 keeps it as the model computes it."
+        16, description="Bits per number in the caches of full attention; 16 keeps the numbers unquantised."
     )
     kv_group_size: KvGroupSize = Field(
-        64, description="Numbers that share a scale, with 8 or 4 bits; it must divide the size of a head."
+        64, description="Numbers that share a scale in quantised caches; it must divide the size of a head."
     )
     calibration_seconds: Seconds = Field(
-        4.0, description="Time to measure step costs at the first start of a model; they are kept on disk."
+        4.0, description="Time to measure step costs at the first start of a model; the results are kept on disk."
     )
     hang_seconds: Seconds = Field(
-        120.0, description="Time after which a step that has not ended ends the worker, to be started again."
+        120.0, description="Time after which a hanging step ends the worker, so that its supervisor restarts it."
     )
     shutdown_grace_seconds: Seconds = Field(5.0, description="Time that a stop waits for open streams.")
 
@@ -260,12 +262,12 @@ class DraftWorkerSettings(WorkerSettings):
     blas_threads: int = Field(
         max(_BLAS_THREADS // 2, 1),
         ge=1,
-        description="Threads for matrix products, on a Linux CPU: by default half of the target worker's.",
+        description="Threads for matrix products, on a Linux CPU; by default half as many as the target worker's.",
     )
     model: str = Field(EMBEDDED_DRAFT, description="Draft model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50052", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9465", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
+        "127.0.0.1:9465", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."
     )
 
 
@@ -278,7 +280,7 @@ class TargetWorkerSettings(WorkerSettings):
     model: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
     listen: Address = Field("127.0.0.1:50053", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9466", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
+        "127.0.0.1:9466", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."
     )
 
 
@@ -289,27 +291,30 @@ class CoordinatorSettings(ListenerSettings):
     model_config = SettingsConfigDict(env_prefix="SPECD_COORDINATOR_")
 
     target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
-    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; 'none' for none.")
+    draft: OptionalAddress = Field(
+        "127.0.0.1:50052", description="Address of the draft worker; 'none' works without one."
+    )
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
-        "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' for none, port 0 for any free."
+        "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."
     )
     tokens: File = Field(
-        "", description="File of clients' tokens, which 'specd token' writes: every call needs one; 'none' for none."
+        "",
+        description="File of clients' tokens, which 'specd token' writes. Every call then needs a token; 'none': no.",
     )
     otlp_endpoint: Endpoint = Field(
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "none",
         validate_default=True,
         description="OpenTelemetry endpoint (gRPC) for spans of sessions and rounds, such as http://localhost:4317; "
-        "'none' for none. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
+        "'none' turns spans off. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=DRAFT_TOKENS_HELP)
     lookup: bool = Field(True, description=LOOKUP_HELP)
     stream_interval_seconds: float = Field(
         0.0,
         ge=0,
-        description="Send text at this interval and not round by round, whose lengths tell a watcher of the network "
-        "what was proposed; 0 sends each round at once.",
+        description="Send text at this interval instead of after each round, because the sizes of rounds tell an "
+        "eavesdropper something about the text; 0 sends each round at once.",
     )
     draft_timeout_seconds: Seconds = Field(
         2.0, description="Time that a round waits for its proposal before it decodes with the target alone."
@@ -326,8 +331,8 @@ class CoordinatorSettings(ListenerSettings):
     max_sessions: int = Field(
         32,
         ge=1,
-        description="Maximum of concurrent sessions; others wait. One more is for a client that runs none "
-        "while another runs several.",
+        description="Maximum of concurrent sessions; others wait. One more can run for a client without a session "
+        "while another client has several.",
     )
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
@@ -336,24 +341,27 @@ class CoordinatorSettings(ListenerSettings):
         cast(Any, "4MiB"),
         gt=0,
         le=64 * 2**20,
-        description="Largest request that is taken, such as 4MiB; larger ones are refused.",
+        description="Largest request that is accepted, such as 4MiB; larger ones are refused.",
     )
     chat_template_seconds: Seconds = Field(
-        5.0, description="Time that a model's chat template may take for a conversation before its process is killed."
+        5.0, description="Time that a chat template may take for a conversation before its process is killed."
     )
     client_stall_seconds: Seconds = Field(
         30.0, description="Time that a client may leave a message unread before its session ends with CLIENT_STALLED."
     )
     connection_age_seconds: float = Field(
-        3600.0, ge=0, description="Time that a client's connection takes new calls; it then opens another. 0 is no end."
+        3600.0,
+        ge=0,
+        description="Age at which a client's connection stops accepting calls, so that the client opens "
+        "another; 0 is no limit.",
     )
     connection_grace_seconds: float = Field(
         3600.0,
         ge=0,
-        description="Time that a connection's calls may go on after that; they can be resumed. 0 is no end.",
+        description="Time that the calls of such a connection have left; they can be resumed after it. 0 is no limit.",
     )
     session_idle_seconds: float = Field(
-        600.0, ge=0, description="Time that a session is kept after its last use; 0 keeps none."
+        600.0, ge=0, description="Time that a session is kept after its last use; 0 keeps no sessions."
     )
     session_budget_tokens: int = Field(
         1_000_000,
@@ -369,12 +377,12 @@ class CoordinatorSettings(ListenerSettings):
 
     @property
     def reaches_workers_by_tls(self) -> bool:
-        """Whether a worker is elsewhere than at a Unix socket, which has no TLS."""
+        """Whether a worker's address is not a Unix socket, which has no TLS."""
         return bool(self.tls_ca) and not all(a.startswith("unix:") for a in (self.target, self.draft) if a)
 
     @property
     def given_num_draft_tokens(self) -> int | None:
-        """Draft tokens per round unless a request sets them; None if they are chosen."""
+        """Draft tokens per round unless a request sets k; None if k is adaptive."""
         return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
 
 

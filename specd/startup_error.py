@@ -1,7 +1,7 @@
-"""The error of a process that cannot start. It is apart from the others, which need gRPC."""
+"""The error of a process that cannot start, in a module without gRPC, which the other errors import."""
 
 from __future__ import annotations
 
 
 class StartupError(Exception):
-    """The process cannot start; the message says why and what to do about it."""
+    """The process cannot start; the message has the reason and the remedy."""

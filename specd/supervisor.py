@@ -1,4 +1,8 @@
-"""Supervisor of the processes: starts, restarts and stops them."""
+"""Supervisor of the processes: starts, restarts and stops them.
+
+A process that ends is restarted, with a growing pause. Without the draft worker the target decodes alone, and without
+the gateway clients have gRPC. A coordinator or target worker that ends repeatedly ends the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,11 @@ _LONGEST_BACKOFF_SECONDS = 10.0
 _STABLE_SECONDS = 1.0  # a process that runs for less counts as one that failed to start
 _KILL_SECONDS = 15.0
 _LAST_LINES_SECONDS = 1.0
-# A process that has ended so often in a row, each time before it was stable, is given up: after about 40 seconds.
+# A process that has ended this many times in a row, each time before it was stable, is given up: after about 40 s.
 _MOST_RESTARTS = 10
 _PATIENCE = ["--draft-startup-seconds", "86400"]
 
-# Environment without prefix caches: every prompt is computed.
+# Environment without prefix caches, so that workers compute every prompt.
 NO_PREFIX_CACHE = {f"SPECD_{worker}_WORKER_PREFIX_CACHE_BYTES": "0" for worker in ("DRAFT", "TARGET")}
 
 
@@ -47,13 +51,13 @@ class Child:
     command: list[str]
     environment: Mapping[str, str]
     hang_seconds: float = math.inf
-    # Takes the lines that it writes to standard error; without it, they go where the supervisor's own go.
+    # Called with each line that the process writes to standard error, which by default is the supervisor's own.
     on_line: Callable[[str], None] | None = None
-    # Takes how far its start is: a stage, and for a download the bytes.
+    # Called with the progress of the start: a stage, and for a download the bytes.
     on_progress: Callable[[Mapping[str, Any]], None] | None = None
     facts: dict[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
-    # A child stops when this closes, so that none outlives its supervisor.
+    # A child stops when this socket closes, so that it does not outlive its supervisor.
     _lifeline: asyncio.StreamWriter | None = None
     _listening: asyncio.Future[None] | None = None
     _passing_on: asyncio.Future[None] | None = None
@@ -86,7 +90,7 @@ class Child:
         self._listening = asyncio.ensure_future(self._end_if_silent(reader, self.process))
 
     async def _started(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> dict[str, str]:
-        """Return what the process says of itself once it is healthy. Raises StartupError if it ends first."""
+        """Return the facts that the process reports once it is healthy. Raises StartupError if it ends first."""
         failure = ""
         while line := await reader.readline():
             said = json.loads(line)
@@ -127,7 +131,7 @@ class Child:
             if time.monotonic() - began_at > _STABLE_SECONDS:
                 num_restarts = 0
             if num_restarts == _MOST_RESTARTS:
-                log.error("a process is given up", name=self.name, exit_code=code)
+                log.error("a process keeps ending, giving it up", name=self.name, exit_code=code)
                 raise StartupError(
                     f"the {self.name} ended {num_restarts + 1} times in a row, last with exit code {code}: see its "
                     "messages above"
@@ -142,14 +146,14 @@ class Child:
                 log.error("the restart failed", name=self.name, error=str(error))
 
     async def stop(self) -> None:
-        """Stop the process; kill it if it does not."""
+        """Stop the process, and kill it if it does not stop."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(_KILL_SECONDS):
                     await self.process.wait()
             except TimeoutError:
-                log.error("a process does not stop, killing it", name=self.name)
+                log.error("a process has not stopped in time, killing it", name=self.name)
                 self.process.kill()
                 await self.process.wait()
         self._close_lifeline()
@@ -157,9 +161,9 @@ class Child:
             await asyncio.wait({self._passing_on}, timeout=_LAST_LINES_SECONDS)
 
     async def _end_if_silent(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        """Kill the process when its beats stop: it hangs, and its sessions go on with the next one.
+        """Kill the process when its beats stop, because it hangs. Its sessions continue with the next process.
 
-        Beats that are missed are counted, not seconds: after a pause of the whole machine nobody has been silent.
+        It counts missed beats, not seconds, so that a pause of the whole machine kills no process.
         """
         num_missed = 0
         beat = asyncio.ensure_future(reader.readline())
@@ -169,7 +173,7 @@ class Child:
                 num_missed = 0 if has_come else num_missed + 1
                 if has_come:
                     if beat.exception() or not beat.result():
-                        return  # it has ended
+                        return  # the process has ended
                     beat = asyncio.ensure_future(reader.readline())
         finally:
             beat.cancel()
@@ -178,7 +182,7 @@ class Child:
             process.kill()
 
     def keep_address(self) -> None:
-        """Listen where it listens now, after a restart too."""
+        """Make the process listen at its present address after a restart too."""
         self.command[self.command.index("--listen") + 1] = self.facts["address"]
 
     def _close_lifeline(self) -> None:
@@ -219,10 +223,10 @@ class Stack:
 
         Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
 
-        Workers and coordinator serve metrics at `metrics_listen`: "" is nowhere, None where they say. A process that
-        does not show for `hang_seconds` that it runs is killed and started again.
-        `environment` is added to that of the processes, and `options` are further ones by process and name.
-        `on_line` takes what they write to standard error, and `on_progress` how far the start of each is.
+        Workers and coordinator serve metrics at `metrics_listen`: "" turns metrics off, None leaves their own settings.
+        A process without a beat for `hang_seconds` is killed and started again. `environment` is added to the
+        environment of the processes, and `options` are further options by process and name. `on_line` is called with
+        each line that a process writes to standard error, and `on_progress` with the progress of each start.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
         sockets = Path(self._directory.name)
@@ -237,7 +241,7 @@ class Stack:
 
         target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
-        # At the first start, wait for the draft however long it downloads: if it fails, the supervisor sees it.
+        # At the first start, wait for the draft without limit, because it may download; the supervisor sees a failure.
         coordinator_options += _PATIENCE
         if insecure:
             coordinator_options.append("--insecure")
@@ -261,7 +265,7 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """The processes in the order in which they stop: callers first."""
+        """The processes in the order of stopping: gateway, coordinator, draft worker, target worker."""
         children = (self.gateway, self.coordinator, self.draft, self.target)
         return [child for child in children if child is not None]
 
@@ -270,7 +274,7 @@ class Stack:
         starting = [asyncio.ensure_future(self._start(child)) for child in self.children if child is not self.gateway]
         try:
             await asyncio.gather(*starting)
-            if self.gateway is not None:  # which wants to know where the coordinator listens
+            if self.gateway is not None:  # it needs the coordinator's address
                 self.gateway.command += ["--coordinator", from_here(self.address)]
                 await self._start(self.gateway)
         except BaseException:
@@ -298,7 +302,7 @@ class Stack:
         self._watching[child] = asyncio.ensure_future(child.run())
 
     async def wait(self) -> None:
-        """Wait, for ever unless the coordinator or the target worker is given up. Raises StartupError then."""
+        """Wait for ever. Raises StartupError once the coordinator or the target worker is given up."""
         needed = (self._watching[self.coordinator], self._watching[self.target])
         await asyncio.gather(*needed)
 

@@ -36,27 +36,27 @@ class UpSettings(Settings):
 
     target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
     draft: ModelOrNone = Field(
-        EMBEDDED_DRAFT, description="Draft model, likewise; 'lookup' for look-up alone, 'none' for the target alone."
+        EMBEDDED_DRAFT, description="Draft model; 'lookup' for look-up alone, 'none' for the target alone."
     )
     lookup: bool = Field(True, description=LOOKUP_HELP)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
-    insecure: bool = Field(False, description="Let everyone in who reaches the address, from other machines too.")
+    insecure: bool = Field(False, description="Admit every caller that reaches the address, also from other machines.")
     tls_cert: File = _of_the_coordinator(
-        "TLS_CERT", "Certificate, PEM: the address is TLS then, and that of --http if other machines reach it."
+        "TLS_CERT", "Certificate, PEM, which turns on TLS, also at --http if other machines reach that address."
     )
     tls_key: File = _of_the_coordinator("TLS_KEY", "Key of the certificate, PEM, without a password.")
     tls_ca: File = _of_the_coordinator(
-        "TLS_CA", "Authority of the certificate, PEM; without --tokens, clients show a certificate of it."
+        "TLS_CA", "Authority of the certificate, PEM. Without --tokens, clients must show a certificate of it."
     )
     tokens: File = _of_the_coordinator("TOKENS", "File of clients' tokens, which 'specd token' writes.")
     http: MetricsAddress = Field(
-        "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' for not."
+        "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' turns it off."
     )
     num_draft_tokens: DraftTokens = Field("auto", description=DRAFT_TOKENS_HELP)
     metrics: bool = Field(
         True,
-        description="Serve /metrics of the three processes on ports 9464 to 9466, or where these are in use others.",
+        description="Serve /metrics of the three processes on ports 9464 to 9466, or on free ports instead.",
     )
     hang_seconds: Seconds = Field(
-        30.0, description="Time without a sign of life after which a process is killed and started again."
+        30.0, description="Time without a beat after which a process is killed and started again."
     )

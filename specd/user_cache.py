@@ -1,4 +1,4 @@
-"""The directory where a worker keeps files from one start to the next."""
+"""The directory in which a worker keeps files between its starts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def user_cache_directory() -> Path | None:
     try:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specd"
         directory.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the latter without HOME, for a user id that has no name
+    except (OSError, RuntimeError):  # RuntimeError: HOME is not set, and the user id has no name
         return None
     return directory if os.access(directory, os.W_OK) else None
 
 
 @contextlib.contextmanager
 def taking_turns(what: str, *, timeout_seconds: float) -> Iterator[bool]:
-    """Let the processes of a machine that have the same user's cache do something one after another.
+    """Let the processes of a machine that share a user's cache do something one after another.
 
-    Yields whether it is this process's turn. It goes on without after `timeout_seconds`, and at once where there is no
-    cache to write to.
+    Yields whether it is this process's turn. Without its turn, a process continues after `timeout_seconds`, or at once
+    if it cannot write to the cache.
     """
     directory = user_cache_directory()
     if directory is None:
         yield False
         return
     lock = FileLock(directory / f"{what}.lock")
-    with contextlib.suppress(OSError):  # Timeout is one
+    with contextlib.suppress(OSError):  # filelock's Timeout is an OSError
         lock.acquire(timeout=timeout_seconds)
     try:
         yield lock.is_locked
@@ -42,10 +42,10 @@ def taking_turns(what: str, *, timeout_seconds: float) -> Iterator[bool]:
 
 
 def keep_compiled_kernels(key: str) -> None:
-    """Let MLX keep the kernels there that it compiles for CUDA, before it compiles any.
+    """Make MLX keep the kernels that it compiles for CUDA in the user's cache. Call it before the first compilation.
 
-    By itself it keeps them among the temporary files, which a container or the next boot forgets. Its files do not
-    name their device and model, and are written in place: `key` must name them.
+    By default MLX keeps them among the temporary files, which a container or a reboot forgets. Its files do not name
+    their device and model and are written in place, so `key` must name device and model.
     """
     directory = user_cache_directory()
     if directory is not None:

@@ -1,4 +1,4 @@
-"""The words of the protocol that every part uses: why a generation ended, and where tokens come from."""
+"""Words of the protocol that all parts use: finish reasons, and the sources of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended; generation.proto explains the values."""
+    """The reason why a generation ended; generation.proto explains the values."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -15,12 +15,12 @@ class FinishReason(enum.Enum):
 
     @property
     def is_token(self) -> bool:
-        """Whether the last token ended the generation, and is no part of what was said."""
+        """Whether the last token ended the generation, and is not part of the reply."""
         return self in {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 
 class DraftSource(enum.Enum):
-    """Who may propose tokens; generation.proto explains the values."""
+    """The sources that may propose tokens; generation.proto explains the values."""
 
     AUTO = "auto"
     MODEL = "model"
@@ -29,7 +29,7 @@ class DraftSource(enum.Enum):
 
 
 class TokenSource(enum.Enum):
-    """Who said a token first."""
+    """The source that proposed a token, or the target."""
 
     TARGET = "target"
     DRAFT = "draft"

@@ -1,8 +1,8 @@
-"""The acceptance rules: which proposed tokens the target takes, and which token is its own.
+"""The acceptance rules: which proposed tokens the target accepts, and which token is its own.
 
 Both work on rows, one for each proposed token and one for the position after them. They return for each proposed token
-whether it is accepted, and for each position the target's own token: it stands there if all proposed tokens before it
-are accepted and the one at it is not. Only rows up to the first rejection count.
+whether it is accepted, and for each position the target's own token, which the round emits if all proposed tokens
+before it are accepted and the one at its position is not. Only rows up to the first rejection count.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reject(
 ) -> tuple[mx.array, mx.array]:
     """Accept tokens x ~ q with probability min(1, p(x) / q(x) + lenience), and sample those to put in their places.
 
-    Those are samples of norm(max(p - q, 0)), which makes accepted and recovered tokens together samples of p
+    The replacements are samples of norm(max(p - q, 0)), which makes accepted and recovered tokens together samples of p
     (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, equation 2). `lenience` is the
     `delta` of the first MLX example of speculative decoding.
 

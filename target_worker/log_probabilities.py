@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: emitted ones, from the logits that decided about them, and a prompt's."""
+"""Log-probabilities of emitted tokens, from the logits that decided about them, and of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from specd.worker.sampling.sampler import Sampler
 def log_probabilities(
     sampler: Sampler, logits: mx.array, scores: mx.array, token_ids: Sequence[int], top: int
 ) -> list[TokenLogProbabilities]:
-    """Return the log-probabilities of tokens [n] and of the `top` most likely ones at each of their places.
+    """Return the log-probabilities of tokens [n], and of the `top` most likely tokens at each of their positions.
 
-    Under the model: log softmax of its logits [n, vocabulary_size]. Under the sampling: the same of the scores.
+    Under the model they are the log softmax of its logits [n, vocabulary_size], under the sampling that of the scores.
     """
     model = np.array(_log_softmax(logits))
     sampled = np.array(
@@ -35,17 +35,17 @@ def log_probabilities(
 
 
 class PromptLogProbabilities:
-    """Collects the log-probabilities of a prompt's tokens but the first, under the model."""
+    """Collects the log-probabilities, under the model, of a prompt's tokens after the first."""
 
     def __init__(self, top: int) -> None:
-        """Collect `top` most likely tokens for each place, too."""
+        """Also collect the `top` most likely tokens at each position."""
         self.values: list[TokenLogProbabilities] = []
         self._top = top
 
     def add(self, logits: mx.array, following: Sequence[int]) -> Steps[None]:
-        """Add those of tokens [n] that the logits [n, vocabulary_size] are before."""
+        """Add the log-probabilities of tokens [n], from the logits [n, vocabulary_size] before them."""
         if not following:
-            return  # MLX has no logsumexp of nothing
+            return  # MLX's logsumexp fails on an empty array
         rows = _log_softmax(logits)
         yield Evaluate([rows])
         for row, token_id in zip(np.array(rows), following, strict=True):
@@ -58,11 +58,11 @@ def _log_softmax(logits: mx.array) -> mx.array:
 
 
 def _rank(row: NDArray[np.float32], top: int) -> list[RankedToken]:
-    """Return the most likely tokens that can occur at all, the most likely first, the lower id first among equals."""
+    """Return the most likely tokens of those with a probability above 0, most likely first, then the lower id first."""
     top = min(top, row.size)
     if top == 0:
         return []
     last = np.partition(row, -top)[-top]
-    candidates = np.flatnonzero((row >= last) & (row > -np.inf))  # more, where several are as likely as the last
+    candidates = np.flatnonzero((row >= last) & (row > -np.inf))  # several tokens can be as likely as the last
     best = candidates[np.lexsort((candidates, -row[candidates]))][:top]
     return [RankedToken(int(i), float(row[i])) for i in best]

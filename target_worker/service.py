@@ -40,15 +40,16 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
     if 0 < sampling.vocabulary_size < model.vocabulary_size:
         raise InvalidRequestError(
             "OUT_OF_RANGE",
-            f"vocabulary_size is {sampling.vocabulary_size}, but the target {model.name} has {model.vocabulary_size}",
+            f"vocabulary_size is {sampling.vocabulary_size}, but the target {model.name} has {model.vocabulary_size} "
+            "tokens: send that number",
         )
     num_distributions = len(proposal) if session.sampler.rejects else 0
-    # Checked before they are read, because each takes as much memory as the vocabulary has tokens.
+    # Checked before the distributions are read, because each takes memory for the whole vocabulary.
     if len(request.distributions) != num_distributions:
         raise InvalidRequestError(
             "BROKEN_DISTRIBUTION",
-            f"there are {len(request.distributions)} distributions for {len(proposal)} proposed tokens: acceptance by "
-            f"{sampling.acceptance.name} needs {num_distributions}",
+            f"distributions has {len(request.distributions)} entries, but acceptance by {sampling.acceptance.name} of "
+            f"{len(proposal)} proposed tokens needs {num_distributions}",
         )
     return _verify(worker, session, request, token_ids, proposal)
 
@@ -60,7 +61,7 @@ def _verify(
     token_ids: Sequence[int],
     proposal: Sequence[int],
 ) -> Steps[Verification]:
-    # In the job, not on the event loop: 32 distributions over 150,000 tokens are 19 MB.
+    # This runs in the job, not on the event loop, because 32 distributions over 150,000 tokens are 19 MB.
     distributions = [distribution_from(message) for message in request.distributions]
     rows = decode_distributions(distributions, worker.model.info.vocabulary_size)
     if distributions:
@@ -80,7 +81,7 @@ def _verify(
 
 
 def _pad(worker: Worker, session_len: int, width: int) -> int:
-    """Return the width, this one or larger, that takes least time, for a session that has the worker to itself."""
+    """Return the fastest width, at least `width`, for a session that has the worker to itself."""
     if worker.engine.num_active_sessions > 1:
         return width
     padded = worker.costs.cheapest_width(1, width)

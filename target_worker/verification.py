@@ -22,8 +22,8 @@ from target_worker.log_probabilities import PromptLogProbabilities, log_probabil
 class Verification:
     """The number of accepted tokens of a proposal, the target's own next token, and the length of its cache.
 
-    `log_probabilities`, if asked for, are those of the accepted tokens and of the next one; and
-    `prompt_log_probabilities` those of the tokens before the proposal but the first, in a session's first request.
+    `log_probabilities`, if the request asked for them, are for the accepted tokens and the next one. In a session's
+    first request, `prompt_log_probabilities` are for the tokens before the proposal, without the first.
     """
 
     num_accepted: int
@@ -44,7 +44,7 @@ def verify(
     chunk: PrefillChunk,
     pad: Callable[[int], int] = int,
 ) -> Steps[Verification]:
-    """Hold the first `position` tokens, append `token_ids` and the proposal, and say how much of it the target accepts.
+    """Hold the first `position` tokens, append `token_ids` and the proposal, and return the verdict on the proposal.
 
     One forward pass over the last of `token_ids` and the proposal gives the target's distribution at each of these
     len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs

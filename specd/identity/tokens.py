@@ -94,7 +94,7 @@ class TokenFile:
         if scheme.lower() != "bearer" or not given:
             raise UnauthenticatedError(
                 "TOKEN_MISSING",
-                "this coordinator needs a token: send exactly one, as the metadata 'authorization: Bearer TOKEN' "
+                "this coordinator needs a token: send one, as the metadata 'authorization: Bearer TOKEN' "
                 "(specd generate reads it from SPECD_TOKEN)",
             )
         token = find(self._tokens, given.strip())

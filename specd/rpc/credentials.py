@@ -1,4 +1,4 @@
-"""Credentials of connections: what a server presents and asks for, and what a client does."""
+"""Credentials of connections, for servers and for clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specd.identity.certificates import Certificates
 
 @dataclass(frozen=True)
 class ClientCredentials:
-    """What a client trusts and shows.
+    """The authority that a client trusts, and the certificate and token that it presents.
 
-    With `ca`, a file of the authorities to trust, the connection is TLS, and without it plaintext. `cert` and `key` are
-    the client's own certificate. The server's must be for `server_name`, by default the host of its address. A `token`
-    goes with every call; over plaintext it goes to this machine only, unless `insecure`. Errors name the options that
-    set all this by their `option_prefix`.
+    With `ca`, a file of the authorities to trust, the connection uses TLS, without it plaintext. `cert` and `key` are
+    the client's own certificate. The server's certificate must be for `server_name`, by default the host of its
+    address. Every call has the `token`; over plaintext it is sent to this machine only, unless `insecure`. Errors name
+    the options by their `option_prefix`.
     """
 
     ca: Path | None = None
@@ -34,7 +34,7 @@ class ClientCredentials:
     option_prefix: str = "--tls"
 
     def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
-        """Return the credentials of a channel; None for plaintext. Raises StartupError for what cannot be used."""
+        """Return the credentials of a channel, or None for plaintext. Raises StartupError if they cannot be used."""
         if (self.cert is None) != (self.key is None):
             raise StartupError(
                 "a client's certificate and its key go together: "
@@ -42,14 +42,14 @@ class ClientCredentials:
             )
         if self.ca is None and self.cert is not None:
             raise StartupError(
-                f"a client's certificate needs TLS: set {self.option_prefix}-ca to the authority of the server too"
+                f"a client's certificate needs TLS: also set {self.option_prefix}-ca to the authority of the server"
             )
         if self.token and not re.fullmatch("[!-~]+", self.token):
-            raise StartupError("the token has characters that no token has: copy it again")
+            raise StartupError("the token has characters that tokens cannot have: copy it again")
         if address.startswith("unix:") or self.ca is None:
             if self.token and not (self.insecure or is_local(address)):
                 raise StartupError(
-                    f"the token would go to {address} in plaintext, for all on the way to read: set "
+                    f"the token would go to {address} in plaintext, which others on the network can read: set "
                     f"{self.option_prefix}-ca to the authority of the server, or --insecure if something else "
                     "keeps the connection secret"
                 )
@@ -64,7 +64,7 @@ class ClientCredentials:
 
     @property
     def interceptors(self) -> Sequence[grpc.aio.ClientInterceptor]:
-        """What adds the token to calls."""
+        """The interceptors that add the token to calls."""
         return [kind(self.token) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)] if self.token else []
 
     @property
@@ -77,7 +77,7 @@ PLAIN = ClientCredentials()
 
 
 def server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:
-    """Return the credentials of a port, which serves new connections with the files as they are then."""
+    """Return the credentials of a port. Each new connection gets the current content of the files."""
     given = certificates.generation
 
     def configuration() -> grpc.ServerCertificateConfiguration:
@@ -90,7 +90,7 @@ def server_credentials(certificates: Certificates, *, wants_certificate: bool) -
         nonlocal given
         certificates.refresh()
         if certificates.generation == given:
-            return None  # as before
+            return None  # gRPC keeps the earlier configuration
         given = certificates.generation
         return configuration()
 
@@ -112,7 +112,7 @@ class _WithToken:
         return details._replace(metadata=metadata)
 
 
-# grpc.aio takes an interceptor for one kind of call only.
+# grpc.aio accepts an interceptor for one kind of call only.
 class _UnaryUnary(_WithToken, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(self._signed(client_call_details), request)

@@ -1,4 +1,8 @@
-"""Why a connection does not come about, in words: gRPC itself says little about TLS, and less of it to clients."""
+"""Explanations of failed TLS connections, for people.
+
+gRPC's own message is "Socket closed" where a server refuses a certificate. So this module connects again with Python's
+own TLS, whose errors are precise.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from specd.identity.certificates import CertificateFiles, Certificates
 from specd.rpc.credentials import ClientCredentials
 
 _SECONDS = 3.0
-# What an HTTP/2 client begins with: the preface and an empty SETTINGS frame. A server that lets it in sends its own.
+# An HTTP/2 client begins with the preface and an empty SETTINGS frame. A server that accepts it answers with its own.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 # From OpenSSL's x509_vfy.h.
 _NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 62, 64
 
 
 def why_unreachable(address: str, credentials: ClientCredentials) -> str:
-    """Return why TLS keeps a client with these credentials out of a server at HOST:PORT; "" where it does not.
+    """Return the reason why TLS fails between a client with these credentials and a server at HOST:PORT, or "".
 
     It connects as gRPC does, and blocks for a few seconds at most.
     """
@@ -30,7 +34,7 @@ def why_unreachable(address: str, credentials: ClientCredentials) -> str:
     except ssl.SSLError as error:
         return _in_words(error, address, credentials)
     except OSError:
-        return ""  # nothing answers there, which gRPC itself says
+        return ""  # no process answers there, which gRPC itself reports
 
 
 def _why_no_plaintext(address: str, credentials: ClientCredentials) -> str:
@@ -39,7 +43,7 @@ def _why_no_plaintext(address: str, credentials: ClientCredentials) -> str:
     try:
         with _connect(address) as connection, context.wrap_socket(connection):
             option = f"{credentials.option_prefix}-ca"
-            return f"the process at {address} speaks TLS: set {option} to the authority of its certificate"
+            return f"the process at {address} uses TLS: set {option} to the authority of its certificate"
     except ssl.SSLError:
         return ""
 
@@ -60,10 +64,9 @@ def _why_no_tls(address: str, credentials: ClientCredentials) -> str:
             return ""
     if credentials.cert is None:
         prefix = credentials.option_prefix
-        return f"the process at {address} wants a certificate: set {prefix}-cert and {prefix}-key"
+        return f"the process at {address} needs a client's certificate: set {prefix}-cert and {prefix}-key"
     return (
-        f"the process at {address} does not take the certificate {credentials.cert}: "
-        "use one of the authority that it trusts"
+        f"the process at {address} refuses the certificate {credentials.cert}: use one of the authority that it trusts"
     )
 
 
@@ -71,7 +74,7 @@ def _in_words(error: ssl.SSLError, address: str, credentials: ClientCredentials)
     if not isinstance(error, ssl.SSLCertVerificationError):
         if error.reason == "WRONG_VERSION_NUMBER":
             option = f"{credentials.option_prefix}-ca"
-            return f"the process at {address} speaks plaintext: leave out {option}, or give that process a certificate"
+            return f"the process at {address} uses plaintext: leave out {option}, or give that process a certificate"
         return f"TLS with {address} fails: {error.reason or error}"
     if error.verify_code in {_NOT_YET_VALID, _EXPIRED}:
         when = "has expired: renew it" if error.verify_code == _EXPIRED else "is not valid yet: wait"
@@ -79,11 +82,11 @@ def _in_words(error: ssl.SSLError, address: str, credentials: ClientCredentials)
     if error.verify_code in {_HOST_MISMATCH, _ADDRESS_MISMATCH}:
         return (
             f"the certificate of {address} is not for {credentials.server_name or _host(address)}: "
-            f"set {credentials.option_prefix}-name to a name that it has, or make it anew with this one "
+            f"set {credentials.option_prefix}-name to a name that it has, or make a new certificate with this name "
             "('specd certs --host')"
         )
     return (
-        f"the certificate of {address} is not of the authority in {credentials.ca} ({error.verify_message}): "
+        f"the certificate of {address} was not issued by the authority in {credentials.ca} ({error.verify_message}): "
         "use the ca.crt that was made with it"
     )
 

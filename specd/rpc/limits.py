@@ -1,4 +1,4 @@
-"""What a server takes from one connection and from all of them: options of gRPC, and what gRPC itself lets pass."""
+"""Limits of a server's connections, calls and messages: gRPC's options, and checks that gRPC does not make."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import grpc
 
 from specd.errors import ResourceExhaustedError
 
-# By the rule of HTTP/2: 32 bytes for each entry besides its name and value.
+# HTTP/2 counts 32 bytes for each entry in addition to its name and value.
 MAX_METADATA_BYTES = 16 * 1024
 _ENTRY_BYTES = 32
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# gRPC refuses what is too large without a reason that a program could read. So it takes in this many times as much, and
-# specd refuses what is between; more stays gRPC's to refuse, or a call's memory would have no bound.
+# gRPC refuses a large message without a reason that a program could read. So gRPC accepts this many times specd's
+# limit, and specd refuses the sizes between the two. gRPC's limit bounds the memory of a call: 32 KiB before its caller
+# is known, and twice the largest request afterwards.
 _TAKEN_IN = 2
 
-# Requests of these methods can be long, up to what the server takes; those of the others are a few names and numbers.
+# Requests of these methods can be as long as the server's limit; other requests are a few names and numbers.
 _LONG = frozenset({"Generate", "CountTokens", "Propose", "Verify"})
 MAX_SHORT_BYTES = 64 * 1024
 
-# Calls at a time on one connection, unless a server needs another number. A coordinator has all sessions on one.
+# Calls at a time on one connection, unless a server needs another number. A coordinator has one connection to a worker
+# for all sessions.
 MAX_STREAMS = 1024
 
-# Of connections, as far as the process may open so many files: half of them are left for itself.
+# Half of the files that a process may open are left for the process itself.
 _MOST_CONNECTIONS = 1024
 
 
@@ -39,10 +41,10 @@ def most_connections() -> int:
 
 @dataclass(frozen=True)
 class ConnectionAge:
-    """How long a connection takes new calls, and how long those that it has may then go on; 0 is without end.
+    """The age at which a connection stops accepting calls, and the time that its calls then have; 0 is no limit.
 
-    Its client opens another one, where names and load balancers send it now. Calls beyond the grace end with
-    UNAVAILABLE.
+    The client opens another connection, to the address that its name has now. So a lost certificate or an old address
+    does not work for ever. Calls beyond the grace end with UNAVAILABLE.
     """
 
     seconds: float
@@ -56,18 +58,19 @@ class ConnectionAge:
 
 
 def connection_options(max_streams: int, max_message_bytes: int) -> list[tuple[str, int]]:
-    """Return options that bound what connections cost: each has up to `max_streams` calls at a time.
+    """Return options that bound the cost of connections, each with up to `max_streams` calls at a time.
 
-    `max_message_bytes` is the largest request that specd takes; gRPC's own bounds are above specd's.
+    `max_message_bytes` is the largest request that specd accepts; gRPC's own bounds are higher.
     """
     return [
         ("grpc.max_receive_message_length", _TAKEN_IN * max_message_bytes),
         # Rapid reset (CVE-2023-44487): a cancelled call counts until its handler has ended.
         ("grpc.max_concurrent_streams", max_streams),
-        ("grpc.max_metadata_size", _TAKEN_IN * MAX_METADATA_BYTES),  # between the two, gRPC would refuse some
+        # Equal limits, because between the two gRPC refuses some calls.
+        ("grpc.max_metadata_size", _TAKEN_IN * MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _TAKEN_IN * MAX_METADATA_BYTES),
         ("grpc.max_allowed_incoming_connections", most_connections()),
-        # Connections that say nothing, that take no notice of these limits, and that nobody uses.
+        # Bounds for connections that send nothing, that ignore these limits, and that are idle.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.settings_timeout", 5_000),
         ("grpc.max_connection_idle_ms", 300_000),
@@ -80,21 +83,21 @@ def connection_options(max_streams: int, max_message_bytes: int) -> list[tuple[s
 
 
 def check_length(method: str, data: bytes, max_message_bytes: int) -> None:
-    """Raise ResourceExhaustedError for a request that is longer than those of its method can be."""
+    """Raise ResourceExhaustedError for a request that is longer than its method allows."""
     most = max_message_bytes if method.rpartition("/")[2] in _LONG else min(MAX_SHORT_BYTES, max_message_bytes)
     if len(data) > most:
         raise ResourceExhaustedError(
-            "MESSAGE_TOO_LARGE", f"the request to {method} has {len(data)} bytes: the most is {most}, so send less"
+            "MESSAGE_TOO_LARGE", f"the request to {method} has {len(data)} bytes: send at most {most}"
         )
 
 
 def check_metadata(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Raise ResourceExhaustedError for too much metadata.
 
-    gRPC's core keeps the limit from when a client has acknowledged it: one that never does could send 16 MiB a call.
+    gRPC's core enforces its limit only once a client has acknowledged it: one that never does could send 16 MiB a call.
     """
     size = sum(len(name) + len(value) + _ENTRY_BYTES for name, value in context.invocation_metadata() or ())
     if size > MAX_METADATA_BYTES:
         raise ResourceExhaustedError(
-            "METADATA_TOO_LARGE", f"the metadata takes {size} bytes: the most is {MAX_METADATA_BYTES}, so send less"
+            "METADATA_TOO_LARGE", f"the metadata takes {size} bytes: send at most {MAX_METADATA_BYTES}"
         )

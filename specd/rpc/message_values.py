@@ -1,4 +1,4 @@
-"""How many values a serialised message has, told without parsing it: a parser takes far more memory than bytes."""
+"""The number of values in a serialised message, without parsing it: a parsed message takes far more memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from specd.errors import InvalidRequestError
 
-# Fields of a message and of those in it: of a Struct, each value is two to four. And items of packed arrays.
+# Limits for the fields of a message and its submessages (each value of a Struct is two to four fields), and for the
+# items of packed arrays.
 MAX_FIELDS = 2**18
 MAX_ITEMS = 2**20
 
@@ -26,11 +27,11 @@ class TooManyValuesError(InvalidRequestError):
     """A message has more values than a request may have."""
 
     def __init__(self, method: str, what: str, most: int) -> None:
-        super().__init__("OUT_OF_RANGE", f"the request to {method} has more than {most} {what}, which is the most")
+        super().__init__("OUT_OF_RANGE", f"the request to {method} has more than {most} {what}: send fewer")
 
 
 def check_values(method: str, message: Descriptor, data: bytes) -> None:
-    """Raise TooManyValuesError for more values than a request may have; what is broken is left to the parser."""
+    """Raise TooManyValuesError for more values than a request may have. The parser reports broken messages."""
     at, end, num_fields, num_items = 0, len(data), 0, 0
     messages, items = _kinds(message)
     outer: list[tuple[dict[int, Descriptor], dict[int, int], int]] = []
@@ -90,6 +91,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _count_numbers(data: bytes, at: int, end: int) -> int:
-    """Return how many numbers there are, a piece at a time: other threads wait for no more."""
+    """Return the number of numbers. It counts piece by piece, so that other threads wait for one piece only."""
     pieces = range(at, end, _PIECE_BYTES)
     return sum(len(data[i : min(i + _PIECE_BYTES, end)].translate(None, _NOT_LAST)) for i in pieces)

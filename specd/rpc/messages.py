@@ -1,4 +1,4 @@
-"""Messages to plain values and back, for the edges of all three processes."""
+"""Conversion between messages and plain values, for the edges of all three processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2
 from specd.vocabulary import DraftSource
 
-# Of the initial metadata of a stream: which life of a worker answers.
+# The key in a stream's initial metadata that has the incarnation of the worker.
 INCARNATION = "specd-incarnation"
 
 _LONGEST_STEP_SECONDS = 3600.0
@@ -43,7 +43,9 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
     """Return the sampling of a session. Raises InvalidRequestError for an unknown acceptance method."""
     parameters = message.parameters
     if parameters.acceptance not in _ACCEPTANCE:
-        raise InvalidRequestError("OUT_OF_RANGE", f"acceptance is {parameters.acceptance}: there is no such method")
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"acceptance is {parameters.acceptance}: it must be in [0, {max(_ACCEPTANCE)}]"
+        )
     values = {
         each.name: getattr(parameters, each.name)
         for each in _PARAMETERS
@@ -89,7 +91,7 @@ def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:
 
 
 def draft_source_from(value: int) -> DraftSource:
-    """Return who may propose tokens. Raises InvalidRequestError for a value that is not known."""
+    """Return the sources that may propose tokens. Raises InvalidRequestError for an unknown value."""
     for source, known in _DRAFT_SOURCE_MESSAGES.items():
         if value == known:
             return source
@@ -99,7 +101,7 @@ def draft_source_from(value: int) -> DraftSource:
 
 
 def draft_source_message(source: DraftSource) -> generation_pb2.DraftSource:
-    """Return the message for who may propose tokens."""
+    """Return the enum value for the sources that may propose tokens."""
     return _DRAFT_SOURCE_MESSAGES[source]
 
 
@@ -173,13 +175,14 @@ def to_cache_parts(footprint: CacheFootprint) -> list[model_pb2.CachePart]:
 
 
 def step_costs_from(messages: Iterable[model_pb2.StepCost]) -> StepCosts | None:
-    """Return the costs in messages; None if there are none. Raises ValueError for what nothing can cost."""
+    """Return the costs in messages; None if there are none. Raises ValueError for an impossible cost."""
     measured: dict[int, dict[int, float]] = {}
     for message in messages:
         # A NaN is not in the range.
         if not (0 < message.seconds <= _LONGEST_STEP_SECONDS and message.sessions and message.width):
             raise ValueError(
-                f"a step of {message.sessions} sessions with {message.width} tokens each takes {message.seconds:g} s"
+                f"the cost of a step of {message.sessions} sessions with {message.width} tokens each is invalid: "
+                f"{message.seconds:g} s"
             )
         measured.setdefault(message.sessions, {})[message.width] = message.seconds
     return StepCosts(measured) if measured else None

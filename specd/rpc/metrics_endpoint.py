@@ -1,4 +1,4 @@
-"""Endpoint, build info and histogram buckets that the metrics of all processes share."""
+"""The endpoint, build info and histogram buckets that the metrics of all processes share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_registry() -> CollectorRegistry:
 
 def add_build_info(registry: CollectorRegistry, process: str, **build: str) -> None:
     """Add specd_build_info with the version and these labels."""
-    info = Info("specd_build", "Version of specd and of what it runs on.", registry=registry)
+    info = Info("specd_build", "Versions of specd and of the libraries and hardware that it uses.", registry=registry)
     info.info({"version": __version__, "process": process, "python": platform.python_version(), **build})
 
 
@@ -50,8 +50,8 @@ class MetricsEndpoint:
     def __init__(self, listen: str, registry: CollectorRegistry, certificates: Certificates | None = None) -> None:
         """Serve at `listen`, HOST:PORT or "" for none; with certificates over TLS.
 
-        Where they come with an authority, readers show a certificate for monitoring. Raises StartupError if the port is
-        in use.
+        If the certificates have an authority, readers must show a certificate for monitoring. Raises StartupError if
+        the port is in use.
         """
         self.address = ""
         self.url = ""
@@ -79,9 +79,10 @@ class MetricsEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers each connection in a thread, where TLS shakes hands too: prometheus_client's own lets one peer stop all.
+    """Answers each connection in a thread of its own, which also does the TLS handshake, with a time limit.
 
-    The certificate is the one that the files hold when a connection comes.
+    prometheus_client's own server does handshakes in its accept loop, so one silent peer stops all others. Each
+    connection gets the certificate that the files hold at that time.
     """
 
     daemon_threads = True
@@ -103,10 +104,10 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a reader of metrics went wrong", error=repr(sys.exception()))
+        log.debug("a request for metrics failed", error=repr(sys.exception()))
 
     def may_read(self, connection: Any) -> bool:
-        """Say whether the peer of a connection may have the metrics."""
+        """Return whether the peer of a connection may read the metrics."""
         if self._certificates is None or not self._certificates.has_ca:
             return True
         names = [name for kind, name in connection.getpeercert().get("subjectAltName", ()) if kind == "DNS"]
@@ -121,11 +122,11 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(MetricsHandler):
-    timeout = _PATIENCE_SECONDS  # of a reader that sends nothing, or takes nothing
+    timeout = _PATIENCE_SECONDS  # for a reader that sends or reads nothing
     server_version, sys_version = "specd", ""
 
     def do_GET(self) -> None:  # noqa: N802
         if cast("_Server", self.server).may_read(self.connection):
             super().do_GET()
         else:
-            self.send_error(403, "metrics are for a certificate of monitoring", "The certificate has another role.")
+            self.send_error(403, "metrics need a certificate for monitoring", "The certificate has another role.")

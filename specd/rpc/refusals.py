@@ -1,4 +1,4 @@
-"""Refusal of calls before they reach a service: callers who may not make them, unknown methods, broken messages."""
+"""Refusal of calls before they reach a service: callers without the right, unknown methods, broken messages."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def refusing_server(
 class _Refuse(grpc.aio.ServerInterceptor):
     """Identifies the caller, and answers INVALID_ARGUMENT where grpc.aio would answer UNKNOWN and log a traceback.
 
-    Every method is served as one that takes a stream, from which its only request is read when the caller is known:
-    strangers make nobody keep their messages. grpc.aio itself would read and parse it before there is a context that
-    could answer.
+    Every method is served as one with a stream of requests, and its only request is read once the caller is known. So a
+    stranger's message, which can be as large as the limit, is never kept. grpc.aio itself would read and parse it
+    before a context exists that could answer.
     """
 
     def __init__(self, identify: Identify, max_message_bytes: int) -> None:
@@ -69,7 +69,7 @@ class _Refuse(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Return the method's handler, with broken messages and callers without the right refused."""
+        """Return the method's handler, which refuses broken messages and callers without the right."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -95,7 +95,7 @@ def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: 
         if handler.request_streaming:
             return requests
         if (data := await context.read()) is grpc.aio.EOF:
-            raise BrokenMessageError(method, "there is none")
+            raise BrokenMessageError(method, "the call has no message")
         return parse(data) if len(data) <= MAX_SHORT_BYTES else await asyncio.to_thread(parse, data)
 
     async def answer(requests: Any, context: _Context) -> Any:
@@ -119,7 +119,7 @@ def _refusing(handler: Any, method: str, identify: Identify, max_message_bytes: 
 
 
 def _request_of(method: str) -> Descriptor | None:
-    """Return the type of a method's requests; None for what the process knows no description of."""
+    """Return the type of a method's requests, or None if the process has no descriptor of the method."""
     try:
         return descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", ".")).input_type
     except KeyError:
@@ -143,9 +143,9 @@ async def _refusals(context: _Context) -> AsyncIterator[None]:
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]
-    """Core of a grpc.aio server that survives a call to a method whose name is not UTF-8; the original stops.
+    """Core of a grpc.aio server that survives a call to a method with a name that is not UTF-8; the original stops.
 
-    Calls to registered methods arrive elsewhere: those that arrive here are to unknown ones.
+    Only calls to unknown methods arrive here, because registered methods have their own path.
     """
 
     async def _request_call(self) -> Any:

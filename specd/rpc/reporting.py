@@ -1,4 +1,4 @@
-"""Reports errors of a call to the caller, the log and the metrics."""
+"""Reports of a call's errors to the caller, the log and the metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def reporting_errors(
         await context.abort_with_status(to_status(error))
     except Exception:
         log.exception("request failed")
-        unexpected = InternalError("INTERNAL", "the server failed on this request; its log says why")
+        unexpected = InternalError("INTERNAL", "the server failed on this request; its log has the cause")
         errors.labels(unexpected.code.name, unexpected.reason).inc()
         if before_status is not None:
             await before_status()

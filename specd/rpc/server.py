@@ -1,4 +1,4 @@
-"""Life of a gRPC server: bind, turn healthy, announce, drain."""
+"""The life of a gRPC server: bind, turn healthy, announce, drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 _CALL_TASK_NAME = "rpc_task"  # grpc.aio's name for the tasks of calls; tests/unit/test_server.py checks it
 _LAST_STEPS_SECONDS = 1.0
-_HAND_BACK_SECONDS = 3.0  # for callers to take the error that their calls end with
+_HAND_BACK_SECONDS = 3.0  # the time for callers to read the errors that end their calls
 
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # otherwise two servers on one port both start and share the calls
@@ -36,7 +36,7 @@ _OPTIONS = [
 
 
 class _HealthServicer(health.aio.HealthServicer):
-    """The standard health service. Its watches end when the server stops; grpcio's own has no List."""
+    """The standard health service with List, which grpcio's own lacks. Its watches end when the server stops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Server:
     ) -> None:
         """Serve at `listen` (HOST:PORT or unix:PATH). `service_names` are fully qualified.
 
-        The `guard` says who may call what. A connection has up to `max_streams` calls at a time, and a request up to
-        `max_message_bytes`. Without a `connection_age`, it lasts as long as it is used.
+        The `guard` admits callers. A connection has up to `max_streams` calls at a time, and a request up to
+        `max_message_bytes`. Without a `connection_age`, a connection lasts as long as it is used.
         """
         self.listen = listen
         self.address = listen
@@ -110,7 +110,7 @@ class Server:
             port = self._add_port()
         except RuntimeError as error:
             raise StartupError(
-                f"cannot listen at {self.listen}: the address is in use or not of this machine; choose another"
+                f"cannot listen at {self.listen}: the address is in use or belongs to another machine; choose another"
             ) from error
         if not self.listen.startswith("unix:"):
             self.address = f"{self.listen.rpartition(':')[0]}:{port}"
@@ -126,7 +126,7 @@ class Server:
         return self.grpc.add_secure_port(self.listen, credentials)
 
     async def set_serving(self, serving: bool) -> None:
-        """Set what health checks answer."""
+        """Set the answer of health checks."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in self._services:
             await self._health.set(service, status)
@@ -146,7 +146,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def until_stopped(self, error: Callable[[], SpecdError]) -> AsyncIterator[None]:
-        """Run a call that ends with an `error()` if it runs longer than a stop waits; gRPC would give no reason."""
+        """Run a call, and end it with `error()` if a stop has waited for it; gRPC itself would give no reason."""
         try:
             async with asyncio.timeout(None) as timeout:
                 self._calls.add(timeout)
@@ -162,17 +162,17 @@ class Server:
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, wait for running ones for the grace period, then end them."""
         await self._health.enter_graceful_shutdown()
-        # The time to hand back begins when the calls are told to end. Two timers from the start would both be due after
-        # a pause of the machine, and callers would get an end without a reason.
+        # The time to hand back begins when the calls are cancelled. With two timers from the start, a pause of the
+        # machine would make both due at once, and callers would get no reason.
         draining = asyncio.ensure_future(self.grpc.stop(math.inf))
         await asyncio.wait({draining}, timeout=grace_seconds)
         if self._calls:
             self._end_calls()
             await asyncio.wait({draining}, timeout=_HAND_BACK_SECONDS)
-        await self.grpc.stop(None)  # what is left; it ends `draining`
+        await self.grpc.stop(None)  # ends the calls that are left, and `draining`
         await draining
-        # For gRPC's core a call is over when its status is sent. Its task may still be cleaning up; if the loop closes
-        # meanwhile, the task is cancelled, with a traceback in the log.
+        # For gRPC's core a call is over when its status is sent, but its task may still be cleaning up. If the loop
+        # closed now, the task would be cancelled, with a traceback in the log.
         if calls := [task for task in asyncio.all_tasks() if task.get_name() == _CALL_TASK_NAME]:
             await asyncio.wait(calls, timeout=_LAST_STEPS_SECONDS)
 

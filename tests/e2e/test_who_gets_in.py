@@ -81,11 +81,13 @@ def test_a_client_is_told_why_tls_keeps_it_out(installation: Guarded, tmp_path: 
     options = [each for name, path in ours.items() for each in (f"--{name.replace('_', '-')}", str(path))]
     done = run_specd("generate", PROMPT, "-n", "3", "--address", address, *options)
     assert done.returncode == 0, done.stderr
-    assert f"the process at {address} speaks TLS: set --tls-ca" in kept_out(address)
-    assert "wants a certificate: set --tls-cert" in kept_out(address, tls_ca=certs / "ca.crt")
+    assert f"the process at {address} uses TLS: set --tls-ca" in kept_out(address)
+    assert "needs a client's certificate: set --tls-cert" in kept_out(address, tls_ca=certs / "ca.crt")
     strange: Any = {"tls_cert": theirs / "client.crt", "tls_key": theirs / "client.key"}
-    assert f"does not take the certificate {theirs}/client.crt" in kept_out(address, **{**ours, **strange})
-    assert f"is not of the authority in {theirs}/ca.crt" in kept_out(address, **{**ours, "tls_ca": theirs / "ca.crt"})
+    assert f"refuses the certificate {theirs}/client.crt" in kept_out(address, **{**ours, **strange})
+    assert f"was not issued by the authority in {theirs}/ca.crt" in kept_out(
+        address, **{**ours, "tls_ca": theirs / "ca.crt"}
+    )
     expired: Any = {"tls_cert": late / "client.crt", "tls_key": late / "client.key"}
     assert f"the certificate {late}/client.crt expired on" in kept_out(address, **{**ours, **expired})
     assert "is not for other.example.org: set --tls-name" in kept_out(

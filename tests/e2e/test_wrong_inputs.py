@@ -160,7 +160,7 @@ def test_a_metrics_port_that_was_asked_for(port: str, refused: Callable[..., str
 
 
 CREDENTIALS = [
-    pytest.param(["--tls-cert", "{certs}/coordinator.crt"], "a certificate and its key go together", id="no key"),
+    pytest.param(["--tls-cert", "{certs}/coordinator.crt"], "set both a certificate and its key", id="no key"),
     pytest.param(["--tls-cert", "/a", "--tls-key", "/b"], "cannot read /a", id="no certificate"),
     pytest.param(
         ["--tls-cert", "{certs}/coordinator.crt", "--tls-key", "{certs}/client.key"],

@@ -44,7 +44,7 @@ async def test_what_a_method_does_not_need_it_does_not_take(client: RawClient, s
 
 
 async def test_many_empty_messages_are_no_conversation(client: RawClient, standing: Standing) -> None:
-    for count, why in ((5_000, "5000 entries: the most is 4096"), (2_000_000, "more than 262144 fields")):
+    for count, why in ((5_000, "5000 entries: send at most 4096"), (2_000_000, "more than 262144 fields")):
         error = await error_of(client.generate(Chat(messages=[ChatMessage()] * count)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error_info(error).reason == "OUT_OF_RANGE"

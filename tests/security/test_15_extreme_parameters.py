@@ -27,7 +27,7 @@ from tests.security.standing import is_expected, standard_error_to
 NAN, INF = float("nan"), float("inf")
 LARGEST_UINT32 = 2**32 - 1
 # What tells a client how to do better.
-REMEDIES = ("must ", "at most", "the most is", "should ", "ends at", "there is no such", "send ")
+REMEDIES = ("must ", "at most", "the most is", "should ", "ends at", "send ", "set ")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def check(**fields: Any) -> Callable[[], Any]:
         (check(sampling=Sampling(temperature=200)), "temperature is 200", "temperature"),
         (
             check(sampling=Sampling(lenience=0.5, acceptance=Acceptance.COUPLED)),
-            "acceptance is 'coupled', which has none: set 'rejection'",
+            "acceptance is 'coupled', which has no lenience: set 'rejection'",
             "lenience",
         ),
         (

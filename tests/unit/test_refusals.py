@@ -182,7 +182,7 @@ async def reason_of(channel: grpc.aio.Channel, method: str, num_bytes: int, meta
     except grpc.aio.AioRpcError as error:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         reason = error_info(error).reason
-        assert not reason or "send less" in str(error.details())
+        assert not reason or "send at most" in str(error.details())
         assert all(key != "retry-after" for key, _ in error.trailing_metadata() or ())
         return reason
     return "OK"
