@@ -44,13 +44,14 @@ from specd.worker.session.stream import Worker
 
 log = structlog.get_logger()
 
-# How soon the engine's thread lets the event loop have Python. By default 5 ms, as long as a step of a draft: messages
-# of other sessions would come a step late (eight sessions measured 4 to 7 % faster).
+# The time after which the engine's thread yields Python to the event loop. The default of 5 ms is as long as a step of
+# a draft, and messages of other sessions would come a step late (eight sessions measured 4 to 7 % faster).
 _SWITCH_SECONDS = 0.0005
-# A GPU plans each width anew, and has kernels for tiles of these sizes: CUDA compiles those for quantised weights from
-# source when they are first asked for, each for half a minute and more.
+# A GPU plans each new width, which takes 0.1 s for 36 layers on an H100, and has kernels for tiles of these sizes: CUDA
+# compiles those for quantised weights at their first use, for half a minute each. Within a session, that would break
+# every deadline.
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
-# So long a start may wait for the fingerprint of the whole model.
+# The most seconds that a start waits for the fingerprint of the whole model.
 _FINGERPRINT_SECONDS = 1.0
 
 
@@ -76,17 +77,17 @@ async def run_worker(
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
     registry = new_registry()
     with MetricsEndpoint(settings.metrics_listen, registry, certificates) as endpoint:
-        # Before the load, which can be a long download: a port in use is known at once, and health says NOT_SERVING.
+        # Before the load, which can be a long download: a port in use is an error at once, and health is NOT_SERVING.
         await server.start()
-        # Without clear_streams the process aborts when the thread ends. A failed engine answers nobody: whoever
-        # supervises the process starts it anew.
+        # Without clear_streams the process aborts when the thread ends. A failed engine answers no request, so the
+        # process ends, and its supervisor restarts it.
         engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = PrefillChunk(settings.prefill_chunk_seconds)
         loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            os._exit(0)  # nothing is lost, and a download cannot be interrupted otherwise
+            os._exit(0)  # no state is lost, and this is the only way to interrupt a download
         try:
             model, fingerprint, costs = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
@@ -101,12 +102,12 @@ async def run_worker(
                     if not step.reads_source:
                         chunk.took(step.num_tokens, step.seconds)
                 elif step.is_whole and not workload.proposes and (step.had_all_cores or step.num_sessions > 1):
-                    # The curve for one session is with all cores: without them, a step says nothing about it.
+                    # The curve for one session is measured with all cores, so other steps do not refresh it.
                     costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
 
             engine.on_step = on_step
             engine.expect(costs.fixed_seconds)
-            # Of all but large models it is there by now, or as good as.
+            # For all but large models the fingerprint is ready by now, or nearly.
             await asyncio.wait({asyncio.wrap_future(fingerprint)}, timeout=_FINGERPRINT_SECONDS)
             deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, fingerprint))
             await server.set_serving(True)
@@ -122,17 +123,17 @@ async def run_worker(
             keep(model, workload, costs)
         finally:
             await server.stop(settings.shutdown_grace_seconds)
-            await asyncio.to_thread(engine.stop)  # it waits for the step under way
+            await asyncio.to_thread(engine.stop)  # it waits for the running step
 
 
 async def end_if_stuck(engine: Engine, seconds: float, end: Callable[[], None]) -> None:
-    """Call `end` when a step takes longer than so many seconds: a device that hangs answers nobody any more.
+    """Call `end` when a step takes longer than `seconds`, because the device hangs.
 
-    Whoever supervises the process starts it anew, and its sessions go on there.
+    The supervisor of the process (`specd up`, Docker or launchd) restarts it, and its sessions continue there.
     """
     while engine.busy_seconds < seconds:  # noqa: ASYNC110 - the other thread raises no event
         await asyncio.sleep(min(seconds / 10, 1.0))
-    log.error("a step does not end, ending the process", seconds=round(engine.busy_seconds, 1))
+    log.error("a step hangs, ending the process", seconds=round(engine.busy_seconds, 1))
     end()
 
 
@@ -163,12 +164,12 @@ def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[Loade
     passes: Sequence[int] = ()
     if mx.default_device().type != mx.cpu:
         passes = (*widths, *_TILES_ON_GPU)
-        log.info("warming up: if kernels are to be compiled this takes minutes, once on a machine")
+        log.info("warming up: the first time on a machine this compiles kernels, which can take minutes")
     cache = bare_cache(model.network, batches=model.batches)
     for width in passes:
         if width <= model.info.context_length:
             yield from measure([cache], Workload((width,)), width)
-    # A model that gives NaN says so to who asks it.
+    # A model that gives NaN reports it in the answer to a request.
     with contextlib.suppress(NonFiniteLogitsError):
         yield from rehearse(model)
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""A constant that is kept in the shapes that it is used in."""
+"""A constant operand, kept in the shapes in which it is used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MOST_SHAPES = 128
 class Constant:
     """A constant operand for arrays of any shape.
 
-    MLX broadcasts an operand by an operation of its own, which takes about as long as the one on a few rows that it is
-    for. Here that is done once for each shape. Broadcast arrays take no memory.
+    MLX broadcasts an operand by an operation of its own, which takes about as long as a computation on a few rows. Here
+    each shape is broadcast once. Broadcast arrays take no memory.
     """
 
     def __init__(self, value: mx.array | float) -> None:
@@ -21,7 +21,7 @@ class Constant:
         self._of_shape: dict[tuple[int, ...], mx.array] = {}
 
     def of(self, shape: tuple[int, ...]) -> mx.array:
-        """Return it in a shape that it can be broadcast to."""
+        """Return the constant in a shape to which it can be broadcast."""
         constant = self._of_shape.get(shape)
         if constant is None:
             constant = mx.broadcast_to(self._value, shape)

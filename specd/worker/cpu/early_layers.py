@@ -13,7 +13,7 @@ from specd.worker.cpu.undo import Undo, UnsuitableError
 
 
 def start_layers_early(network: Module) -> Iterator[Undo]:
-    """Let a CPU begin with each layer of a network when it is described, not when all of them are.
+    """Make a CPU begin with each layer of a network as soon as Python has described it.
 
     Describing a pass of the embedded target takes Python nearly half of a verify's time.
     """
@@ -28,7 +28,7 @@ def start_layers_early(network: Module) -> Iterator[Undo]:
 
 @cache
 def _early(plain: Any) -> Any:
-    """Return a class of layers that differ in nothing else: a network may ask whether a layer is of its class."""
+    """Return a subclass of `plain`, because a network may check the class of its layers."""
 
     class Early(plain):  # type: ignore[misc]
         def __call__(self, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Replaces functions that the layers of a network of mlx-lm call."""
+"""Replacement of functions that the layers of mlx-lm's networks call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specd.worker.cpu.undo import Undo
 
 
 def replace_function(network: Module, name: str, replacement_for: Callable[[Any], Any], *, mark: str) -> list[Undo]:
-    """Replace a function in the Python modules that the layers of a network come from, for all networks of these.
+    """Replace a function in the Python modules of a network's layers, for all networks with these modules.
 
-    `replacement_for` gets the function of before. What has an attribute `mark` was replaced already, and stays.
+    `replacement_for` gets the original function. A function with an attribute `mark` is a replacement, and stays.
     """
     undo: list[Undo] = []
     for module in {sys.modules[type(layer).__module__] for layer in network.modules()}:

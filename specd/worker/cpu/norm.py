@@ -26,10 +26,10 @@ def replace_norms(network: Module) -> Iterator[Undo]:
 
 
 class Norm(RMSNorm):
-    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467, equation 4) by the sum of squares in place of their mean."""
+    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467, equation 4) by the sum of squares instead of their mean."""
 
     def __init__(self, plain: RMSNorm) -> None:
-        """Compute what another does."""
+        """Compute the same as `plain`."""
         size = len(plain.weight)
         super().__init__(size, plain.eps)
         self.weight = plain.weight

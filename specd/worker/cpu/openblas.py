@@ -1,4 +1,4 @@
-"""Loads a fast BLAS before MLX, where MLX has none of its own.
+"""Loads a fast BLAS before MLX, on platforms where MLX does not have one.
 
 MLX's CPU wheel for Linux bundles the reference BLAS, whose matrix product of M rows costs M times that of one row:
 verifying k + 1 tokens then costs k + 1 decodes and speculation loses. libmlx looks its `cblas_*` functions up in the
@@ -27,16 +27,16 @@ from specd.errors import StartupError
 from specd.user_cache import user_cache_directory
 
 _PREFIX = "scipy_"  # on every symbol of the wheel's library
-# The processors (kernels, as OpenBLAS names them) for which it has a product without packing; they all have AVX-512.
+# The processors, by OpenBLAS's names of kernels, for which it has a product without packing; all have AVX-512.
 _CORES_WITH_SMALL_PRODUCTS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 
-# Some Arm processors have the matrix extension SME, Apple's M4 for one, and so may virtual machines on it. Kernels for
-# SME compute wrong products (OpenBLAS issues 5528 and 5873; 0.3.34, emulated); this older processor's are right there.
+# Some Arm processors have the matrix extension SME, such as Apple's M4, also in virtual machines. OpenBLAS's kernels
+# for SME compute wrong products (issues 5528 and 5873; 0.3.34, emulated). The kernels of this older processor do not.
 _AT_HWCAP2, _HWCAP2_SME = 26, 1 << 23
-_CORE_IN_PLACE_OF_SME = "NEOVERSEN1"
-# Rows, columns and depth of products that show whether kernels are right.
+_CORE_INSTEAD_OF_SME = "NEOVERSEN1"
+# Rows, columns and depth of the products that check the kernels.
 _PRODUCTS = ((1, 64, 16), (4, 64, 300), (33, 513, 300))
-_ROW_MAJOR, _NOT_TRANSPOSED = 101, 111  # of cblas.h
+_ROW_MAJOR, _NOT_TRANSPOSED = 101, 111  # from cblas.h
 
 _INSTALL = "install the package scipy-openblas32 or libopenblas0-pthread"
 
@@ -45,9 +45,9 @@ log = structlog.get_logger()
 
 @dataclass
 class _Loaded:
-    """The BLAS of this process: `description` is for people, `core` the processor that its kernels are for.
+    """The BLAS of this process: `description` is for people, `core` is the processor of its kernels.
 
-    Without a library it is the one that MLX brings, or Apple's.
+    Without a library it is MLX's own BLAS, or Apple's.
     """
 
     description: str = ""
@@ -61,7 +61,7 @@ _LOADED = _Loaded()
 
 
 def load_blas(num_threads: int) -> str:
-    """Make MLX use OpenBLAS with this many threads, on Linux; on macOS there is Accelerate.
+    """Make MLX use OpenBLAS with this many threads, on Linux; on macOS MLX uses Accelerate.
 
     Returns a description of the library, for people. Must run before the first import of `mlx.core` in the process.
     Raises StartupError if its products are wrong.
@@ -76,12 +76,12 @@ def load_blas(num_threads: int) -> str:
 
 
 def num_threads() -> int:
-    """Return how many threads BLAS was given."""
+    """Return the number of threads of BLAS."""
     return _LOADED.num_threads
 
 
 def core() -> str:
-    """Return the processor that the kernels of OpenBLAS are for, in its words; empty without OpenBLAS."""
+    """Return OpenBLAS's name of the processor of its kernels, or "" without OpenBLAS."""
     return _LOADED.core
 
 
@@ -91,17 +91,17 @@ def has_small_products() -> bool:
 
 
 def keep_to_one_thread() -> None:
-    """Compute each product on the thread that asks for it, from now on.
+    """Compute each product on its calling thread from now on.
 
-    A product that BLAS shares out waits for all of its threads. Where the other worker computes on one of their cores,
-    a thread waits for the scheduler's next turn, which takes longer than most products.
+    A product that BLAS shares out waits for all threads. If the other worker computes on one of their cores, a thread
+    waits for its next turn there, which takes longer than most products.
     """
     _set_num_threads(1)
     _LOADED.keeps_to_one_thread = True
 
 
 def use_all_threads() -> None:
-    """Share products out to the threads of BLAS again."""
+    """Share out products to the threads of BLAS again."""
     _set_num_threads(_LOADED.num_threads)
     _LOADED.keeps_to_one_thread = False
 
@@ -118,11 +118,11 @@ def _set_num_threads(count: int) -> None:
 
 def _load_openblas(num_threads: int) -> str:
     _LOADED.num_threads = num_threads
-    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)  # which the library reads when it is loaded
-    # Idle threads spin for 2^26 cycles by default, which steals the core of the other worker: 2^4 measured no slower.
+    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)  # the library reads it when it is loaded
+    # By default idle threads spin for 2^26 cycles and take the core of the other worker. 2^4 measured no slower.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     if _has_sme():
-        os.environ.setdefault("OPENBLAS_CORETYPE", _CORE_IN_PLACE_OF_SME)
+        os.environ.setdefault("OPENBLAS_CORETYPE", _CORE_INSTEAD_OF_SME)
     problems: list[Exception] = []
     for load in (_load_wheel_library, _load_system_library):
         try:
@@ -135,18 +135,18 @@ def _load_openblas(num_threads: int) -> str:
             return f"{version} for {_LOADED.core}, {library.openblas_get_num_threads()} threads"
         except (ImportError, OSError, AttributeError) as error:
             problems.append(error)
-    is_installed = not isinstance(problems[0], ImportError)  # of which PackageNotFoundError is one
-    advice = "see why the installed package scipy-openblas32 cannot be loaded" if is_installed else _INSTALL
+    is_installed = not isinstance(problems[0], ImportError)  # PackageNotFoundError is an ImportError
+    advice = "find out why the installed package scipy-openblas32 cannot be loaded" if is_installed else _INSTALL
     log.warning(
-        "no OpenBLAS: MLX falls back to its bundled reference BLAS, and speculative decoding will be SLOWER than the "
-        f"target alone; {advice}",
+        "OpenBLAS cannot be loaded, so MLX uses its bundled reference BLAS, and speculative decoding will be SLOWER "
+        f"than the target alone; {advice}",
         problems=[*map(str, problems)],
     )
     return "reference BLAS (slow)"
 
 
 def _has_sme() -> bool:
-    """Return whether this is an Arm processor with SME, as the kernel says."""
+    """Return whether the kernel reports an Arm processor with SME."""
     if platform.machine() != "aarch64":
         return False
     system = ctypes.CDLL(None)
@@ -166,22 +166,23 @@ def _check_products(library: ctypes.CDLL, core: str) -> None:
         )
         if not np.array_equal(product, left @ right):
             raise StartupError(
-                f"OpenBLAS computes wrong products with its kernels for {core}, on this processor: choose others with "
-                "the variable OPENBLAS_CORETYPE, such as NEOVERSEN1 on Arm or HASWELL on x86"
+                f"OpenBLAS computes wrong products with its kernels for {core} on this processor: set the variable "
+                "OPENBLAS_CORETYPE to other kernels, such as NEOVERSEN1 on Arm or HASWELL on x86"
             )
 
 
 def _load_wheel_library() -> ctypes.CDLL:
     """Load the OpenBLAS of the wheel `scipy-openblas32`, from a copy whose symbols have lost their prefix.
 
-    The copy is kept for the next start. Where it cannot be, as on a full disk, it lives in memory.
+    The copy is kept for the next start. If it cannot be written, as on a full disk, it is made in memory. LIEF renames
+    the symbols, and not patchelf, because all dependencies have permissive licences.
     """
     version = importlib.metadata.version("scipy-openblas32")
     directory = user_cache_directory()
     name = f"openblas-{version}-{platform.machine()}"
     for kept in directory.glob(f"{name}-*.so") if directory is not None else ():
         try:
-            # The name ends with the size: the loader of a file that is cut off ends the process.
+            # The name ends with the size, because loading a truncated library ends the process.
             if kept.name == f"{name}-{kept.stat().st_size}.so":
                 return ctypes.CDLL(str(kept), mode=ctypes.RTLD_GLOBAL)
             error = "its size is wrong"
@@ -205,7 +206,7 @@ def _load_wheel_library() -> ctypes.CDLL:
 
 def _keep(made: Path, directory: Path, name: str) -> Path:
     """Write a copy to a directory, and return its path. Raises OSError, and leaves nothing, if there is no space."""
-    # Written beside and renamed: two workers that start together must not read half a file.
+    # Written under another name and renamed, so that two workers that start together never read half a file.
     with tempfile.NamedTemporaryFile(dir=directory, suffix=".partial", delete=False) as file:
         partial = Path(file.name)
     try:
@@ -221,7 +222,7 @@ def _keep(made: Path, directory: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _copy_in_memory() -> Iterator[Path]:
-    """Make the copy in a file that is only in memory, and return its path. LIEF does not say if a disk is full."""
+    """Make the copy in a file in memory, and return its path. On a disk, LIEF would not report that it is full."""
     descriptor = os.memfd_create("libopenblas.so")
     try:
         path = Path(f"/proc/self/fd/{descriptor}")

@@ -1,8 +1,8 @@
-"""Softmax attention and SiLU in the form that MLX's CPU backend is fastest at.
+"""Softmax attention and SiLU in the form that is fastest on MLX's CPU backend.
 
-MLX's wheel for x86 goes value by value. Its exp(), in softmax and SiLU, is a polynomial of six calls to libm and takes
-13 ns, where power() is one call and takes 5 ns. `benchmarks/cpu_steps.py` measures a step with this, and with packed
-weights, beside mlx-lm's.
+MLX's wheel for x86 computes value by value. Its exp(), in softmax and SiLU, is a polynomial of six calls to libm and
+takes 13 ns, where power() is one call and takes 5 ns. `benchmarks/cpu_steps.py` compares a step with these functions,
+and with packed weights, to mlx-lm's.
 
 The formulas are those of MLX, in float32 like everything on the CPU: only the last bits can differ.
 """
@@ -25,11 +25,11 @@ from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import can_share, spread
 from specd.worker.cpu.undo import Undo, UnsuitableError
 
-# From this many attention weights on, the rows of a session are shared out to the cores.
+# With at least this many attention weights, the rows of a session are shared out to the cores.
 _WEIGHTS_FOR_ALL_STREAMS = 30_000
-# exp(scale) is rounded, which is an error of the scale, the larger the smaller that is.
+# exp(scale) is rounded, which changes the scale; the error is larger for a smaller scale.
 _LEAST_EXPONENT = 0.05
-# The masks that are kept, one for each length that sessions of a step have, are at most this large, in values.
+# The kept masks, one for each length of a step's sessions, have at most this many values.
 _LARGEST_MASK = 65_536
 
 _ONE, _ONE_OVER_E = Constant(1.0), Constant(1 / math.e)
@@ -48,10 +48,10 @@ def replace_swiglu(network: Module) -> list[Undo]:
 
 
 def check_platform() -> None:
-    """Raise UnsuitableError unless MLX goes value by value here. Apple's vector library has a fast exp()."""
-    # Not measured: it decides the last bits, and they should be the same after every start.
+    """Raise UnsuitableError unless MLX computes value by value here. Apple's vector library has a fast exp()."""
+    # Decided by the platform and not by a measurement, so that the last bits are the same after every start.
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise UnsuitableError("for MLX on x86 Linux only")
+        raise UnsuitableError("this is faster with MLX on x86 Linux only")
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -61,7 +61,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 def _attention_for(plain: Any) -> Any:
-    """Return `attention` for calls that it can answer, in the place of mlx-lm's, which answers the others."""
+    """Return a function that uses `attention` for the calls that it supports, and mlx-lm's for the others."""
 
     @wraps(plain)
     def scaled_dot_product_attention(
@@ -79,7 +79,7 @@ def _attention_for(plain: Any) -> Any:
 def attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, is_causal: bool) -> mx.array:
     """Attend from queries [batch, heads, n, size] to keys and values [batch, groups, length, size].
 
-    If it is causal, the queries are at the last n positions. Returns what `mx.fast.scaled_dot_product_attention` does.
+    If it is causal, the queries are at the last n positions. Equals `mx.fast.scaled_dot_product_attention`.
     """
     n, length = queries.shape[2], keys.shape[2]
     if scale < _LEAST_EXPONENT:
@@ -113,7 +113,7 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *
     return ((weights @ values) / mx.sum(weights, axis=-1, keepdims=True)).reshape(batch, heads, n, -1)
 
 
-# Arrays that need no evaluation, which is bound to a thread; kept, because all layers ask for the same.
+# Evaluated arrays, which any thread can use; kept, because all layers use the same.
 
 
 @lru_cache(maxsize=32)
@@ -123,7 +123,7 @@ def _exp(scale: float) -> mx.array:
 
 @lru_cache(maxsize=64)
 def _causal_mask(batch: int, groups: int, heads_of_group: int, n: int, length: int) -> mx.array:
-    """Return the mask to add to the logits of the last n positions, in their shape: then `addmm` is one operation."""
+    """Return the mask for the logits of the last n positions, in their shape, so that `addmm` is one operation."""
     mask = np.zeros((batch, groups, heads_of_group, n, length), np.float32)
     mask[..., length - n :] = np.triu(np.full((n, n), -np.inf, np.float32), k=1)
     return mx.array(mask.reshape(batch, groups, heads_of_group * n, length))

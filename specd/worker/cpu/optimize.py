@@ -1,4 +1,8 @@
-"""The only way into this package: replaces the layers of a network, and takes back what changes its logits."""
+"""The only way into this package: replaces the layers of a network, and undoes replacements that change its logits.
+
+A step describes hundreds of operations, and each takes Python microseconds. So RoPE, RMSNorm, masks and constants have
+forms with fewer operations, which saves a quarter of a draft step.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,11 @@ log = structlog.get_logger()
 
 
 def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) -> None:
-    """Replace layers by forms that are faster on this CPU, as long as the network computes the same.
+    """Replace layers with forms that are faster on this CPU, as long as the network computes the same.
 
-    `agrees` returns whether the logits are still the same. If they are not, or if something raises an error, each
-    optimisation is tried by itself, and undone if it is to blame. Weights are converted layer by layer, there and back,
-    so that there are never two copies of them. One line of the log lists the replacements, and the reasons where there
-    are none.
+    `agrees` returns whether the logits are still the same. If they are not, or if an error is raised, each optimisation
+    is tried by itself, and undone if it is the cause. Weights are converted layer by layer, in both directions, so that
+    there are never two copies of them. One line of the log lists the replacements, and the reasons for those left out.
     """
     optimizations: dict[str, Callable[[], Iterable[Undo]]] = {
         "attention": partial(ops.replace_attention, network),
@@ -34,7 +37,7 @@ def optimize(network: Module, vocabulary_rows: int, agrees: Callable[[], bool]) 
     }
     outcomes = {name: _Outcome(replace) for name, replace in optimizations.items()}
     if fault := _fault(agrees):
-        log.warning("the optimised network computes something else: trying each optimisation by itself", fault=fault)
+        log.warning("the optimised network gives other logits: trying each optimisation by itself", fault=fault)
         for outcome in reversed(outcomes.values()):
             outcome.take_back(fault)
         for name, replace in optimizations.items():
@@ -61,7 +64,7 @@ class _Outcome:
             self.undo.extend(replace())
         except UnsuitableError as error:
             self.take_back(str(error))
-        except Exception as error:  # whatever a network or a newer mlx-lm can raise
+        except Exception as error:  # a network or a newer mlx-lm can raise any error
             self.take_back(repr(error))
 
     def take_back(self, reason: str) -> None:

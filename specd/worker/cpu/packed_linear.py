@@ -7,8 +7,8 @@ change: here they become panels once, at load, and each panel is a product so sm
 On the embedded target one core is then faster than two were: a step with one token takes half of the time, with eight
 six tenths (`benchmarks/cpu_steps.py`).
 
-Besides, the sums of each row come in the same order whatever the other rows are: a token's products have the same bits
-in every width and batch.
+Also, the sums of each row are computed in the same order for any other rows: a token's products have the same bits in
+every width and batch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from specd.worker.cpu import openblas
 from specd.worker.cpu.streams import MOST_STREAMS, ROWS_FOR_ALL_STREAMS, STREAMS, can_share, share_out, spread
 from specd.worker.cpu.undo import Undo, UnsuitableError
 
-# OpenBLAS's kernel for small products takes 64 columns at a time if it can, and four rows.
+# OpenBLAS's kernel for small products computes 64 columns at a time if possible, and four rows.
 _WIDTHS = (64, 32, 16)
 _ROWS = 4
-# It is for products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
+# The kernel computes products of up to 100^3 multiplications (kernel/x86_64/sgemm_small_kernel_permit_skylakex.c).
 _LARGEST_PRODUCT = 100**3
 _MOST_GROUPS = 64
 # A layer with this many panels, such as the output layer, is shared out to the cores; with fewer, that takes longer.
@@ -39,16 +39,16 @@ _PANELS_FOR_ALL_STREAMS = 100
 def pack(network: Module, vocabulary_rows: int) -> Iterator[Undo]:
     """Pack the weights of a network with this many logits.
 
-    Raises UnsuitableError where that makes nothing faster.
+    Raises UnsuitableError where packing would not be faster.
     """
     if not openblas.has_small_products():
         raise UnsuitableError(f"BLAS has no kernel for small products on this processor ({openblas.core() or 'none'})")
     if len(STREAMS.all) > MOST_STREAMS:
-        # Measured on two. Where BLAS shares the copying out among many more, few rows on one core are hardly faster.
-        raise UnsuitableError(f"{len(STREAMS.all)} threads for BLAS: packed weights are for {MOST_STREAMS} at most")
-    # Without an output layer of that many rows, it is the embedding; otherwise that only looks up its rows.
+        # Measured on two threads. Where BLAS shares the copying among many threads, one core is hardly faster.
+        raise UnsuitableError(f"BLAS has {len(STREAMS.all)} threads: packed weights need at most {MOST_STREAMS}")
+    # Without a linear layer of this many rows, the embedding is the output layer; otherwise it only looks up rows.
     is_tied = all(part.weight.shape[0] != vocabulary_rows for part in network.modules() if type(part) is Linear)
-    # Not the layers themselves, of which a list would keep the weights that are packed by then.
+    # A list of the layers themselves would keep the weights that are already packed.
     for part in [part for part in network.modules() if part.children()]:
         for name, child in part.children().items():
             if type(child) is Linear and _width(child.weight):
@@ -74,7 +74,7 @@ class PackedLinear(Module):
     """
 
     def __init__(self, weight: mx.array, bias: mx.array | None = None) -> None:
-        """Pack a weight [outputs, inputs], of no more inputs than the panels can have."""
+        """Pack a weight [outputs, inputs] with as many inputs as panels can have, or fewer."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_outputs, num_inputs = weight.shape
         width = _width(weight)
@@ -82,7 +82,7 @@ class PackedLinear(Module):
         self.weight = mx.contiguous(padded.reshape(-1, width, num_inputs).swapaxes(1, 2))
         if bias is not None:
             self.bias = bias
-        # Now, because lazy arrays belong to this thread, and so that the plain weight can go.
+        # Evaluated now, because lazy arrays belong to this thread, and so that the plain weight can be freed.
         mx.eval(self.weight)
         self._whole = Panels(self.weight)
         self._shared = SharedPanels(self.weight) if len(self.weight) >= _PANELS_FOR_ALL_STREAMS else self._whole
@@ -119,7 +119,7 @@ class Panels:
         mx.eval(self.weight)
 
     def __call__(self, groups: mx.array) -> mx.array:
-        """Multiply rows in groups [..., 1 or panels, n, inputs], or with a dimension more for the groups.
+        """Multiply rows in groups [..., 1 or panels, n, inputs], or with one more dimension for the groups.
 
         Returns the products in panels, [..., panels, n, width], or with that dimension.
         """
@@ -129,19 +129,19 @@ class Panels:
         return products
 
     def _for_groups(self, count: int) -> mx.array:
-        """Return the weight once for each group, which takes no memory: MLX would make it anew for every product."""
+        """Return the weight once for each group, without a copy. MLX would broadcast it again for every product."""
         if count not in self._of_groups:
             *panels, num_inputs, width = self.weight.shape
             weight: mx.array = mx.broadcast_to(self.weight[..., None, :, :], (*panels, count, num_inputs, width))
             mx.eval(weight)  # lazy arrays belong to a thread
             if len(self._of_groups) >= _MOST_GROUPS:
-                self._of_groups.clear()  # chunks of prompts have any number of groups
+                self._of_groups.clear()  # bounded, because chunks of prompts have many numbers of groups
             self._of_groups[count] = weight
         return self._of_groups[count]
 
 
 class SharedPanels:
-    """The same, some of the panels on each of our streams; the bits are the same."""
+    """The same as Panels, with some of the panels on each of our streams; the bits are the same."""
 
     def __init__(self, weight: mx.array) -> None:
         count = len(STREAMS.all)
@@ -153,7 +153,7 @@ class SharedPanels:
 
 
 def as_groups(x: mx.array) -> mx.array:
-    """Group the n rows of x [..., inputs] as products with panels want them.
+    """Group the n rows of x [..., inputs] for products with panels.
 
     Returns [1, n, inputs] or [1, groups, 4, inputs].
     """
@@ -161,13 +161,13 @@ def as_groups(x: mx.array) -> mx.array:
     n = x.size // num_inputs
     if n <= _ROWS:
         return x.reshape(1, n, num_inputs)
-    # All rows with one panel, which the core's cache then has, before the next.
+    # All rows are multiplied with one panel, which stays in the core's cache, before the next.
     padded = mx.pad(x.reshape(n, num_inputs), [(0, -n % _ROWS), (0, 0)]) if n % _ROWS else x
     return padded.reshape(1, -1, _ROWS, num_inputs)
 
 
 def from_panels(panels: mx.array, shape: Sequence[int]) -> mx.array:
-    """Give the products of groups with panels, [panels, ..., width], this shape, [..., outputs], without padding."""
+    """Return the products of groups with panels, [panels, ..., width], in this shape, [..., outputs], unpadded."""
     if panels.ndim > 3:
         rows = panels.transpose(1, 2, 0, 3)
     else:
@@ -179,13 +179,13 @@ def from_panels(panels: mx.array, shape: Sequence[int]) -> mx.array:
 
 
 def spread_rows(x: mx.array, compute: Callable[[mx.array], mx.array]) -> mx.array:
-    """Return `compute` of the n rows of x [..., inputs], [n, outputs], in shares on a stream each."""
+    """Return `compute` of the n rows of x [..., inputs], [n, outputs]; each stream computes a share of the rows."""
     rows = x.reshape(-1, x.shape[-1])
     return spread(len(rows), lambda share: compute(rows[share]), axis=0, multiple=_ROWS)
 
 
 class PackedEmbedding(Module):
-    """An embedding that is the output layer too, with the weights of both in a packed linear layer."""
+    """An embedding that is also the output layer, with the weights of both in a packed linear layer."""
 
     def __init__(self, weight: mx.array) -> None:
         """Pack a weight [tokens, size]."""
@@ -196,7 +196,7 @@ class PackedEmbedding(Module):
     def weight(self) -> mx.array:
         """The weight [tokens, size].
 
-        A network that asks for it multiplies by it, in every pass: the packed weight goes, and this one stays.
+        A network that reads it multiplies by it in every pass, so this weight is kept and the packed one is freed.
         """
         if "linear" in self:
             self.embedding = self.unpacked()
@@ -235,10 +235,10 @@ def _unpacked(panels: mx.array, num_outputs: int) -> mx.array:
 
 
 def _has_large_weight(part: Module) -> bool:
-    """Return whether a layer has a matrix that is not packed: BLAS had better share out its products."""
+    """Return whether a layer has a matrix that is not packed, so that BLAS should share out its products."""
     return type(part) not in {PackedLinear, Embedding} and "weight" in part and part.weight.ndim > 1
 
 
 def _width(weight: mx.array) -> int:
-    """Return how wide panels of a weight [outputs, inputs] can be, or 0 if there are too many inputs for any."""
+    """Return the width of panels of a weight [outputs, inputs], or 0 if there are too many inputs."""
     return next((width for width in _WIDTHS if _ROWS * width * weight.shape[1] <= _LARGEST_PRODUCT), 0)

@@ -1,4 +1,4 @@
-"""MLPs with packed weights, whose hidden units are shared out to the cores."""
+"""MLPs with packed weights. Their hidden units are shared out to the cores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _GATED = {"gate_proj", "up_proj", "down_proj"}
 
 
 def pack_mlps(network: Module) -> Iterator[Undo]:
-    """Replace each gated MLP of a network whose layers are packed, with a part for each of our streams.
+    """Replace each gated MLP with packed layers by one that has a part for each of our streams.
 
-    MLPs that are made of something else stay as they are.
+    Other MLPs stay as they are.
     """
     for parent in list(network.modules()):
         for name, child in parent.children().items():
@@ -31,11 +31,11 @@ def pack_mlps(network: Module) -> Iterator[Undo]:
 
 
 class PackedMLP(Module):
-    """A gated MLP, which keeps its hidden units in the panels that they come in, and in parts.
+    """A gated MLP that keeps its hidden units in panels, and in parts.
 
-    A hidden unit needs no other, so each stream has some of them, and they meet once, in a sum: the tensor parallelism
-    of Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. What comes between the products is the model's own, as
-    long as it takes the units one by one. The bits are the same where one stream computes all parts.
+    Hidden units do not depend on each other, so each stream computes some of them, and one sum joins the streams: the
+    tensor parallelism of Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. The layers between the products are
+    the model's own, which must compute the units one by one. One stream that computes all parts gives the same bits.
     """
 
     def __init__(self, mlp: Module, most_parts: int) -> None:
@@ -57,7 +57,7 @@ class PackedMLP(Module):
         num_rows = x.size // x.shape[-1]
         shape = (*x.shape[:-1], self.num_outputs)
         if num_rows >= ROWS_FOR_ALL_STREAMS and len(self.parts) < len(STREAMS.all):
-            # Units that cannot be parted evenly; rows can.
+            # The units cannot be divided evenly, but the rows can.
             output = spread_rows(x, lambda share: from_panels(self.whole(as_groups(share)), (len(share), shape[-1])))
             return output.reshape(shape)
         compute = self.in_parts if can_share(num_rows) else self.whole
@@ -65,7 +65,7 @@ class PackedMLP(Module):
 
     def in_parts(self, groups: mx.array) -> mx.array:
         """Map groups to panels, as `whole` does, every part on a stream of its own."""
-        # Once, and not for each product that repeats them.
+        # Computed once, and not for each product that repeats them.
         repeated = mx.broadcast_to(groups, (len(self.parts[0].gate_proj.weight), *groups.shape[1:]))
         products: list[mx.array] = share_out([partial(part, repeated) for part in self.parts])
         return sum(products[1:], start=products[0])
@@ -92,7 +92,7 @@ class _FromPanels:
 
 
 def _with(mlp: Module, gate: mx.array, up: mx.array, down: mx.array, num_parts: int) -> Module:
-    """Return the MLP with these panels, which takes and gives panels; they have no memory of their own."""
+    """Return the MLP with these panels, from panels to panels; it has no memory of its own."""
     copied = copy.copy(mlp)
     copied.gate_proj, copied.up_proj, copied.down_proj = Panels(gate), Panels(up), _FromPanels(down, num_parts)
     return copied
@@ -107,7 +107,7 @@ def _is_packed(mlp: Module) -> bool:
 
 
 def _do_the_same(mlp: Module, packed: PackedMLP) -> bool:
-    """Return whether the two agree, for few rows and for more: the layers between the products are the model's."""
+    """Return whether the two agree, for few rows and for more: a model may have any layers between the products."""
     try:
         for num_rows in (1, 5):
             x = mx.random.normal((1, num_rows, mlp["gate_proj"].weight.shape[1]), key=mx.random.key(num_rows))
@@ -116,6 +116,6 @@ def _do_the_same(mlp: Module, packed: PackedMLP) -> bool:
                 difference = mx.max(mx.abs(from_panels(compute(as_groups(x)), expected.shape) - expected))
                 if not difference <= 1e-3 * mx.max(mx.abs(expected)):
                     return False
-    except Exception:  # whatever a model can raise on units that come in panels
+    except Exception:  # a model can raise any error on units in panels
         return False
     return True

@@ -22,7 +22,7 @@ _MOST_MATRICES = 32
 
 
 def replace_rotary(network: Module) -> Iterator[Undo]:
-    """Replace the rotary embeddings of a network of mlx-lm that are of the usual, not traditional, kind."""
+    """Replace the rotary embeddings of a network, if they are of the usual kind, not of mlx-lm's "traditional" one."""
     check_platform()
     for part in network.modules():
         for name, child in part.children().items():
@@ -32,10 +32,10 @@ def replace_rotary(network: Module) -> Iterator[Undo]:
 
 
 class RotaryEmbedding(RoPE):
-    """A RoPE whose layers share cosines and sines; a few positions are multiplied with matrices of them."""
+    """A RoPE that shares cosines and sines between layers, and multiplies a few positions with matrices of them."""
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """Rotate x [batch, heads, n, size], whose positions begin at an offset, or at one for each of the batch."""
+        """Rotate x [batch, heads, n, size]; positions begin at one offset, or at an offset for each of the batch."""
         offsets = (offset,) if isinstance(offset, int) else tuple(np.array(offset).reshape(-1).tolist())
         n, size = x.shape[-2:]
         if len(offsets) * n <= _MOST_MATRICES:
@@ -47,12 +47,12 @@ class RotaryEmbedding(RoPE):
         return rotated if size == self.dims else mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
 
 
-# Arrays that need no evaluation, which is bound to a thread; kept, because all layers ask for the same.
+# Evaluated arrays, which any thread can use; kept, because all layers use the same.
 
 
 @lru_cache(maxsize=8)
 def _matrices(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int, size: int) -> mx.array:
-    """Return the rotation of each position as a matrix: one product is one operation, the formula is eight."""
+    """Return the rotation of each position as a matrix. A product is one operation, the formula needs eight."""
     cos, sin = _angles(dims, base, scale, offsets, n)
     matrices = np.zeros((len(offsets), n, size, size), np.float32)
     first = np.arange(dims // 2)
@@ -67,7 +67,7 @@ def _matrices(dims: int, base: float, scale: float, offsets: tuple[int, ...], n:
 
 @lru_cache(maxsize=8)
 def _rotation(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: int) -> tuple[mx.array, mx.array]:
-    """Return cosines and signed sines [offsets, 1, n, dims]. To compute them anew takes a twentieth of a prefill."""
+    """Return cosines and signed sines [offsets, 1, n, dims]. Without the cache they take a twentieth of a prefill."""
     cos, sin = (values[:, None] for values in _angles(dims, base, scale, offsets, n))
     return mx.array(np.concatenate([cos, cos], axis=-1)), mx.array(np.concatenate([-sin, sin], axis=-1))
 
@@ -81,6 +81,6 @@ def _angles(dims: int, base: float, scale: float, offsets: tuple[int, ...], n: i
 
 @lru_cache(maxsize=8)
 def _frequencies(dims: int, base: float) -> _Floats:
-    # Those of MLX to the last bit, which a position of some thousands multiplies.
+    # MLX's own to the last bit, because a position of some thousands multiplies any difference.
     half = dims // 2
     return np.array(mx.exp(mx.arange(half, dtype=mx.float32) * (-math.log(base) / half)))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 
 def schedule_in_batches() -> None:
-    """Let the threads of this process, and those that they start, not preempt other processes; on Linux.
+    """Keep the threads of this process, and the threads that they start, from preempting other processes; on Linux.
 
     The coordinator and clients on the same machine run for a tenth of the time, but many times a round. BLAS's threads
-    wake for each product, and would take the core from them each time. Under SCHED_BATCH (sched(7)) they wait until it
-    is free. Their share of the time stays the same. A policy that someone has chosen stays.
+    wake for each product, and would take the core from them each time. Under SCHED_BATCH (sched(7)) BLAS's threads wait
+    until the core is free, and keep their share of the time. A policy that the user has set stays. A niceness of 10
+    would help the coordinator more, but starve the workers beside any other process that computes.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
@@ -20,5 +21,5 @@ def schedule_in_batches() -> None:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
             return
         for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""The streams of a thread. A CPU computes on several of them at the same time."""
+"""The streams of a thread. A CPU computes on several streams at the same time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from specd.worker.cpu import openblas
 
 Result = TypeVar("Result")
 
-# From this many rows on, two streams are faster than one, with the time to part and to join the rows.
+# With at least this many rows, two streams are faster than one, including the time to split and to join the rows.
 ROWS_FOR_ALL_STREAMS = 48
-# With more streams than this, rows are not shared out.
+# Rows are shared out to at most this many streams.
 MOST_STREAMS = 4
-# From this many attention weights on, of all rows and heads, the sessions are shared out to the cores.
+# With at least this many attention weights, over all rows and heads, sessions are shared out to the cores.
 _WEIGHTS_FOR_ALL_STREAMS = 20_000
 
 
 class Streams(threading.local):
-    """One stream for each thread that BLAS was given; on a GPU one, which does one thing after another in any case.
+    """One stream for each thread of BLAS. A GPU has one stream, because it computes one thing after another anyway.
 
-    A stream of the CPU backend is one thread: products that BLAS does not share out among its own need several.
+    A stream of the CPU backend is one thread: products that BLAS does not share out need several streams.
     """
 
     def __init__(self) -> None:
         device = mx.default_device()
         count = openblas.num_threads() if device.type == mx.cpu else 1
         self.all: list[Any] = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
-        # Whether the other cores have nothing else to do, so that sharing few rows out pays as well.
+        # Whether the other cores are idle, so that sharing out few rows pays as well.
         self.owns_all_cores = True
 
 
@@ -61,7 +61,7 @@ def can_share(num_rows: int) -> bool:
 
 
 def share_out(computations: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Return the results of the computations, each on a stream of its own as long as there are any."""
+    """Return the results of the computations, each on a stream of its own while there are enough streams."""
     results = []
     for stream, compute in zip(cycle(STREAMS.all), computations, strict=False):
         with mx.stream(stream):
@@ -72,7 +72,7 @@ def share_out(computations: Sequence[Callable[[], Result]]) -> list[Result]:
 def share_sessions(
     num_rows: int, num_weights: Sequence[int], attend: Callable[[slice], list[mx.array]]
 ) -> list[mx.array]:
-    """Return what `attend` returns for all sessions, called for all at once or for some of them on each stream.
+    """Return the results of `attend` for all sessions, called for all at once or for some sessions on each stream.
 
     The sessions have this many rows together, and `num_weights` attention weights each.
     """
@@ -83,7 +83,7 @@ def share_sessions(
 
 
 def even_parts(weights: Sequence[int]) -> list[slice]:
-    """Divide a sequence, of at least one, into at most as many parts as there are streams, of about equal weight."""
+    """Divide a sequence that is not empty into parts of about equal weight, at most one for each stream."""
     ends: list[int] = []
     total, before = sum(weights), 0
     for i, weight in enumerate(weights):
@@ -95,7 +95,7 @@ def even_parts(weights: Sequence[int]) -> list[slice]:
 
 
 def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, multiple: int = 1) -> mx.array:
-    """Return what `compute` returns for shares of the rows, each on a stream of its own, joined along `axis`.
+    """Return the results of `compute` for shares of the rows, each on a stream of its own, joined along `axis`.
 
     Shares are multiples of `multiple` rows.
     """

@@ -1,4 +1,4 @@
-"""What every optimisation gives back: a way to undo it, or the reason why it does not apply."""
+"""The results of an optimisation: functions that undo it, or an error with the reason why it does not apply."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Undo = Callable[[], Any]
 
 
 class UnsuitableError(Exception):
-    """Gives the reason why an optimisation does not suit this machine or this network."""
+    """An optimisation does not suit this machine or this network, for the given reason."""

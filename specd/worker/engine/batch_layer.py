@@ -1,4 +1,4 @@
-"""The caches of several sessions in the place of one, and attention over them."""
+"""The caches of several sessions behind the interface of one cache, and attention over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specd.worker.cpu.streams import share_sessions
 
 
 class BatchLayer:
-    """A layer's caches of the sessions of a batch, in the place of one cache of mlx-lm.
+    """A layer's caches for the sessions of a batch, behind the interface of one cache of mlx-lm.
 
     The model sees every token as a row of its own, [tokens, heads, 1, size], at its own position.
     """
@@ -25,7 +25,7 @@ class BatchLayer:
         self._begins = [span.start for span in spans[1:]]
 
     def __getitem__(self, part: int) -> BatchLayer:
-        """Return one of the caches that a layer has several of."""
+        """Return one of the several caches of a layer."""
         return BatchLayer([cache[part] for cache in self.caches], self.spans, self.offset)
 
     def make_mask(self, _: int, **options: Any) -> Masks:
@@ -34,18 +34,18 @@ class BatchLayer:
         return Masks([cache.make_mask(span.stop - span.start, **options) for cache, span in pairs])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Sessions, _Sessions]:
-        """Append to each session's cache, and return what each has."""
+        """Append to each session's cache, and return its content."""
         return self._sessions(
             cache.update_and_fetch(k, v)
             for cache, k, v in zip(self.caches, self.by_session(keys), self.by_session(values), strict=True)
         )
 
     def keys_and_values(self) -> tuple[_Sessions, _Sessions]:
-        """Return what each session's cache holds, for layers that do not add to it."""
+        """Return the content of each session's cache, for layers that do not add to it."""
         return self._sessions(cache.keys_and_values() for cache in self.caches)
 
     def _sessions(self, pairs: Iterable[tuple[Any, Any]]) -> tuple[_Sessions, _Sessions]:
-        # Nothing here refers to them: with such a cycle they would stay until Python looks for cycles.
+        # This object must not refer to them: such a cycle would keep them until Python collects cycles.
         keys, values = zip(*pairs, strict=True)
         return _Sessions(keys, self), _Sessions(values, self)
 
@@ -71,7 +71,7 @@ class Masks:
 
 
 def attention_for_batches(single: Any) -> Any:
-    """Return an attention that takes what sessions have as well, in the place of one that takes arrays."""
+    """Return an attention function that accepts the keys and values of several sessions, and arrays as before."""
 
     @wraps(single)
     def scaled_dot_product_attention(
@@ -81,7 +81,7 @@ def attention_for_batches(single: Any) -> Any:
             result: mx.array = single(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
             return result
         if not isinstance(mask, Masks):
-            raise TypeError(f"attention over several sessions got {type(mask).__name__} in place of their masks")
+            raise TypeError(f"attention over several sessions got {type(mask).__name__} instead of their masks")
 
         own_queries = keys.batch.by_session(queries)
 

@@ -1,4 +1,4 @@
-"""Decides how long a step waits for sessions that will soon have tokens for it."""
+"""The time that a step waits for sessions that will soon have tokens for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from weakref import WeakKeyDictionary
 
 from specd.step_costs import MovingAverage
 
-# Each new value changes an average by this much, and each step takes this much weight from those before it.
+# The weight of each new value in an average, and the weight that earlier steps lose with each new step.
 _DECAY = 0.1
 
-# Wait for sessions that stay away for less than this part of the fixed cost of a step. For those that stay away for
-# about as long there is little to win, and something to lose when times vary.
+# Wait for sessions that stay away for less than this part of the fixed cost of a step. Waiting for sessions that stay
+# away for about the fixed cost gains little, and loses something when times vary.
 _WORTH_WAITING = 0.75
-# The same where a step computes on several cores. One that takes all sessions has them to itself, and a step for some
-# shares them with the draft, which computes for the others meanwhile.
+# The same where a step computes on several cores. A step for all sessions has the cores to itself, and a step for some
+# shares them with the draft, which computes for the others at that time.
 _WORTH_WAITING_FOR_CORES = 1.5
 
 # A session without work in this many steps is not active: a draft may take eight or more for a round of another.
@@ -24,19 +24,19 @@ _ACTIVE_STEPS = 32
 class BatchWindow:
     """Decides how long a step waits for stragglers.
 
-    Two steps instead of one cost the fixed part of a step once more: `fixed_seconds`, the intercept of step time over
-    tokens, fitted to the steps themselves, and taken from `expect` until these differ enough for a fit.
-    So a step may idle that long, and no longer, for sessions that will soon be back, if they have lately been away for
-    clearly less than that between two requests. Where they stay away for longer, as while another model works on them,
-    nothing waits, and two groups of sessions take turns. On several cores, the turns of two groups also take the cores
-    from each other: there a step may idle for half as long again, for sessions that are away for less than that (two to
-    eight sessions measured 1.1 to 1.3 times as fast).
+    Two steps instead of one cost the fixed part of a step twice. That is `fixed_seconds`, the intercept of step time
+    over tokens, fitted to the steps themselves; until these differ enough for a fit, the value is from `expect`.
+    So a step may idle for up to `fixed_seconds`, for sessions that have lately been away for clearly less than that
+    between two requests. Where sessions stay away for longer, because another model computes for them, no step waits,
+    and two groups of sessions take turns. On several cores, the turns of two groups also take the cores from each
+    other: there a step may idle for half as long again, for sessions that are away for less than that (two to eight
+    sessions measured 1.1 to 1.3 times as fast).
 
-    All times are in seconds; `now` may be any clock's.
+    All times are in seconds; `now` may come from any clock.
     """
 
     def __init__(self, *, shares_cores: bool = False) -> None:
-        """`shares_cores` says whether steps compute on several cores of a CPU."""
+        """`shares_cores` is whether steps compute on several cores of a CPU."""
         self._worth_waiting = _WORTH_WAITING_FOR_CORES if shares_cores else _WORTH_WAITING
         self._fixed_seconds = 0.0
         self._away_seconds = MovingAverage(_DECAY)
@@ -48,7 +48,7 @@ class BatchWindow:
 
     @property
     def fixed_seconds(self) -> float:
-        """The cost of a step besides its tokens."""
+        """The fixed cost of a step, without its tokens."""
         return self._fixed_seconds
 
     @property
@@ -58,7 +58,7 @@ class BatchWindow:
         return sum(last > since for last in tuple(self._last_step.values()))
 
     def expect(self, fixed_seconds: float) -> None:
-        """Use this cost of a step besides its tokens until the steps have shown it."""
+        """Use this fixed cost of a step until the steps have shown it."""
         self._fixed_seconds = fixed_seconds
 
     def arrived(self, session: Hashable, now: float) -> None:
@@ -69,7 +69,7 @@ class BatchWindow:
             self._away_seconds.add(now - answered_at)
 
     def answered(self, session: Hashable, now: float) -> None:
-        """Learn that a session has got its answer, and may come again."""
+        """Learn that a session has got its answer, and may send its next request."""
         self._answered_at[session] = now
 
     def step_begins(self, sessions: Iterable[Hashable]) -> None:
@@ -88,12 +88,12 @@ class BatchWindow:
         self._tokens_seconds = keep * self._tokens_seconds + num_tokens * seconds
         mean_tokens, mean_seconds = self._tokens / self._weight, self._seconds / self._weight
         variance = self._tokens_squared / self._weight - mean_tokens**2
-        if variance > (0.1 * mean_tokens) ** 2:  # else the steps are too much alike for a fit
+        if variance > (0.1 * mean_tokens) ** 2:  # otherwise the steps are too similar for a fit
             slope = max((self._tokens_seconds / self._weight - mean_tokens * mean_seconds) / variance, 0.0)
             self._fixed_seconds = max(mean_seconds - slope * mean_tokens, 0.0)
 
     def ends_at(self, idle_since: float, now: float) -> float:
-        """Return the time until which to wait for others; it is in the past if there is nothing to wait for."""
+        """Return the time until which to wait for others; a time in the past if there is no session to wait for."""
         is_worth_it = self._away_seconds.value <= self._worth_waiting * self._fixed_seconds
         end = idle_since
         for session, answered_at in tuple(self._answered_at.items()):
@@ -106,6 +106,6 @@ class BatchWindow:
     def _is_given_up(self, answered_at: float, now: float) -> bool:
         """Return whether a session has ended, or its client is slow.
 
-        Not as soon as it is not waited for any more: only who may return later than expected can teach that they do.
+        A session stays known for longer than steps wait for it, so that the window learns how late sessions return.
         """
         return now - answered_at > 2 * max(self._away_seconds.value, self._fixed_seconds)

@@ -1,4 +1,4 @@
-"""The modules of a network that read and write caches, such as attention, and what happens when they are called."""
+"""The modules of a network that read and write caches, such as attention, and the interception of their calls."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from specd.worker.layers.session_layers import SessionLayers
 
 
 def watch_cache_users(network: Module, *, by_session: bool) -> None:
-    """Let the modules that use a cache leave their arguments with recurrent states, and compute several sessions.
+    """Make the modules that use a cache record their arguments for recurrent states, and compute several sessions.
 
-    These are the innermost that get it; one pass over a token finds them. Their class changes to one that differs in
-    nothing else, since a network may ask for it. Modules with a recurrent state compute several sessions one by one,
-    and with `by_session` the others do, too.
+    They are the innermost modules that get a cache, and one pass over a token finds them: no family of models is known
+    by its name. Their class becomes a subclass, since a network may check the class. Modules with a recurrent state
+    compute several sessions one by one, and with `by_session` the others do so too.
     """
     candidates = [module for module in network.modules() if module is not network and _takes_cache(type(module))]
     users: dict[int, Module] = {}
-    calls: list[tuple[Sequence[Any], list[bool]]] = []  # those under way: their caches, and an item for each inner user
+    calls: list[tuple[Sequence[Any], list[bool]]] = []  # running calls: their caches, and an item for each inner user
 
     def observe(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         caches = [arg for arg in (*args, *options.values()) if _is_cache(arg)]
@@ -58,13 +58,13 @@ def watch_cache_users(network: Module, *, by_session: bool) -> None:
 
 
 def share_products(network: Module) -> None:
-    """Let the products in the modules that `watch_cache_users` found be computed once, linear ones for all sessions.
+    """Compute the products in the modules that `watch_cache_users` found once, linear ones for all sessions.
 
-    After whatever replaces linear layers.
+    Call it after all replacements of linear layers.
     """
     users = [module for module in network.modules() if hasattr(type(module), "unwatched")]
     for part in [part for user in users for part in user.modules()]:
-        plain: Any = getattr(type(part), "unshared", type(part))  # and no other class: it may return something else
+        plain: Any = getattr(type(part), "unshared", type(part))  # a subclass could compute something else
         if plain in (Linear, QuantizedLinear, PackedLinear):
             part.__class__ = _sharing(plain, product)
         elif plain in (Conv1d, ShortConvolution):
@@ -87,7 +87,7 @@ def _recurrent(caches: Sequence[Any]) -> list[RecurrentCache]:
 
 @contextmanager
 def _calling(modules: Sequence[Module], intercept: Callable[..., Any]) -> Iterator[None]:
-    """Let `intercept(module, function, args, options)` answer calls of modules, for as long as the context lasts."""
+    """Make `intercept(module, function, args, options)` answer calls of modules within the context."""
     kinds = [(module, type(module)) for module in modules]
     for module, kind in kinds:
         module.__class__ = _intercepted(kind, intercept)
@@ -100,7 +100,7 @@ def _calling(modules: Sequence[Module], intercept: Callable[..., Any]) -> Iterat
 
 def _intercepted(plain: Any, intercept: Callable[..., Any]) -> Any:
     class Intercepted(plain):  # type: ignore[misc]
-        @wraps(plain.__call__)  # with its signature
+        @wraps(plain.__call__)  # keeps the signature, which networks may inspect
         def __call__(self, *args: Any, **options: Any) -> Any:
             return intercept(self, plain.__call__, args, options)
 
@@ -126,7 +126,7 @@ def _watched(plain: Any, by_session: bool) -> Any:
 def _call(
     module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], *, by_session: bool
 ) -> Any:
-    """Call a module that uses a cache: recorded, and for each session on its own where it has to be."""
+    """Call a module that uses a cache: record its arguments, and call it for each session alone where necessary."""
     for arg in (*args, *options.values()):
         if isinstance(arg, BatchLayer) and (by_session or _recurrent(arg.caches)):
             return _call_by_session(arg, partial(_call_of_session, module, function), args, options)
@@ -140,7 +140,7 @@ def _call_of_session(
     options: Mapping[str, Any],
     compute: Callable[..., mx.array] = plainly,
 ) -> Any:
-    """Call a module for one session; `compute` is for the products of its linear layers."""
+    """Call a module for one session; `compute` computes the products of its linear layers."""
     num_tokens = next((own.shape[1] for own in (*args, *options.values()) if isinstance(own, mx.array)), 0)
     products = Products(num_tokens)
     for recurrent in _recurrent([arg for arg in (*args, *options.values()) if _is_cache(arg)]):
@@ -154,8 +154,8 @@ def _call_by_session(
 ) -> Any:
     """Return the outputs for rows [tokens, 1, …] of `call`, made with [1, n, …] for each session.
 
-    Those with a few tokens are computed in lockstep. A chunk of a prompt gains nothing from others. What a state keeps
-    of a call is the session's own: a part of an array would keep the tokens of all sessions in memory.
+    Sessions with a few tokens are computed in lockstep. A chunk of a prompt would gain nothing from it. A state keeps
+    copies of the session's own rows: a part of an array would keep the tokens of all sessions in memory.
     """
     is_short = [span.stop - span.start <= MOST_TOKENS for span in batch.spans]
     is_kept = bool(_recurrent(batch.caches))
@@ -179,7 +179,7 @@ def _of_session(arg: Any, *, batch: BatchLayer, i: int, span: slice, is_kept: bo
     if isinstance(arg, Masks):
         return arg.of_sessions[i]
     if isinstance(arg, mx.array) and arg.ndim and arg.shape[0] == batch.spans[-1].stop:
-        # The only arrays with one axis are positions, of which a session has that of its first token.
+        # The only arrays with one axis are positions. A session gets the position of its first token.
         if arg.ndim == 1:
             return arg[span][:1]
         rows = arg[span].swapaxes(0, 1)

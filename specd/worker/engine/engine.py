@@ -39,13 +39,13 @@ class _Job(Generic[Result]):
 
     @property
     def feed(self) -> Feed | Encode:
-        """The tokens that it waits to feed, or to read."""
+        """The tokens that the job waits to feed, or to read."""
         assert self.wants is not None
         assert not isinstance(self.wants, Evaluate)
         return self.wants
 
     def end_if_cancelled(self) -> bool:
-        """End the job if nobody waits for it any more; return whether it has ended so."""
+        """End the job if its future was cancelled; return whether it has ended."""
         if not self.future.cancelled():
             return False
         self.steps.close()
@@ -54,17 +54,18 @@ class _Job(Generic[Result]):
 
 
 class Compute(Protocol):
-    """Computes what several jobs feed; see `compute`."""
+    """Computes the feeds of several jobs; see `compute`."""
 
     def __call__(self, wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequence[Any]: ...  # noqa: D102
 
 
 class Engine:
-    """Runs jobs on one thread, those that wait at the same time together.
+    """Runs jobs on one thread, and waiting jobs together.
 
-    MLX streams belong to threads: what one thread builds another cannot evaluate. So everything that touches MLX is a
-    job here, and the asyncio side only waits. A step is one forward pass over what several jobs want to feed
-    (`Scheduler` says which); jobs join and leave at every step.
+    MLX streams belong to threads: one thread cannot evaluate the lazy arrays of another. So all code that touches MLX
+    is a job here, and the asyncio side only waits. A job is a generator: it yields tokens to feed, gets logits, and
+    yields arrays to evaluate. A step is one forward pass over the feeds of several jobs, which the `Scheduler` chooses;
+    jobs join, leave and are dropped at every step, and freed caches go first.
     """
 
     def __init__(
@@ -77,15 +78,15 @@ class Engine:
     ) -> None:
         """Start the thread; `on_exit` is the last thing that it runs.
 
-        `on_failure` runs before, if the thread ends because of a mistake in the engine itself, after which nobody would
-        get an answer any more.
+        `on_failure` runs before it, if an error in the engine itself ends the thread, after which no job would get an
+        answer.
         """
-        self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread up
+        self._arriving: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None only wakes the thread
         self._urgent: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._schedule: Scheduler[_Job[Any]] = Scheduler(shares_cores=has_several_cores())  # the thread's from now on
         self._stopped = False
-        self._is_evaluated = True  # whatever the last step computed
-        self._busy_since: float | None = None  # with one step, or what comes between two
+        self._is_evaluated = True  # whether the last step evaluated all that it described
+        self._busy_since: float | None = None  # the start of the running step, or of the work between two steps
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._compute = compute
@@ -100,15 +101,15 @@ class Engine:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds since the step under way began, 0 without one. For other threads."""
+        """Seconds since the running step began, 0 without one. For other threads."""
         since = self._busy_since
         return time.perf_counter() - since if since is not None else 0.0
 
     def submit(self, steps: Steps[Result], session: Hashable = None) -> asyncio.Future[Done[Result]]:
         """Queue a job, from the event loop; cancelling the future drops the job at its next step.
 
-        `session` is whose it is, if anybody's: while sessions are known to come again soon, steps may wait for them.
-        Once the engine is stopped, the job is cancelled.
+        `session` is the job's session, if it has one: steps may wait for sessions that usually return soon. Once the
+        engine is stopped, the job is cancelled.
         """
         loop = asyncio.get_running_loop()
         job = _Job(steps, session, time.perf_counter(), loop, loop.create_future())
@@ -119,16 +120,16 @@ class Engine:
         return job.future
 
     def expect(self, fixed_seconds: float) -> None:
-        """Set the cost of a step besides its tokens, as it is known before any step was for several sessions."""
+        """Set the fixed cost of a step, which holds until the steps themselves have shown it."""
         self.run_soon(lambda: self._schedule.window.expect(fixed_seconds))
 
     def run_soon(self, action: Callable[[], None]) -> None:
-        """Run something short after the step under way, before any other."""
+        """Run a short action after the running step, before any other job."""
         self._urgent.put(action)
         self._arriving.put(None)
 
     def stop(self) -> None:
-        """Finish the step under way, cancel what waits, and end the thread."""
+        """Finish the running step, cancel the waiting jobs, and end the thread."""
         self._stopped = True
         self._arriving.put(None)
         self._thread.join()
@@ -191,7 +192,7 @@ class Engine:
             self._urgent.get()()
 
     def _step(self, scheduled: Sequence[_Job[Any]]) -> None:
-        """Feed the tokens of the jobs in one forward pass, and let each go on with its logits."""
+        """Feed the tokens of the jobs in one forward pass, and resume each job with its logits."""
         started_at = time.perf_counter()
         jobs = [job for job in scheduled if not job.end_if_cancelled()]
         if not jobs:
@@ -202,7 +203,7 @@ class Engine:
         for job in jobs:
             job.num_sessions, job.step_tokens = len(jobs), num_tokens
         self._schedule.window.step_begins([job.session for job in jobs if job.session is not None])
-        # Where other sessions are active, the other cores are for the draft, which computes for them meanwhile.
+        # Where other sessions are active, the draft computes for them now, and needs the other cores.
         owns_all_cores = self.num_active_sessions <= len(jobs)
         try:
             outputs = self._compute(feeds, owns_all_cores=owns_all_cores)
@@ -225,10 +226,10 @@ class Engine:
         self.on_step(step)
 
     def _advance(self, jobs: Sequence[_Job[Any]], inputs: Sequence[Any], started_at: float) -> int:
-        """Let each job go on, with its input, to its next feed or to its end.
+        """Resume each job with its input, up to its next feed or its end.
 
-        The arrays that they yield for evaluation are evaluated together. Their step began at `started_at`. Returns the
-        number of jobs that yielded any.
+        The arrays that the jobs yield for evaluation are evaluated together. The step began at `started_at`. Returns
+        the number of jobs that yielded arrays.
         """
         for job, value in zip(jobs, inputs, strict=True):
             self._send(job, value, started_at)
@@ -271,11 +272,11 @@ class Engine:
             self._schedule.window.answered(job.session, now)
 
     def _throw(self, job: _Job[Any], error: Exception, started_at: float) -> None:
-        """End a job whose step failed, with the error where it waits, and where it can clean up."""
+        """Raise the error of a failed step inside a job, where it can clean up, and end the job with it."""
         job.wants = None
         try:
             job.steps.throw(error)
-        except StopIteration as stop:  # it had an answer all the same
+        except StopIteration as stop:  # the job has a result in spite of the error
             self._end(job, stop.value, started_at)
         except Exception as raised:
             job.settle(raised)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, eq=False)
 class BareCache:
-    """A cache of no session, to try a model with."""
+    """A cache without a session, for trials of a model."""
 
     network: Module
     layers: SessionLayers
@@ -31,7 +31,7 @@ class BareCache:
 
 
 def bare_cache(network: Module, *, batches: bool = False, source: Sequence[int] = range(3)) -> BareCache:
-    """Return an empty cache. Of a network with an encoder, it holds a source."""
+    """Return an empty cache. For a network with an encoder, it holds a source."""
     layers = SessionLayers(network)
     if has_encoder(network):
         for arrays in layers.read(source):
@@ -45,9 +45,9 @@ def has_encoder(network: Module) -> bool:
 
 
 def compute(wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequence[Any]:
-    """Return the logits after what sessions feed, lazily, or the arrays of the part of a source that one reads.
+    """Return the logits after the tokens of each feed, lazily, or the arrays of the part of a source to encode.
 
-    `owns_all_cores` says that nobody else needs the cores of a CPU meanwhile.
+    `owns_all_cores` is whether no other process needs the cores of a CPU now.
     """
     if isinstance(wanted[0], Encode):
         with using_cores(owns_all=owns_all_cores):
@@ -56,12 +56,12 @@ def compute(wanted: Sequence[Feed | Encode], *, owns_all_cores: bool) -> Sequenc
 
 
 def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.array]:
-    """Let each session's cache take in its tokens, lazily, and return the logits [n, vocabulary rows] after each.
+    """Feed each session's tokens to its cache, lazily, and return the logits [n, vocabulary rows] after each token.
 
-    Layers that treat tokens one by one compute all of them at once, a row for each: nothing is padded, and sessions may
-    bring different numbers of tokens. Attention is computed session by session, on the caches of mlx-lm: a session
-    comes, goes and rewinds without the others.
-    `owns_all_cores` says that nobody else needs the cores of a CPU meanwhile.
+    The model sees each token as a row of its own, [tokens, 1], at its own position. Layers that treat tokens one by one
+    compute all of them at once: no session is padded, and sessions may have different numbers of tokens. Attention is
+    computed session by session, on the session's own caches: a session comes, goes and rewinds without the others.
+    `owns_all_cores` is whether no other process needs the cores of a CPU now.
     """
     with using_cores(owns_all=owns_all_cores):
         return _forward(feeds)
@@ -71,7 +71,7 @@ def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
     mx.async_eval([feed.token_ids for feed in feeds])  # the device chooses tokens while Python builds the next pass
     if len(feeds) == 1 or not feeds[0].cache.batches:
         return _forward_one_by_one(feeds)
-    network = feeds[0].cache.network  # the one that all have
+    network = feeds[0].cache.network  # all sessions have the same
     sizes = [feed.num_tokens for feed in feeds]
     spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     offset = mx.array([feed.cache.layers.num_fed + i for feed in feeds for i in range(feed.num_tokens)])
@@ -95,12 +95,14 @@ def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
 
 
 def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
-    """Let a model compute several sessions in one pass; return whether it can.
+    """Make a model compute several sessions in one pass; return whether it can.
 
-    The first way that gives two short sessions the logits that they get alone is taken: every layer for all tokens at
-    once but the attention function, wherever mlx-lm has it, or but the whole modules that use a cache. That need not
-    try any length: each session's attention gets the mask of its own cache, and raises an error if the model keeps it
-    back. `expected` are the logits alone, if they are known.
+    There are two ways: all layers except mlx-lm's attention function compute all tokens at once, or all layers except
+    the whole modules that use a cache do. Gemma 2 and multi-head latent attention need the second way, because they
+    compute with keys themselves. The first way is used that gives two short sessions the same logits as alone. Longer
+    trials are not needed: each session's attention gets the mask of its own cache, and raises an error if the model
+    does not pass it on. Where neither way works (Llama 4 computes masks from one offset), sessions take turns.
+    `expected` are the logits of single sessions, if they are known.
     """
     if expected is None:
         expected = trial_logits(network, batches=False)
@@ -112,19 +114,19 @@ def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
             share_products(network)
             if agree(trial_logits(network, batches=True), expected):
                 return True
-        except Exception as error:  # of any kind: the offset, the masks and the caches are not what models expect
-            log.debug("cannot compute several sessions at once this way", error=repr(error))
+        except Exception as error:  # models can raise any error on these offsets, masks and caches
+            log.debug("the model cannot compute several sessions at once this way", error=repr(error))
     return False
 
 
 def rewinds_exactly(network: Module) -> bool:
-    """Return whether a session that went back gets the logits that it gets in one pass."""
+    """Return whether a session gets the same logits after a rewind as in one pass."""
     tokens = mx.array([1, 2, 3, 4, 5, 6, 7, 8])
     cache, fresh = (bare_cache(network) for _ in range(2))
     for feed in (tokens[:3], tokens[3:7], tokens[:1]):
         mx.eval(forward([Feed(cache, feed)]))
     if {each.offset for each in cache.layers.caches} != {8}:
-        return False  # a state that changes unseen
+        return False  # a cache has a state that does not count tokens
     reached = cache.layers.rewind(5)
     return agree(forward([Feed(cache, tokens[reached:])])[0][5 - reached :], forward([Feed(fresh, tokens)])[0][5:])
 
@@ -142,10 +144,10 @@ def trial_logits(network: Module, *, batches: bool) -> mx.array:
 def agree(logits: mx.array, expected: mx.array) -> bool:
     """Return whether two ways to compute the same logits differ by rounding only.
 
-    In float32, rounding makes 1e-6 of the largest logit in small models and 1e-4 where a model has another formula for
-    one token than for several (multi-head latent attention). A wrong mask or position changes logits by a tenth and
-    more. In 16 bits it is eight roundings of the largest logit, 0.06 in bfloat16.
+    In float32, rounding is 1e-6 of the largest logit in small models, and 1e-4 where a model has different formulas for
+    one token and for several (multi-head latent attention). A wrong mask or position changes logits by a tenth or more.
+    In 16 bits the tolerance is eight roundings of the largest logit, 0.06 in bfloat16.
     """
     tolerance = max(1e-3, 8 * mx.finfo(logits.dtype).eps)
-    # Not `>`: what is NaN does not agree.
+    # Not `>`, so that NaN does not agree.
     return bool(mx.max(mx.abs(logits - expected)) <= tolerance * mx.max(mx.abs(expected)))

@@ -1,4 +1,4 @@
-"""The words that a job and the engine exchange: what a job may ask for, and what becomes of it."""
+"""The messages between a job and the engine: a job's requests, and its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cache(Protocol):
 
     @property
     def network(self) -> Module:
-        """The model that it is of."""
+        """The cache's model."""
 
     @property
     def layers(self) -> SessionLayers:
@@ -32,9 +32,9 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """Tokens [n] that a session's cache is to take in next.
+    """Tokens [n] to feed to a session's cache.
 
-    `wants_logits` is false in a prefill, whose logits nobody reads.
+    `wants_logits` is false in a prefill, which does not use the logits.
     """
 
     cache: Cache
@@ -49,7 +49,7 @@ class Feed:
 
 @dataclass(frozen=True, eq=False)
 class Encode:
-    """The next part of a source of `num_tokens` tokens that an encoder is to read; `describe` makes its arrays."""
+    """The next part of a source of `num_tokens` tokens for an encoder to read; `describe` makes its arrays."""
 
     num_tokens: int
     describe: Callable[[], Sequence[mx.array]]
@@ -58,22 +58,22 @@ class Encode:
 
 @dataclass(frozen=True, eq=False)
 class Evaluate:
-    """Arrays whose values are wanted now. Those of all sessions are evaluated at once: waiting for a device is slow."""
+    """Arrays to evaluate now, together with the arrays of all other sessions, because waiting for a device is slow."""
 
     arrays: Sequence[mx.array]
 
 
-# A job for the model. It yields tokens to feed, and gets their logits, or is dropped; or a part of a source to read,
-# and gets its arrays. It yields arrays to evaluate, which are evaluated in the same step.
+# A job for the model. It yields tokens to feed, and gets their logits; or a part of a source to read, and gets its
+# arrays; or arrays, which are evaluated in the same step. It can be dropped at each of these.
 Steps = Generator[Feed | Encode | Evaluate, Any, Result]
 
 
 @dataclass(frozen=True)
 class Done(Generic[Result]):
-    """The result of a job and where its time went.
+    """The result of a job, and its times.
 
     `compute_seconds` is the time of its steps. Its last step was for `num_sessions` sessions, its own included, with
-    `step_tokens` tokens together.
+    `step_tokens` tokens in all.
     """
 
     result: Result

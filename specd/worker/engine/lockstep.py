@@ -1,4 +1,4 @@
-"""Calls of one module for several sessions, side by side, which compute its linear layers together."""
+"""Calls of one module for several sessions, side by side, that compute its linear layers together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx.nn.layers.base import Module
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """A call that has come to a linear layer, and waits for its output."""
+    """A call that has reached a linear layer, and waits for its output."""
 
     module: Module
     function: Callable[..., mx.array]
@@ -22,10 +22,10 @@ class _Question:
 
 
 def in_lockstep(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what the calls return. At each linear layer (`ask`), they wait for each other.
+    """Return the results of the calls. At each linear layer (`ask`), the calls wait for each other.
 
-    Such a layer reads its weights for each product, and one product of all sessions' rows takes hardly longer than that
-    of one session. The calls are greenlets: each has a stack of its own, and all belong to this thread, as MLX wants.
+    A linear layer reads its weights for each product, so one product of all sessions' rows takes hardly longer than
+    that of one session. The calls are greenlets: each has a stack of its own, and all run on this thread, as MLX needs.
     """
     running = [greenlet(call) for call in calls]
     answers = [each.switch() for each in running]
@@ -38,7 +38,7 @@ def in_lockstep(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def ask(module: Module, function: Callable[..., mx.array], rows: mx.array) -> mx.array:
-    """Return the output of a linear layer for rows [1, n, size], in a call that runs in lockstep."""
+    """Return the output of a linear layer for rows [1, n, size]. For calls in lockstep."""
     waiting = getcurrent().parent
     assert waiting is not None
     output: mx.array = waiting.switch(_Question(module, function, rows))

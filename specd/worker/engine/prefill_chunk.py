@@ -1,8 +1,8 @@
-"""The size of the chunks that prompts are computed in."""
+"""The size of the chunks of a prefill."""
 
 from __future__ import annotations
 
-# Fills vector registers and tiles, and keeps the sizes few, which a GPU compiles or plans one by one.
+# A multiple that fills vector registers and tiles. It also keeps the sizes few, because a GPU plans each one.
 _MULTIPLE = 16
 _MOST = 2048
 
@@ -10,14 +10,14 @@ _MOST = 2048
 class PrefillChunk:
     """The number of tokens of a prompt that take a given time, learnt from the last chunks.
 
-    Other sessions' rounds wait for a chunk, so its time matters. The number of tokens for it depends on the model, the
-    device and the tokens that are cached already.
+    Other sessions' rounds wait for a chunk, so its time matters. The number of tokens depends on the model, the device
+    and the number of cached tokens.
     """
 
     def __init__(self, seconds: float) -> None:
         """Aim at chunks that take this long."""
         self._seconds = seconds
-        self._num_tokens = 2.0 * _MULTIPLE  # every device computes these soon
+        self._num_tokens = 2.0 * _MULTIPLE  # short on every device
 
     @property
     def num_tokens(self) -> int:
@@ -25,10 +25,11 @@ class PrefillChunk:
         return int(self._num_tokens) // _MULTIPLE * _MULTIPLE
 
     def took(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a chunk. It at most doubles the next one, or halves it: a single time can be far off."""
+        """Learn from a chunk. The next one is at most double and at least half as long: a single time can be wrong."""
         if 2 * num_tokens < self.num_tokens:
-            return  # the rest of a prompt looks slow, because every pass has a fixed cost
+            return  # a short rest of a prompt looks slow, because every pass has a fixed cost
         size = self._num_tokens
-        # Not the rounded size that it had: it would never get over the next multiple while a pass costs much in itself.
+        # From the unrounded size: with the rounded one it would never reach the next multiple while the fixed cost of a
+        # pass is large.
         fitting = size * (num_tokens / self.num_tokens) * self._seconds / max(seconds, 1e-9)
         self._num_tokens = min(max((size + fitting) / 2, _MULTIPLE), 2 * size, _MOST)

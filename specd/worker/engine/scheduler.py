@@ -1,4 +1,4 @@
-"""Chooses the jobs of a worker's next step."""
+"""The choice of the jobs for a worker's next step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specd.worker.engine.batch_window import BatchWindow
 if TYPE_CHECKING:
     from specd.worker.engine.jobs import Encode, Feed
 
-# The most sessions and tokens that a step takes. Beyond them it costs as much more as it does more, and whoever came
-# late waits longer for whoever came first.
+# The most sessions and tokens of a step. Beyond them the cost grows in proportion, and a larger step would only make
+# the oldest job wait for later ones.
 MAX_STEP_ROWS = 64
 MAX_STEP_TOKENS = 256
 
-# How long rounds go on between two chunks of prefills, in times of a chunk.
+# The time for rounds between two chunks of prefills, as a multiple of the last chunk's time.
 ROUNDS_TO_CHUNKS = 3.0
 
 
@@ -25,9 +25,8 @@ ROUNDS_TO_CHUNKS = 3.0
 class StepTime:
     """The size of a step, and the time that it took.
 
-    `is_prefill` is also for parts of a source, with `reads_source`.
-    `is_whole` says that the step evaluated all that it described, and nothing of the step before. `had_all_cores` says
-    that it was for all active sessions.
+    `is_prefill` is also true for parts of a source, with `reads_source`. `is_whole` is whether the step evaluated all
+    that it described, and nothing from the step before. `had_all_cores` is whether it was for all active sessions.
     """
 
     num_sessions: int
@@ -48,22 +47,22 @@ class Job(Protocol):
 
     @property
     def session(self) -> Hashable:
-        """Whose job it is."""
+        """The session of the job."""
 
 
 JobT = TypeVar("JobT", bound=Job)
 
 
 class Scheduler(Generic[JobT]):
-    """The jobs that wait, in the order in which they came: those of rounds, and the prefills.
+    """The waiting jobs of rounds, and the waiting prefills, each in the order of their arrival.
 
-    A step is for all the rounds that wait, as many as fit, oldest first; or for one chunk of one prefill, the prefills
-    taking turns. While there are both, rounds and chunks take turns by time, so that neither waits for the other for
-    long. `now` is any clock's, in seconds.
+    A step is for all waiting rounds that fit, oldest first, or for one chunk of one prefill; prefills take turns. While
+    both wait, a chunk runs after rounds have had `ROUNDS_TO_CHUNKS` times the time of the last chunk, so that neither
+    waits long for the other. `now` comes from any clock, in seconds.
     """
 
     def __init__(self, *, shares_cores: bool = False) -> None:
-        """`shares_cores` says whether steps compute on several cores of a CPU."""
+        """`shares_cores` is whether steps compute on several cores of a CPU."""
         self.window = BatchWindow(shares_cores=shares_cores)
         self._rounds: deque[JobT] = deque()
         self._prefills: deque[JobT] = deque()
@@ -71,7 +70,7 @@ class Scheduler(Generic[JobT]):
         self._idle_since = 0.0
 
     def __iter__(self) -> Iterator[JobT]:
-        """Iterate over the jobs that wait."""
+        """Iterate over the waiting jobs."""
         yield from self._rounds
         yield from self._prefills
 
@@ -80,7 +79,7 @@ class Scheduler(Generic[JobT]):
         return len(self._rounds) + len(self._prefills)
 
     def add(self, job: JobT, now: float) -> None:
-        """Let a job wait for its turn."""
+        """Add a waiting job."""
         if job.feed.wants_logits:
             if not self._rounds:
                 self._idle_since = now
@@ -89,7 +88,10 @@ class Scheduler(Generic[JobT]):
             self._prefills.append(job)
 
     def next_step(self, now: float) -> tuple[list[JobT], float | None]:
-        """Take the jobs of the next step; if there is none yet, say when to ask again, or None for a new job."""
+        """Remove and return the jobs of the next step; if none can run yet, return when to ask again.
+
+        None as that time means: after the next new job.
+        """
         if self._prefills and (not self._rounds or now >= self._chunk_due_at):
             return [self._prefills.popleft()], None
         if not self._rounds:
@@ -101,8 +103,8 @@ class Scheduler(Generic[JobT]):
         return _take(self._rounds), None
 
     def stepped(self, step: StepTime, now: float) -> None:
-        """Learn how long a step took that has just ended."""
-        self._idle_since = now  # jobs that came during the step have waited for nothing yet
+        """Learn the time of the step that has just ended."""
+        self._idle_since = now  # jobs that came during the step begin to wait now
         if step.is_prefill:
             self._chunk_due_at = now + ROUNDS_TO_CHUNKS * step.seconds
         else:
@@ -114,7 +116,7 @@ class Scheduler(Generic[JobT]):
 
 
 def _take(waiting: deque[JobT]) -> list[JobT]:
-    """Take as many of them as a step has room for, the oldest first."""
+    """Remove and return the oldest jobs, as many as fit into a step."""
     batch: list[JobT] = []
     room = MAX_STEP_TOKENS
     while waiting and len(batch) < MAX_STEP_ROWS:

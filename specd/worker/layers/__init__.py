@@ -1,1 +1,1 @@
-"""The caches of a network's layers for one session: an implementation for each kind, and one noun for all of them."""
+"""The caches of a network's layers for one session: one class for each kind of cache, and `SessionLayers` for all."""

@@ -1,4 +1,4 @@
-"""The caches of layers with full attention: as they come, and in 8 or 4 bits."""
+"""The caches of layers with full attention: unquantised, and in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from specd.worker.layers.rows import TokenRows
 
 
 class _AllRows(TokenRows):
-    """Rows of all tokens, of which a copy has room up to the next multiple of `step`."""
+    """Rows of all tokens. A copy has room up to the next multiple of `step`."""
 
     step: int
 
     def copy(self, position: int) -> Self:
-        """See LayerCache."""
         return self._copied(0, position, room=self.step - position % self.step)
 
 
@@ -28,22 +27,24 @@ class FullCache(_AllRows, KVCache):
 
 
 class QuantizedCache(_AllRows, QuantizedKVCache):
-    """The same in 8 or 4 bits: mlx-lm's own cache, too.
+    """Keys and values of all tokens in 8 or 4 bits: mlx-lm's own quantised cache.
 
-    A row is quantised by itself, so a pass of several tokens keeps what single passes keep, but for rounding: the last
-    bits of a key depend on the width of a product, and a value on the border of two levels falls to either side.
+    Each row is quantised by itself, so a pass of several tokens keeps the same values as single passes, except for
+    rounding: the last bits of a key depend on the width of a product, and a value on the border of two levels moves by
+    a whole level. So where two tokens are nearly as likely, a verify can choose a different one than a decode.
     """
 
     def __init__(self, group_size: int, bits: int) -> None:
-        """Keep `bits` for each number, and a scale and a bias for each `group_size` of them."""
+        """Keep `bits` for each number, and a scale and a bias for each `group_size` numbers."""
         super().__init__(group_size, bits)
         self.step = FullCache.step
 
 
 def quantize_caches(network: Module, *, bits: int, group_size: int) -> None:
-    """Let a network make quantised caches where it makes those of full attention.
+    """Make a network create quantised caches for its layers with full attention.
 
-    From the first token on: mlx-lm quantises after the first chunk of a prompt, so that its tokens depend on chunks.
+    They are quantised from the first token on. mlx-lm quantises after the first chunk of a prompt, so that its tokens
+    depend on the chunks.
     """
     make_plain = getattr(network, "make_cache", lambda: [KVCache() for _ in network.layers])
 

@@ -1,4 +1,8 @@
-"""What every kind of layer cache does."""
+"""The interface of every kind of layer cache.
+
+To add a kind: write its class, name mlx-lm's class in session_layers.py, and add a network to
+tests/worker/test_layer_caches.py.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from specd.cache_footprint import CacheFootprint
 
 
 class LayerCache(Protocol):
-    """What one layer keeps of a session's first `offset` tokens. To a network it is one of mlx-lm's caches.
+    """One layer's cache of a session's first `offset` tokens. To a network it is one of mlx-lm's caches.
 
-    The contract, which tests/worker/test_layer_caches.py holds every kind to: after any feeds, rewinds and copies the
-    network computes what it computes on a fresh cache with the same tokens.
+    The contract, which tests/worker/test_layer_caches.py checks for every kind: after any feeds, rewinds and copies,
+    the network computes the same as on a fresh cache with the same tokens.
     """
 
     @property
@@ -22,22 +26,22 @@ class LayerCache(Protocol):
         """The number of tokens that were fed, lazily, since the beginning or a rewind."""
 
     def serves(self, position: int) -> int:
-        """Return the largest position, at most this one, that it can be rewound to, and copied up to."""
+        """Return the largest position, at most `position`, to which the cache can be rewound and copied."""
 
     def rewind(self, position: int) -> None:
-        """Forget all tokens but the first `position`, which it must serve."""
+        """Forget all tokens but the first `position`; `serves(position)` must be `position`."""
 
     def copy(self, position: int) -> LayerCache:
-        """Return a cache of the first `position` tokens, evaluated, that what happens to this one does not change."""
+        """Return an independent cache of the first `position` tokens, evaluated."""
 
     @property
     def footprint(self) -> CacheFootprint:
-        """Memory that it takes by the number of tokens; known once a token was fed."""
+        """The memory of the cache by its number of tokens; known once a token was fed."""
 
     @property
     def rows(self) -> Sequence[mx.array]:
-        """What it keeps, without room for more."""
+        """The kept arrays, without room for more tokens."""
 
     @property
     def arrays(self) -> Sequence[mx.array]:
-        """All arrays that it holds; evaluated, they depend on nothing else."""
+        """All arrays that the cache holds; once evaluated, they depend on no others."""

@@ -1,4 +1,4 @@
-"""The cache of a layer with several caches, such as those of its attention and of its index."""
+"""The cache of a layer with several caches, such as for its attention and its indexer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specd.worker.layers.kind import LayerCache
 
 
 class CacheParts(CacheList):
-    """Several caches of one layer, which take in the same tokens."""
+    """Several caches of one layer, which hold the same tokens."""
 
     caches: tuple[LayerCache, ...]
 
@@ -23,45 +23,38 @@ class CacheParts(CacheList):
 
     @property
     def offset(self) -> int:
-        """See LayerCache."""
         return self.caches[0].offset
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         return common_position(self.caches, position)
 
     def rewind(self, position: int) -> None:
-        """See LayerCache."""
         for part in self.caches:
             part.rewind(position)
 
     def copy(self, position: int) -> CacheParts:
-        """See LayerCache."""
         return CacheParts(*(part.copy(position) for part in self.caches))
 
     @property
     def footprint(self) -> CacheFootprint:
-        """See LayerCache."""
         return CacheFootprint.total(part.footprint for part in self.caches)
 
     @property
     def rows(self) -> list[mx.array]:
-        """See LayerCache."""
         return [*chain.from_iterable(part.rows for part in self.caches)]
 
     @property
     def arrays(self) -> list[mx.array]:
-        """See LayerCache."""
         return [*chain.from_iterable(part.arrays for part in self.caches)]
 
 
 def flatten(caches: Iterable[Any]) -> list[Any]:
-    """Return caches, with the parts of those that have several in their place."""
+    """Return the caches, each CacheParts replaced by its parts."""
     return [part for cache in caches for part in (cache.caches if isinstance(cache, CacheParts) else (cache,))]
 
 
 def common_position(caches: Iterable[LayerCache], position: int) -> int:
-    """Return the largest position, at most this one, that all caches serve."""
+    """Return the largest position, at most `position`, that all caches serve."""
     while (served := min(cache.serves(position) for cache in caches)) < position:
         position = served
     return position

@@ -1,4 +1,4 @@
-"""The products of weights in a module that updates a state: each is computed once."""
+"""The products of weights in a module that updates a state. Each product is computed once, also across a rewind."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Product = tuple[Module, mx.array]
 
 @dataclass
 class Products:
-    """A call under way of a module that updates a state, with this many tokens.
+    """The products in a running call, with `num_tokens` tokens, of a module that updates a state.
 
-    `known` are the products of an earlier call that began with the same tokens and the same state: no output depends on
-    later tokens, so their first rows are those of this call. `made` are this call's own, in the same order.
+    `known` are the products of an earlier call that began with the same tokens and the same state. No output depends on
+    later tokens, so their first rows belong to this call too. `made` are this call's own products, in the same order.
     """
 
     num_tokens: int
@@ -31,7 +31,7 @@ class Products:
     made: list[Product] = field(default_factory=list)
 
 
-# The products, and what computes a linear layer's output that is not known.
+# The products, and the function that computes an unknown output of a linear layer.
 _under_way: ContextVar[tuple[Products, Callable[..., mx.array]] | None] = ContextVar("products", default=None)
 
 
@@ -42,7 +42,7 @@ def plainly(module: Module, function: Callable[..., mx.array], rows: mx.array) -
 
 @contextmanager
 def making(products: Products, compute: Callable[..., mx.array] = plainly) -> Iterator[None]:
-    """Let linear layers take from `products` what is known, and leave there what they `compute`."""
+    """Make linear layers use the known outputs in `products`, and add there the outputs that they `compute`."""
     token = _under_way.set((products, compute))
     try:
         yield
@@ -61,7 +61,7 @@ def product(module: Module, function: Callable[..., Any], args: Sequence[Any], o
 
 
 def convolution(module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Answer a call of a convolution over the tokens and a few before them, of which no session has the same."""
+    """Answer a call of a convolution. It also reads a few earlier tokens, so sessions cannot share it."""
     under_way = _under_way.get()
     compute = partial(function, module, *args, **options)
     return compute() if under_way is None else _known_or(under_way[0], module, compute)

@@ -15,12 +15,12 @@ from specd.cache_footprint import CacheFootprint
 from specd.worker.layers.owned import owned
 from specd.worker.layers.products import Products, making
 
-# Passes with more tokens than this are prefills: nobody goes back into one.
+# Passes with more tokens than this are prefills, into which no session is rewound.
 MOST_TOKENS = 40
-# Tokens between two states that are kept, the latest besides. Between them a rewind computes again.
+# Tokens between two kept states; the latest is also kept. A rewind to a position between them computes again.
 _SPACING = 8
-# States that are kept for longer, for sessions that begin alike: at the ends of chunks of a prompt, and besides at
-# positions so far apart.
+# States that are kept longer, for sessions with the same beginning: at the ends of a prompt's chunks, and at positions
+# this far apart.
 _MOST_CHECKPOINTS = 4
 _CHECKPOINT_SPACING = 256
 
@@ -29,7 +29,7 @@ _State = tuple[mx.array | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call `function(module, *args, **options)`, in which a _Place stands for the cache, and what it computed."""
+    """A call `function(module, *args, **options)`, with a _Place instead of the cache, and its products."""
 
     module: Module
     function: Callable[..., Any]
@@ -40,7 +40,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of the cache among the parts of an argument, or of the whole argument; a copy has its own there."""
+    """Stands for the cache in an argument, as a part of it or as the whole; a copy inserts its own cache there."""
 
     of_parts: tuple[bool, ...] = ()
 
@@ -49,7 +49,7 @@ class _Place:
 class _Pass:
     """The calls of a pass over the tokens from `begin` on, and the state before them, if it is kept.
 
-    It never changes: copies of a cache share it.
+    It is immutable, so that copies of a cache share it.
     """
 
     begin: int
@@ -66,7 +66,7 @@ class _Pass:
 
 
 class _Scratch:
-    """Keys and values of a module that has attention beside its state: nobody reads what that computes again."""
+    """Keys and values for a module that has attention beside its state. Recomputed ones are not used."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -76,12 +76,14 @@ class _Scratch:
 
 
 class RecurrentCache(ArraysCache):
-    """The state after the last token, and what it takes to go back.
+    """The state after the last token, and earlier states and arguments for rewinds.
 
-    A state cannot forget a token. So the modules that update it leave their arguments here, and a rewind sets an
-    earlier state and calls them again with the tokens up to the position. That is lazy: of these calls, only what leads
-    to the state is ever computed, together with the next pass (checkpointing and recomputation; Chen et al., arXiv
-    1604.06174). Arrays of a state are replaced and never written to, so keeping one costs its memory and nothing else.
+    A state cannot forget a token. So the modules that update it record their arguments here, and a rewind sets an
+    earlier state and calls them again with the tokens up to the position. That is lazy: only the operations that lead
+    to the state are computed, together with the next pass (checkpointing and recomputation; Chen et al., arXiv
+    1604.06174). The outputs of linear layers and convolutions are known from the first call (`products.py`), so only
+    the recurrence is computed again. Arrays of a state are replaced and never written to, so keeping one costs its
+    memory only, and the prefix cache shares them.
 
     Invariants: passes follow one another up to `offset`; the first has its state.
     """
@@ -95,20 +97,20 @@ class RecurrentCache(ArraysCache):
         self._checkpoints: list[tuple[int, _State]] = [(0, tuple(self.cache))]
 
     def __setitem__(self, index: int, array: mx.array) -> None:
-        """Accept an array of the state: modules mostly leave a slice of what they compute for all tokens of a pass."""
+        """Store a copy of an array of the state: modules mostly pass a slice of an array for all tokens of a pass."""
         self.cache[index] = owned(array)
 
     def record(
         self, module: Module, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], n: int
     ) -> Products:
-        """Keep the arguments of the call by which a module is about to update the state; n tokens are among them.
+        """Record the arguments of the call by which a module is about to update the state, with n tokens.
 
-        Returns where to keep its products, too. A module's second call begins the next pass.
+        Returns the object for the products of the call. A module's second call begins the next pass.
         """
         if not self._passes or any(call.module is module for call in self._passes[-1].calls):
             self._begin(n)
         if n > MOST_TOKENS:
-            args, options = (), {}  # which can be as large as a chunk of a prompt
+            args, options = (), {}  # not kept, because they can be as large as a chunk of a prompt
         named = {name: self._without_caches(arg) for name, arg in options.items()}
         call = _Call(module, function, tuple(map(self._without_caches, args)), named, Products(n))
         self._passes[-1] = replace(self._passes[-1], calls=(*self._passes[-1].calls, call))
@@ -124,7 +126,7 @@ class RecurrentCache(ArraysCache):
         self._thin_out()
 
     def _thin_out(self) -> None:
-        """Drop states close to others, and passes from before those that anybody goes back into."""
+        """Drop states close to others, and passes that are too old for a rewind."""
         kept = [i for i, each in enumerate(self._passes) if each.before is not None]
         if len(kept) > 2 and self._passes[kept[-2]].begin - self._passes[kept[-3]].begin < _SPACING:
             dropped = kept.pop(-2)
@@ -137,7 +139,7 @@ class RecurrentCache(ArraysCache):
         del self._passes[: far[-1] if far else 0]
 
     def _keep(self, position: int, state: _State) -> None:
-        """Add a checkpoint. Of too many, the one goes that leaves the smallest gap; the first and the latest stay."""
+        """Add a checkpoint. If there are too many, drop the one that leaves the smallest gap, but not an end."""
         self._checkpoints.append((position, state))
         if len(self._checkpoints) > _MOST_CHECKPOINTS + 1:
             positions = [at for at, _ in self._checkpoints]
@@ -145,7 +147,6 @@ class RecurrentCache(ArraysCache):
             del self._checkpoints[1 + gaps.index(min(gaps))]
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         if position == self.offset:
             return position
         if self._passes and position >= self._passes[0].begin:
@@ -154,7 +155,6 @@ class RecurrentCache(ArraysCache):
         return max(at for at, _ in self._checkpoints if at <= position)
 
     def rewind(self, position: int) -> None:
-        """See LayerCache."""
         if position == self.offset:
             return
         if not self._passes or position < self._passes[0].begin:
@@ -175,7 +175,7 @@ class RecurrentCache(ArraysCache):
         self.offset = position
 
     def _again(self, earlier: _Pass, num_tokens: int) -> _Pass:
-        """Update the state with the first tokens of a pass."""
+        """Update the state with the first tokens of an earlier pass."""
         calls = []
         for call in earlier.calls:
             args = tuple(_first(arg, earlier.num_tokens, num_tokens) for arg in call.args)
@@ -186,12 +186,12 @@ class RecurrentCache(ArraysCache):
                 call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
         shorter = _Pass(earlier.begin, num_tokens, earlier.before, tuple(calls))
         if num_tokens < earlier.num_tokens:
-            # Not all that is kept leads to the state: what does not would be lazy, and so keep the longer arrays.
+            # Evaluate kept arrays that do not lead to the state: as lazy ones they would keep the longer arrays.
             self.cache = [array if array is None else mx.depends(array, shorter.arguments) for array in self.cache]
         return shorter
 
     def _without_caches(self, arg: Any) -> Any:
-        """Return what is kept of an argument: no cache, and no mask of attention, which is beside the state."""
+        """Return an argument without caches, and without a mask, which only attention beside the state reads."""
         if arg is self:
             return _Place()
         if isinstance(arg, mx.array) and arg.dtype == mx.bool_:
@@ -205,7 +205,7 @@ class RecurrentCache(ArraysCache):
         return arg
 
     def copy(self, position: int) -> RecurrentCache:
-        """See LayerCache. States are shared: nobody writes to them."""
+        """Return a copy that shares the states, which are never written to."""
         copy = RecurrentCache(len(self.cache))
         copy.cache, copy.offset = list(self.cache), self.offset
         copy._passes, copy._checkpoints = list(self._passes), list(self._checkpoints)
@@ -215,21 +215,19 @@ class RecurrentCache(ArraysCache):
 
     @property
     def footprint(self) -> CacheFootprint:
-        """See LayerCache. Of a session that keeps as many states and arguments as it may."""
+        """The memory of a session that keeps the most states and arguments."""
         latest = self._passes[-1:]
-        states = -(-MOST_TOKENS // _SPACING) + _MOST_CHECKPOINTS + 3  # with the first, the latest and the one now
+        states = -(-MOST_TOKENS // _SPACING) + _MOST_CHECKPOINTS + 3  # with the first, the latest and the present one
         arguments = sum(array.nbytes // each.num_tokens for each in latest for array in each.arguments)
-        # Those of a pass that begins before all these tokens, and of one in the making, are there, too.
+        # Also the arguments of a pass that begins before all these tokens, and of the running pass.
         return CacheFootprint({1: states * sum(array.nbytes for array in self.rows) + 3 * MOST_TOKENS * arguments})
 
     @property
     def rows(self) -> Sequence[mx.array]:
-        """See LayerCache."""
         return [array for array in self.cache if array is not None]
 
     @property
     def arrays(self) -> Sequence[mx.array]:
-        """See LayerCache."""
         states = [self.cache, *(each.before or () for each in self._passes), *(state for _, state in self._checkpoints)]
         arguments = chain.from_iterable(each.arguments for each in self._passes)
         return [*(array for array in chain.from_iterable(states) if array is not None), *arguments]

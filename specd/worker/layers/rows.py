@@ -1,4 +1,4 @@
-"""Keys and values of tokens that follow one another, in buffers with room for more."""
+"""Keys and values of consecutive tokens, in buffers with room for more."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mlx.utils import tree_flatten, tree_map
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 
-# Tokens that a cache which drops old ones can be rewound by: more than a request feeds with logits, twice, for
-# superseded ones.
+# The most tokens by which a cache that drops old tokens can be rewound: more than a request feeds with logits, twice,
+# because of superseded requests.
 SLACK = 128
 
 
 class TokenRows:
-    """What caches have in common that keep keys and values [1, heads, rows, size], a row for each token.
+    """The common part of caches that keep keys and values [1, heads, rows, size], a row for each token.
 
-    Row i is of position `first` + i, up to position `offset` - 1; what is behind it is room. Keys are an array, or
-    several: packed numbers, scales and biases.
+    Row i belongs to position `first` + i, up to position `offset` - 1; the rows behind it are room. Keys are one array,
+    or several: packed numbers, scales and biases.
     """
 
     keys: Any = None
@@ -32,11 +32,9 @@ class TokenRows:
         return 0
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         return position
 
     def rewind(self, position: int) -> None:
-        """See LayerCache."""
         assert self.serves(position) == position <= self.offset
         self.offset = position
 
@@ -47,17 +45,14 @@ class TokenRows:
 
     @property
     def footprint(self) -> CacheFootprint:
-        """See LayerCache."""
         return CacheFootprint({self.most_tokens: sum(array.nbytes // array.shape[-2] for array in self.arrays)})
 
     @property
     def rows(self) -> list[mx.array]:
-        """See LayerCache."""
         return _flat(self.between(self.first, self.offset))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """See LayerCache."""
         return _flat((self.keys, self.values))
 
     def between(self, begin: int, end: int, *, room: int = 0) -> Any:
@@ -72,8 +67,8 @@ class TokenRows:
     def _copied(self, begin: int, end: int, *, room: int) -> Self:
         """Return a cache of these rows.
 
-        The first token that is written would copy the whole buffer anyway. And it must never be the same `mx.array`: an
-        assignment to a slice of it, by which mlx-lm writes, changes that object for all who refer to it.
+        The first written token would copy the whole buffer anyway. And the copy must not be the same `mx.array`: mlx-lm
+        writes by assigning to a slice, which changes the object for all of its references.
         """
         cache = copy(self)
         cache.keys, cache.values = self.between(begin, end, room=room)

@@ -32,8 +32,8 @@ from specd.worker.layers.window import WindowCache
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
 
-    It counts these itself: some networks have a cache in front that counts nothing. Of a network with an encoder, they
-    also hold what its decoder needs of `source`, from the end of `read` on.
+    It counts tokens itself, because the first cache of some networks does not count. In a network with an encoder, the
+    caches also hold the decoder's view of `source`, once `read` has ended.
     """
 
     def __init__(self, network: Module) -> None:
@@ -44,7 +44,7 @@ class SessionLayers:
         self.source: tuple[int, ...] = ()
 
     def read(self, source: Sequence[int]) -> Iterator[list[mx.array]]:
-        """Let the encoder read a source, and yield the arrays that are to be evaluated next, in many small steps."""
+        """Let the encoder read a source, and yield the arrays to evaluate next, in many small steps."""
         encoded = None
         for encoded in self._network.encode(mx.array([[*source]])):
             yield [encoded]
@@ -53,7 +53,7 @@ class SessionLayers:
         yield self.arrays
 
     def fed(self, num_tokens: int) -> None:
-        """Count tokens that the network has taken in."""
+        """Count tokens that were fed to the network."""
         self.num_fed += num_tokens
         for cache in flatten(self.caches):
             if isinstance(cache, SnapshotCache):
@@ -61,22 +61,22 @@ class SessionLayers:
 
     @property
     def have_states(self) -> bool:
-        """Whether a layer has a recurrent state, with which the modules that update it must leave their arguments."""
+        """Whether a layer has a recurrent state, so that modules that update it must record their arguments."""
         return any(isinstance(part, RecurrentCache) for part in flatten(self.caches))
 
     def can_serve(self, position: int) -> int:
-        """Return the largest position, at most this one, that `rewind` and `copy` get to."""
+        """Return the largest position, at most `position`, that `rewind` and `copy` can reach."""
         return common_position(self.caches, position)
 
     def rewind(self, position: int) -> int:
-        """Forget the tokens from `position` on, or more; return the position that it got to.
+        """Forget the tokens from `position` on, or more; return the position that it reached.
 
-        What lies between has to be fed again: that makes every kind of cache exact, however far a request goes back.
+        The caller feeds the tokens in between again, which makes every kind of cache exact for any rewind.
         """
         reached = self.can_serve(position)
         if reached == self.num_fed:
             return reached
-        if reached or self.source:  # which stays
+        if reached or self.source:  # the source stays
             for cache in self.caches:
                 cache.rewind(reached)
         else:
@@ -99,17 +99,17 @@ class SessionLayers:
 
     @property
     def last_rows(self) -> list[mx.array]:
-        """What the last layer keeps of tokens."""
+        """The rows of the last layer."""
         return list(self.caches[-1].rows)
 
     @property
     def nbytes(self) -> int:
-        """Memory that all arrays take."""
+        """The memory of all arrays, in bytes."""
         return sum({id(array): array.nbytes for array in self.arrays}.values())
 
     @property
     def footprint(self) -> CacheFootprint:
-        """Memory that a session takes by its tokens; known once a token was fed."""
+        """The memory of a session by its tokens; known once a token was fed."""
         return CacheFootprint.total(cache.footprint for cache in self.caches)
 
 
@@ -118,7 +118,7 @@ def _empty(network: Module) -> list[LayerCache]:
 
 
 def _ours(cache: Any) -> LayerCache:
-    """Return our kind of an empty cache that a network makes for itself. In a tuple, each is ours already."""
+    """Return our kind of cache for an empty cache that a network made. Caches in a tuple are ours already."""
     if isinstance(cache, tuple):
         return CacheParts(*cache)
     if type(cache) is RotatingKVCache and cache.keep:

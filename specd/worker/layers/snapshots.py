@@ -1,4 +1,4 @@
-"""A cache of any other class: copies of it to go back to."""
+"""Caches of any other class, with snapshots for rewinds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from mlx.utils import tree_flatten, tree_map
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.worker.layers.owned import owned
 
-# Passes that it can go back by; before them, it begins anew.
+# The number of passes by which it can be rewound; a rewind beyond them starts from the empty cache.
 _MOST_SNAPSHOTS = 4
 
 
 class SnapshotCache:
-    """What is added to the class of a cache that a network makes for itself.
+    """A mixin for the class of a cache that a network makes.
 
-    After each pass its attributes are kept, whatever they mean. A rewind into a pass leaves the tokens before it; the
-    others are fed again.
+    It keeps all attributes of the cache after each of the last passes. A rewind into a pass leaves the tokens before
+    that pass; the caller feeds the others again.
     """
 
     offset: int
     snapshots: tuple[tuple[int, dict[str, Any]], ...]
 
     def take(self) -> None:
-        """Keep the attributes as they are after a pass; the first snapshot is the empty cache."""
+        """Keep the attributes after a pass. The first snapshot is the empty cache."""
         vars(self).update(
             tree_map(lambda leaf: owned(leaf) if isinstance(leaf, mx.array) else leaf, self._attributes())
         )
@@ -35,16 +35,13 @@ class SnapshotCache:
         self.snapshots = (first, *latest[1 - _MOST_SNAPSHOTS :], (self.offset, self._attributes()))
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         return max(at for at, _ in self.snapshots if at <= position)
 
     def rewind(self, position: int) -> None:
-        """See LayerCache."""
         self.snapshots = tuple(each for each in self.snapshots if each[0] <= position)
         vars(self).update({name: _unshared(value) for name, value in self.snapshots[-1][1].items()})
 
     def copy(self, position: int) -> Self:
-        """See LayerCache."""
         other = copy(self)
         other.rewind(position)
         mx.eval(other.arrays)
@@ -52,18 +49,16 @@ class SnapshotCache:
 
     @property
     def footprint(self) -> CacheFootprint:
-        """See LayerCache. As if everything grew with the tokens, in all snapshots."""
+        """The memory, under the assumption that all arrays of all snapshots grow with the tokens."""
         size = sum(array.nbytes for array in self.rows)
         return CacheFootprint({ALL_TOKENS: size * (_MOST_SNAPSHOTS + 1) // max(self.offset, 1)})
 
     @property
     def rows(self) -> list[mx.array]:
-        """See LayerCache."""
         return _arrays(self._attributes())
 
     @property
     def arrays(self) -> list[mx.array]:
-        """See LayerCache."""
         return _arrays([self._attributes(), *(attributes for _, attributes in self.snapshots)])
 
     def _attributes(self) -> dict[str, Any]:
@@ -86,7 +81,7 @@ def _kind(plain: Any) -> Any:
 
 
 def _unshared(value: Any) -> Any:
-    """Return a value whose arrays are objects of their own: a write to a slice changes the object that it is to."""
+    """Return a value with array objects of its own, because a write to a slice changes the object."""
     return tree_map(lambda leaf: mx.array(leaf) if isinstance(leaf, mx.array) else leaf, value)
 
 

@@ -1,4 +1,4 @@
-"""The cache of a layer whose attention sees a window of the last tokens."""
+"""The cache of a layer with sliding-window attention."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from specd.worker.layers.rows import TokenRows
 
 
 class WindowCache(TokenRows):
-    """Keys and values of the last tokens: those in the window, and some more to go back to.
+    """Keys and values of the tokens in the window, and of up to `SLACK` older tokens for rewinds.
 
-    Rows stand in the order of their positions, and old ones are dropped late, so a rewind is a smaller offset, as with
-    full attention. A pass of n tokens sees the last window - 1 + n rows, through a mask that hides from each what is
-    out of its window. mlx-lm's RotatingKVCache is a ring, which is wrong after a rewind past its edge
-    (ml-explore/mlx-lm#1423); only the order of sums differs from it.
+    Rows are in the order of their positions, and old ones are dropped late, so a rewind is a smaller offset, as with
+    full attention. A pass of n tokens sees the last window - 1 + n rows, through a mask that hides from each token the
+    rows outside its window. mlx-lm's RotatingKVCache is a ring, which gives wrong tokens after a rewind past its edge
+    (ml-explore/mlx-lm#1423). Only the order of sums differs from it.
     """
 
     def __init__(self, window: int) -> None:
-        """Let each token see itself and the window - 1 before it."""
+        """Let each token see itself and the window - 1 tokens before it."""
         self.window = window
         self._first = 0
         self._seen = 0  # the first position that the latest pass saw
 
     @property
     def first(self) -> int:
-        """See TokenRows."""
         return self._first
 
     @property
     def most_tokens(self) -> int:
-        """See TokenRows."""
         return self.window - 1 + rows.SLACK + FullCache.step
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append keys and values [1, heads, n, size]; return those of what the n tokens see."""
+        """Append keys and values [1, heads, n, size]; return the keys and values that the n tokens see."""
         n = keys.shape[2]
         held = self.offset - self._first
         self._seen = max(self.offset - (self.window - 1), self._first)
@@ -55,7 +53,7 @@ class WindowCache(TokenRows):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what the latest update returned, for layers that share it."""
+        """Return the result of the latest update, for layers that share it."""
         seen: tuple[mx.array, mx.array] = self.between(self._seen, self.offset)
         return seen
 
@@ -71,11 +69,10 @@ class WindowCache(TokenRows):
         return "causal" if n > 1 else None
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         return position if position >= (self._first + self.window - 1 if self._first else 0) else 0
 
     def copy(self, position: int) -> WindowCache:
-        """See LayerCache. Of the slack, the copy has nothing."""
+        """Return a copy without the slack."""
         begin = max(position - (self.window - 1), self._first)
         copy = self._copied(begin, position, room=FullCache.step)
         copy._first = begin

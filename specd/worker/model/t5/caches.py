@@ -40,27 +40,23 @@ class SourceCache:
         """Return none: every token sees all of the source."""
 
     def serves(self, position: int) -> int:
-        """See LayerCache."""
         return position
 
     def rewind(self, position: int) -> None:
-        """See LayerCache."""
 
     def copy(self, _: int) -> Self:
-        """See LayerCache. Nobody writes to it."""
+        """Return itself, because it is never written to."""
         return self
 
     @property
     def footprint(self) -> CacheFootprint:
-        """See LayerCache. It takes nothing for the answer's tokens."""
+        """The memory, which the answer's tokens do not change."""
         return CacheFootprint({}, sum(array.nbytes // array.shape[2] for array in self.arrays))
 
     @property
     def rows(self) -> list[mx.array]:
-        """See LayerCache."""
         return self.arrays
 
     @property
     def arrays(self) -> list[mx.array]:
-        """See LayerCache."""
         return [array for array in (self.keys, self.values) if array is not None]
