@@ -25,7 +25,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def Describe(
         self, request: model_pb2.DescribeRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> model_pb2.DescribeResponse:
-        """Return the model's description; it has the whole fingerprint if that is known, or waited for."""
+        """Return the model's description, with the whole fingerprint if it is known, or if the request waits for it."""
         worker = await self._get(context)
         whole = worker.whole_fingerprint
         if request.wait_for_whole_fingerprint:
@@ -38,7 +38,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def GetTokenizer(
         self, request: model_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[model_pb2.GetTokenizerResponse]:
-        """Stream the tokenizer, with what tokenizer.json does not say in the first message."""
+        """Stream the tokenizer. The first message has the fields that tokenizer.json lacks."""
         worker = await self._get(context)
         data = worker.model.tokenizer_json
         yield model_pb2.GetTokenizerResponse(chunk=data[:_CHUNK_BYTES], config=worker.tokenizer_config)

@@ -99,16 +99,18 @@ def refused(tmp_path: Path) -> Callable[..., str]:
 
 UP = ["up", "--listen", "127.0.0.1:0", "--no-metrics"]
 MODELS = [
-    pytest.param(["--target", "/nowhere"], "there is no model /nowhere: name a local directory", id="no directory"),
-    pytest.param(["--target", "nobody/nothing"], "the Hugging Face repository cannot be had", id="no repository"),
+    pytest.param(["--target", "/nowhere"], "the model /nowhere does not exist: name a local directory", id="no directory"),
+    pytest.param(
+        ["--target", "nobody/nothing"], "the Hugging Face repository cannot be downloaded", id="no repository"
+    ),
     pytest.param(["--target", "{file}"], "is a file: name the directory", id="a file"),
-    pytest.param(["--target", "{empty}"], "has no config.json: it is not a model directory", id="empty"),
+    pytest.param(["--target", "{empty}"], "has no config.json, so it is not a model", id="empty"),
     pytest.param(["--draft", "{no weights}"], "has no weights", id="no weights"),
     pytest.param(["--draft", "{cut}"], "Download or convert the model again", id="half of the weights"),
     pytest.param(["--draft", "{no tokenizer}"], "has no tokenizer.json", id="no tokenizer"),
     pytest.param(["--draft", "{no type}"], "has no model_type", id="no type"),
     pytest.param(["--draft", "{unknown}"], "mlx-lm has no class for the model type 'nosuch'", id="unknown type"),
-    pytest.param(["--draft", "{code}"], "specd runs none", id="code of its own"),
+    pytest.param(["--draft", "{code}"], "which specd never runs", id="code of its own"),
     pytest.param(["--draft", "{other}"], "have different tokenizers (token '", id="another tokenizer"),
     pytest.param(["--draft", EMBEDDED_T5_DRAFT], "use a draft of the target's family", id="encoder"),
     pytest.param(["--target", "/a", "--draft", "/b"], "no model /a: name a local directory or a", id="two at once"),
@@ -207,4 +209,4 @@ def test_a_misspelt_variable_is_said() -> None:
     done = run_specd(*UP, "--target", "/nowhere", SPECD_TARRGET=EMBEDDED_TARGET, SPECD_PORT_80_TCP="of a cluster")
     warning, reason = done.stderr.splitlines()
     assert warning == "specd: warning: specd has no variable SPECD_TARRGET: did you mean SPECD_TARGET?"
-    assert "there is no model /nowhere" in reason
+    assert "the model /nowhere does not exist" in reason

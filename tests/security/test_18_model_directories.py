@@ -75,10 +75,10 @@ def make_a_pipe(directory: Path) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "code of its own": (run_own_code, "specd runs none"),
+    "code of its own": (run_own_code, "which specd never runs"),
     "pickled weights": (pickle, "pickle"),
-    "a link out": (link_out, "leads out"),
-    "offsets past the file": (point_past_the_file, "not a sound safetensors file"),
+    "a link out": (link_out, "link out of"),
+    "offsets past the file": (point_past_the_file, "not a valid safetensors file"),
     "a tokenizer of 1 GB": (grow_the_tokenizer, "1000000000 bytes"),
     "a config nested 100,000 deep": (nest_the_config, "nested too deeply"),
     "a pipe": (make_a_pipe, "config.json"),

@@ -147,23 +147,23 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(t5: str, qwen3: str, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="is quantised already: convert the model that it was made of"):
+    with pytest.raises(StartupError, match="is quantised already: convert the model from which it was made"):
         convert(EMBEDDED_DRAFT, tmp_path / "out", bits=4)
-    with pytest.raises(StartupError, match="there is no model nothing: name a local directory or"):
+    with pytest.raises(StartupError, match="the model nothing does not exist: name a local directory or"):
         convert("nothing", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StartupError, match=r"has no config\.json"):
         convert(tmp_path / "empty", tmp_path / "out")
     (tmp_path / "empty" / "config.json").write_text("{}")
-    with pytest.raises(StartupError, match=r"no model\*.safetensors and no pytorch_model\*.bin in it"):
+    with pytest.raises(StartupError, match=r"has no weights \(model\*.safetensors or pytorch_model\*.bin\)"):
         convert(tmp_path / "empty", tmp_path / "out")
     broken = Path(shutil.copytree(t5, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(StartupError, match="not a sound safetensors file"):
+    with pytest.raises(StartupError, match="not a valid safetensors file"):
         convert(broken, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "empty"]
     convert(qwen3, tmp_path / "out")
-    with pytest.raises(StartupError, match="out exists: name a directory that does not, or remove it"):
+    with pytest.raises(StartupError, match="out exists already: choose another directory, or remove it"):
         convert(qwen3, tmp_path / "out")
 
 
@@ -224,7 +224,7 @@ def test_the_command(t5: str, tmp_path: Path) -> None:
     assert f"wrote {tmp_path}/out" in done.stdout
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 2
-    assert "out exists: name a directory that does not" in " ".join(again.stderr.split())
+    assert "out exists already: choose another directory" in " ".join(again.stderr.split())
     assert "Traceback" not in again.stderr
 
 

@@ -317,7 +317,7 @@ def test_the_reasons_are_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
         optimize(network, TINY_VOCABULARY_SIZE, lambda: True)
     assert type(network.layers[0].self_attn.rope) is nn.RoPE
     assert {*log[-1]["replaced"]} == {"early layers"}
-    assert log[-1]["not_replaced"]["attention"] == "for MLX on x86 Linux only"
+    assert log[-1]["not_replaced"]["attention"] == "this is faster with MLX on x86 Linux only"
     assert "kernel for small products" in log[-1]["not_replaced"]["packed weights"]
     assert log[-1]["not_replaced"]["packed MLPs"] == "nothing found"
 

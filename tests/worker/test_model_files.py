@@ -73,13 +73,13 @@ def add_same_tensors(directory: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "weights outside": (link_outside("model.safetensors"), "link that leads out"),
-    "config outside": (link_outside("config.json"), "link that leads out"),
-    "a link by way of another": (link_up, "link that leads out"),
-    "templates outside": (add_template_from_outside, "link that leads out"),
+    "weights outside": (link_outside("model.safetensors"), "link out of"),
+    "config outside": (link_outside("config.json"), "link out of"),
+    "a link by way of another": (link_up, "link out of"),
+    "templates outside": (add_template_from_outside, "link out of"),
     "a link to nothing": (lambda d: (d / "vocab.json").symlink_to("nothing"), "cannot be read"),
-    "a pipe": (add_pipe, "not a plain file"),
-    "a directory": (lambda d: (d / "model-2.safetensors").mkdir(), "not a plain file"),
+    "a pipe": (add_pipe, "replace it with a plain file"),
+    "a directory": (lambda d: (d / "model-2.safetensors").mkdir(), "replace it with a plain file"),
     "a tokenizer of 1 GB": (grow("tokenizer.json", 10**9), "1000000000 bytes"),
     "a config of 2 MB": (grow("config.json", 2 * 10**6), "2000000 bytes"),
     "a template of 2 MB": (grow("chat_template.jinja", 2 * 10**6), "2000000 bytes"),
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an index that leads out": (lambda d: shard(d, index={"a": "../model.safetensors"}), "not a file beside it"),
     "an index with a path": (lambda d: shard(d, index={"a": "/etc/passwd"}), "not a file beside it"),
     "an index with a number": (lambda d: shard(d, index={"a": 3}), "not a file beside it"),
-    "an index of more": (lambda d: shard(d, index={"a": "model-3.safetensors"}), "which is not there"),
+    "an index of more": (lambda d: shard(d, index={"a": "model-3.safetensors"}), "which is missing"),
     "an index without a map": (
         lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": 3}'),
         "no weight_map",
@@ -138,7 +138,7 @@ def test_the_cache_of_the_hub_is_followed(directory: Path, is_linked: bool) -> N
     (snapshot / "config.json").unlink()
     (directory.parent / "hub" / "config.json").write_text("{}")
     (snapshot / "config.json").symlink_to("../../../config.json")  # of another repository
-    with pytest.raises(StartupError, match="link that leads out"):
+    with pytest.raises(StartupError, match="link out of"):
         check_files(named)
 
 

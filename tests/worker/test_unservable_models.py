@@ -67,7 +67,7 @@ UNSERVABLE_MODELS = [
     pytest.param(with_file_content("model.safetensors", b"\xff" * 999), "model.safetensors", id="corrupt weights"),
     pytest.param(with_half_of_the_weights, "Download or convert the model again", id="half of the weights"),
     pytest.param(with_file_content("config.json", b"{"), "config.json cannot be read", id="config is not JSON"),
-    pytest.param(with_file_content("config.json", b"[]"), "config.json holds no JSON object", id="config is a list"),
+    pytest.param(with_file_content("config.json", b"[]"), "config.json is not a JSON object", id="config is a list"),
     pytest.param(with_file_content("config.json", b"{}"), "model_type", id="config is empty"),
     pytest.param(with_file_content("tokenizer.json", b"{}"), "cannot load the model", id="tokenizer is empty"),
     pytest.param(lambda d: copy_of_the_draft(d, config={"model_type": "nosuch"}), "nosuch", id="unknown architecture"),

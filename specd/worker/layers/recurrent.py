@@ -186,7 +186,7 @@ class RecurrentCache(ArraysCache):
                 call.function(call.module, *(self._with_caches(arg, earlier.begin) for arg in args), **named)
         shorter = _Pass(earlier.begin, num_tokens, earlier.before, tuple(calls))
         if num_tokens < earlier.num_tokens:
-            # Evaluate kept arrays that do not lead to the state: as lazy ones they would keep the longer arrays.
+            # The state depends on all kept arrays, because one that stayed lazy would keep the longer arrays.
             self.cache = [array if array is None else mx.depends(array, shorter.arguments) for array in self.cache]
         return shorter
 

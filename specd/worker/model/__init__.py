@@ -1,1 +1,1 @@
-"""Loads and calibrates a model."""
+"""Loading, checking and calibrating a model."""

@@ -1,4 +1,4 @@
-"""Measures how long steps of the worker's model take, and keeps that on disk for the next start."""
+"""Measurement of the step times of the worker's model. The results are kept on disk for the next start."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes that are measured, the most telling first: sizes left when the time is over are interpolated.
+    """The sizes to measure, the most important first. Sizes that are left when the time is over are interpolated.
 
-    A size is the width of a pass, or the number of draft tokens of a proposal: one pass over the last token of the
-    draft and the one of the target, then one pass for each further token.
+    A size is the width of a pass, or the number of draft tokens of a proposal: one pass over the draft's last token and
+    the target's token, then one pass for each further token.
     """
 
     sizes: tuple[int, ...]
     proposes: bool = False
 
     def num_fed(self, size: int) -> int:
-        """Return how many tokens a session takes in."""
+        """Return the number of tokens that are fed to a session."""
         return size + 1 if self.proposes else size
 
     @property
@@ -56,17 +56,17 @@ PROPOSALS = Workload((1, 8, 4, 2), proposes=True)
 _BATCHED_SIZES = frozenset((1, 2, 4, 8))
 _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
-_TURNS = 2  # wait this many times the calibration time for another process that measures
-_CACHED_TOKENS = 128  # in each cache, and of a source, while steps are measured
-_VERSION = "9"  # counted up when steps of the same model are computed in another way
+_TURNS = 2  # wait for another process that measures, for this many calibration times
+_CACHED_TOKENS = 128  # tokens in each cache, and in a source, while steps are measured
+_VERSION = "9"  # increased when the steps of a model are computed differently
 
 
 def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
-    """Measure a workload by size and by number of sessions, for about this many seconds; yields nothing to others.
+    """Measure a workload by size and by number of sessions, for about this many seconds, without other jobs.
 
-    What an earlier start of the same model, device and libraries measured is taken from the user's cache instead. The
-    workers of a pair, which start together, take turns: measured side by side, a target seemed to take longer for one
-    token than for seven.
+    Results of an earlier start with the same model, device and libraries come from the user's cache instead. The
+    workers of a pair, which start together, take turns: when both measured at once, a target seemed slower with one
+    token than with seven.
     """
     path = _path(model, workload)
     known = _load(path)
@@ -93,13 +93,13 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
             if cached_len:
                 yield Evaluate([_feed(caches[-1:], cached_len)])
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]
-        # Half of the time that is left: what single sessions cost decides most plans.
+        # Half of the remaining time, because the costs of single sessions decide most plans.
         until = started_at + seconds * (1 - 0.5**i)
         curve = yield from _measure_curve(caches[:sessions], workload, sizes, until)
         if curve:
             measured[sessions] = curve
         if time.perf_counter() - started_at > 2 * seconds:
-            break  # a model so slow that more of it would keep people waiting
+            break  # the model is so slow that more sessions would delay the start
     caches.clear()
     mx.clear_cache()
     costs = StepCosts(measured)
@@ -112,7 +112,7 @@ def keep(model: LoadedModel, workload: Workload, costs: StepCosts) -> None:
     path = _path(model, workload)
     if path is None:
         return
-    # Written beside and renamed: another worker may read it now.
+    # Written under another name and renamed, because another worker may read the file now.
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         partial.write_text(json.dumps(costs.measured))
@@ -126,24 +126,24 @@ def keep(model: LoadedModel, workload: Workload, costs: StepCosts) -> None:
 def _measure_curve(
     caches: Sequence[BareCache], workload: Workload, sizes: Sequence[int], until: float
 ) -> Steps[dict[int, float]]:
-    """Return seconds by size for these sessions, the least of a few measurements that lie apart.
+    """Return seconds by size for these sessions: the least of a few measurements at different times.
 
-    Other work of the machine only makes steps longer, and comes in stretches: another worker loads its model.
+    Other load on the machine only makes steps longer, and comes in stretches, such as another worker's loading.
     """
     curve: dict[int, float] = {}
     for _ in range(_PASSES):
         for size in sizes:
-            # Two sizes at least: one does not say how long others take.
+            # At least two sizes, because one does not show how the time grows.
             if len(curve) >= 2 and time.perf_counter() >= until:
                 return curve
             if size not in curve:
-                yield from measure(caches, workload, size)  # the first pass of a shape can be slow, for good
+                yield from measure(caches, workload, size)  # the first pass of a shape can be slow
             curve[size] = min((yield from measure(caches, workload, size)), curve.get(size, math.inf))
     return curve
 
 
 def measure(caches: Sequence[BareCache], workload: Workload, size: int) -> Steps[float]:
-    """Return the seconds that a workload takes for these sessions, and rewind them."""
+    """Return the seconds of a workload for these sessions, and rewind them."""
     begun_at = time.perf_counter()
     yield Evaluate([_propose(caches, size) if workload.proposes else _feed(caches, size)])
     seconds = time.perf_counter() - begun_at
@@ -187,6 +187,6 @@ def _load(path: Path | None) -> StepCosts | None:
         return StepCosts({int(n): {int(w): float(s) for w, s in curve.items()} for n, curve in content.items()})
     except FileNotFoundError:
         return None
-    except Exception as error:  # whatever a damaged file can hold
+    except Exception as error:  # a damaged file can cause any error
         log.warning("cannot use the kept step costs, measuring again", path=str(path), error=repr(error))
         return None

@@ -1,4 +1,4 @@
-"""The context of a model: the most tokens that a session can have."""
+"""The context length of a model: the most tokens that a session can have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specd.errors import StartupError
 from specd.worker.engine.forward import bare_cache
 
 _NO_LIMIT = 2**31 - 1
-# Names of parameters that are learned positions.
+# Names of parameters with learned positions.
 _POSITIONS = re.compile(r"(^|\.)(wpe|(learned_)?pos(itional|ition)?_?(enc|emb)\w*|embed_positions)(\.weight)?$")
 
 
@@ -25,10 +25,10 @@ def context_length(name: str, network: Module, limit: int | None) -> int:
     """Return the most tokens that a session can have: the limit of the config, or a shorter table of positions.
 
     MLX does not check bounds: a position beyond the table reads foreign memory. Configs name the size of the table in
-    many ways, and use the same names for numbers that limit nothing. So the tables are found by their use: if equal
+    many ways, and use the same names for numbers that are no limit. So the tables are found by their use: if equal
     tokens make a network look up different rows of an embedding, the rows are positions.
 
-    Raises StartupError if the network has learned positions elsewhere than in an embedding layer.
+    Raises StartupError if the network has learned positions outside of an embedding layer.
     """
     caches = bare_cache(network).layers.caches
     with _recorded_lookups() as lookups:
@@ -39,21 +39,21 @@ def context_length(name: str, network: Module, limit: int | None) -> int:
     for path, parameter in parameters:
         if _POSITIONS.search(path) and id(parameter) not in known:
             raise StartupError(
-                f"the model {name} has learned positions ({path}) of a kind that specd does not know: it cannot tell "
-                "how many there are, and MLX would read past their end"
+                f"the model {name} has learned positions ({path}) of an unknown kind. specd cannot find out their "
+                "number, and MLX would read past their end: use another model"
             )
     return min(int(limit or _NO_LIMIT), *(len(weight) for weight in tables), _NO_LIMIT)
 
 
 def _are_positions(indices: mx.array) -> bool:
-    # The last two: a network that looks up pairs or triples of tokens finds others at the beginning.
+    # Only the last two, because a network that looks up pairs or triples of tokens differs at the beginning.
     before_last, last = cast("list[int]", indices.reshape(-1)[-2:].tolist())
     return before_last != last
 
 
 @contextmanager
 def _recorded_lookups() -> Iterator[list[tuple[mx.array, mx.array]]]:
-    """Record the weights of the embeddings that are called, and the indices that they are asked for."""
+    """Record the weights of the embeddings that are called, and the indices of the calls."""
     lookups: list[tuple[mx.array, mx.array]] = []
     kinds: tuple[Any, ...] = (Embedding, QuantizedEmbedding)
     calls = [kind.__call__ for kind in kinds]

@@ -1,4 +1,8 @@
-"""Writes a model in another precision, or quantised, for workers to load."""
+"""Conversion of a model to another precision, or to quantised weights.
+
+It reads a model as the loader does, so both support the same kinds, and writes it with mlx-lm's own functions. Only
+this command of the user's reads pickles, with PyTorch's loader that accepts nothing but tensors; a worker never does.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +36,14 @@ Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 def convert(
     name: str, out: Path, *, bits: int | None, group_size: int, dtype: str | None, check: bool, progress: Progress
 ) -> str:
-    """Write a model from a directory or a Hugging Face repository to `out`; return what the check found.
+    """Write a model from a directory or a Hugging Face repository to `out`; return the result of the check in words.
 
     `bits` (4 or 8) quantises the matrices in groups of `group_size`. `dtype`, a key of DTYPES, is for all other
-    weights; None keeps theirs. With `check` and PyTorch, the first greedy tokens must be those that transformers gives.
-    `progress(items, title)` yields the items. What fails leaves no `out`. Raises StartupError.
+    weights; None keeps their precision. With `check` and PyTorch, the first greedy tokens must equal transformers'.
+    `progress(items, title)` yields the items. `out` appears only when it is complete. Raises StartupError.
     """
     if out.exists():
-        raise StartupError(f"{out} exists: name a directory that does not, or remove it")
+        raise StartupError(f"{out} exists already: choose another directory, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=".convert-") as work:
         directory = find(name)
@@ -50,7 +54,7 @@ def convert(
         found = _check(name, directory) if check else "not checked against the original (--no-check)"
         network, config, tokenizer = read(name, directory, lazy=True)
         if "quantization" in config:
-            raise StartupError(f"{name} is quantised already: convert the model that it was made of")
+            raise StartupError(f"{name} is quantised already: convert the model from which it was made")
         if dtype:
             config = _cast(network, config, dtype)
         if bits:
@@ -64,7 +68,7 @@ def convert(
         tokenizer.save_pretrained(written)
         if (directory / "generation_config.json").is_file():
             shutil.copy(directory / "generation_config.json", written)
-        read(str(out), written, lazy=True)  # the names and shapes are what a worker wants
+        read(str(out), written, lazy=True)  # checks the names and shapes as a worker does
         written.rename(out)
     return found
 
@@ -82,26 +86,26 @@ def _cast(network: Module, config: dict[str, Any], dtype: str) -> dict[str, Any]
 def _from_pickles(directory: Path, out: Path, progress: Progress) -> Path:
     """Return a directory with the same model in safetensors. Only PyTorch's safe loader reads a pickle.
 
-    It takes tensors and nothing that could run code (`weights_only`).
+    The safe loader accepts tensors and nothing that could run code (`weights_only`).
     """
     pickles = [path for path in pickles_in(directory) if path.name.startswith("pytorch_model")]
     if not pickles:
-        raise StartupError(f"{directory} has no weights: no model*.safetensors and no pytorch_model*.bin in it")
+        raise StartupError(f"{directory} has no weights (model*.safetensors or pytorch_model*.bin): download them")
     try:
         import torch
         from safetensors.torch import save_file
     except ImportError as error:
         raise StartupError(
-            f"{directory} holds its weights as pickle ({pickles[0].name}), and PyTorch reads those: "
+            f"{directory} has its weights as pickle ({pickles[0].name}), which only PyTorch can read: "
             "pip install 'specd[convert]'"
         ) from error
     out.mkdir()
     for i, path in enumerate(progress(pickles, "Reading pickles")):
         try:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # pickle has many; torch's own says what it refused
+        except Exception as error:  # pickle has many errors; torch's own names the refused object
             raise StartupError(f"cannot read {path} safely: {error}") from error
-        # A copy each: tied weights share their memory, which safetensors refuses.
+        # One copy each, because tied weights share their memory, which safetensors refuses.
         save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, out / f"model-{i}.safetensors")
     for path in wanted_in(directory):
         if path.parent == directory and not path.name.endswith(".bin.index.json"):
@@ -122,8 +126,10 @@ def _check(name: str, directory: Path) -> str:
     own = _greedy(network, prompt, start)
     theirs = _greedy_of_transformers(directory, prompt, start, is_t5=has_encoder(network))
     if own != theirs:
-        raise StartupError(f"{name} computes other tokens than transformers ({own}, not {theirs}): specd cannot use it")
-    return f"its first {len(own)} greedy tokens are those of transformers"
+        raise StartupError(
+            f"specd cannot use {name}, because mlx-lm computes other tokens than transformers: {own}, not {theirs}"
+        )
+    return f"its first {len(own)} greedy tokens equal transformers'"
 
 
 def _greedy(network: Module, prompt: Sequence[int], start: int) -> list[int]:

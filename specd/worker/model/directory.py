@@ -1,4 +1,4 @@
-"""The directory of a model, and where it comes from."""
+"""The directory of a model, local or downloaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_repository(name: str) -> bool:
-    """Say whether a model is one of the hub, and not in a directory."""
+    """Return whether a model is a repository of the hub, and not a directory."""
     return bool(_REPOSITORY.fullmatch(name)) and not Path(name).expanduser().exists()
 
 
 def find(name: str, wanted: Sequence[str] = WANTED_FILES) -> Path:
-    """Return the directory of a model: it is there, or comes from the hub. Raises StartupError."""
+    """Return the directory of a model, which is local or downloaded from the hub. Raises StartupError."""
     directory = Path(name).expanduser()
     if directory.is_dir():
         return directory
@@ -29,19 +29,19 @@ def find(name: str, wanted: Sequence[str] = WANTED_FILES) -> Path:
         raise StartupError(f"the model {name} is a file: name the directory that holds config.json and the weights")
     if not _REPOSITORY.fullmatch(name):
         raise StartupError(
-            f"there is no model {name}: name a local directory or a Hugging Face repository "
+            f"the model {name} does not exist: name a local directory or a Hugging Face repository "
             "such as mlx-community/Qwen3-8B-4bit"
         )
-    # These take long to import, and directories do without them.
+    # Imported only here, because these imports take long and directories do not need them.
     import structlog
     from huggingface_hub import snapshot_download
 
     structlog.get_logger().info("looking up the model", repository=name)
     try:
         return Path(snapshot_download(name, allow_patterns=[*wanted], tqdm_class=_progress_bar()))
-    except Exception as error:  # the hub client has dozens of error types, which all mean the same here
+    except Exception as error:  # the hub client has dozens of error types, with the same meaning here
         raise StartupError(
-            f"there is no directory {name}, and the Hugging Face repository cannot be had: {error}"
+            f"{name} is not a local directory, and the Hugging Face repository cannot be downloaded: {error}"
         ) from error
 
 
@@ -52,7 +52,7 @@ def _progress_bar() -> Any:
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Told(tqdm):  # type: ignore[misc]
-        """A progress bar that the supervisor draws, if it counts bytes: there are several, with the same bytes."""
+        """A progress bar that reports to the supervisor, if it counts bytes; several bars count the same bytes."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **{**options, "file": io.StringIO()})

@@ -1,4 +1,4 @@
-"""The files of a model, which somebody else wrote: checked before anything parses or maps one of them."""
+"""Checks of a model's files, which are untrusted input, before anything parses or maps one of them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from specd.startup_error import StartupError
 from specd.worker.model.safetensors_file import tensor_names
 
 WEIGHTS = "model*.safetensors"
-# Of tokenizers, sentencepiece's own files too: without them, transformers makes an empty vocabulary and says nothing.
+# Tokenizer files include sentencepiece's own, without which transformers makes an empty vocabulary without an error.
 WANTED_FILES = (
     *("*.json", "*.jinja", "*.safetensors", "*.txt", "*.tiktoken"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm"),
 )
-# Those that say what a model is, before its weights are there.
+# The files that describe a model, which are downloaded before its weights.
 SMALL_FILES = tuple(name for name in WANTED_FILES if name not in {"*.safetensors", "*.json"})
 SMALL_FILES += ("*config.json", "tokenizer.json", "vocab.json", "chat_template.json")
 _TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
-# Fields of a config with numbers of positions.
+# Fields of a config with a number of positions.
 POSITIONS, SOURCE_POSITIONS = "max_position_embeddings", "n_positions"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
-# By the first pattern that a name fits. The longest indexes have 10 MB.
+# The limit of the first pattern that matches holds. The longest indexes have 10 MB.
 _MOST_BYTES = {
     "*.safetensors": 2**50,
     "*.safetensors.index.json": 64 * 2**20,
@@ -38,16 +38,17 @@ _MOST_BYTES = {
     "*.jinja": 2**20,
     "*": MAX_TOKENIZER_BYTES,
 }
-# Names that configs have for a number of layers.
+# Names in configs for a number of layers.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers")
 
 
 def check_files(directory: Path) -> None:
-    """Raise StartupError unless a directory holds a model in safetensors, and nothing that must not be read.
+    """Raise StartupError unless a directory holds a model in safetensors that is safe to read.
 
-    Every file that a worker reads is a plain one in the directory, or in the cache of the Hugging Face hub that the
-    directory belongs to, and has a size that is bounded. The headers of all weights are sound, and no tensor is there
-    twice. Nothing asks for code. Reads a 70 B model's headers in a few hundredths of a second.
+    Every file that a worker reads must be a plain file in the directory, or in the `blobs` of the same repository in
+    the cache of the Hugging Face hub, and must not be too large. The headers of all weights must be sound, without a
+    tensor that occurs twice. The config must not ask for code. Reads a 70 B model's headers in a few hundredths of a
+    second.
     """
     config = read_config(directory)
     text: dict[str, Any] = config.get("text_config") or {}
@@ -67,54 +68,54 @@ def read_config(directory: Path) -> dict[str, Any]:
     config = read_object(directory / "config.json")
     if "model_file" in config:
         raise StartupError(
-            f"{directory / 'config.json'} asks for code of the model's own ({config['model_file']!a}, as model_file): "
-            "specd runs none. Use a model whose class mlx-lm has"
+            f"{directory / 'config.json'} asks for the model's own code (model_file is {config['model_file']!a}), "
+            "which specd never runs: use a model whose class mlx-lm has"
         )
     text = config.get("text_config") or {}
     if not isinstance(text, dict):
-        raise StartupError(f"{directory / 'config.json'} has {text!a} as text_config, which must be an object")
+        raise StartupError(f"{directory / 'config.json'}: text_config is {text!a}, but it must be an object")
     return config
 
 
 def check_plain(directory: Path) -> None:
-    """Raise StartupError unless the files that may be read are plain ones of the model's own, and not too large."""
+    """Raise StartupError unless the files that may be read are plain, belong to the model, and are not too large."""
     if not (directory / "config.json").is_file():
-        raise StartupError(f"{directory} has no config.json: it is not a model directory")
+        raise StartupError(f"{directory} has no config.json, so it is not a model: name a model's directory")
     root = Path(os.path.realpath(directory))
     for path in wanted_in(directory):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(place) for place in _places(root)):
             raise StartupError(
-                f"{path} is a link that leads out of the model's directory, to {real}: put the file itself there"
+                f"{path} is a link out of the model's directory, to {real}: replace it with the file itself"
             )
         try:
             status = path.stat()
         except OSError as error:
             raise StartupError(f"{path} cannot be read ({error.strerror}): download the model again") from error
         if not stat.S_ISREG(status.st_mode):
-            raise StartupError(f"{path} is not a plain file: specd reads no pipes, devices or directories as a model")
+            raise StartupError(f"{path} is a pipe, a device or a directory: replace it with a plain file")
         most = next(most for pattern, most in _MOST_BYTES.items() if fnmatch(path.name, pattern))
         if status.st_size > most:
             raise StartupError(
-                f"{path} has {status.st_size} bytes, and no model needs more than {most} in such a file: "
-                "download the model again from where you trust it"
+                f"{path} has {status.st_size} bytes, but no model needs more than {most} in such a file: "
+                "download the model again, from a source that you trust"
             )
 
 
 def positive_number(name: str, config: dict[str, Any], field: str) -> int | None:
-    """Return a number of tokens in a config, or None without one. Raises StartupError for what is no such number."""
+    """Return a number of tokens in a config, or None without one. Raises StartupError for an invalid value."""
     value = config.get(field)
     if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf):
         return None if value is None else int(value)
-    raise StartupError(f"config.json of the model {name} has {value!a} as {field}, which must be a number from 1 on")
+    raise StartupError(f"config.json of the model {name}: {field} is {value!a}, but it must be a number, at least 1")
 
 
 def check_tokenizer(name: str, directory: Path) -> None:
-    """Raise StartupError if a model has no tokenizer: transformers would name its classes, and no file."""
+    """Raise StartupError if a model has no tokenizer. transformers' own error does not name the missing file."""
     if not any(any(directory.glob(pattern)) for pattern in _TOKENIZERS):
         raise StartupError(
             f"{name} has no tokenizer.json: download the model again with its tokenizer, or copy that file from the "
-            "model that it was made of"
+            "original model"
         )
 
 
@@ -127,12 +128,12 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise StartupError(f"{path} cannot be read ({error}): download the model again") from error
     if not isinstance(value, dict):
-        raise StartupError(f"{path} holds no JSON object: download the model again")
+        raise StartupError(f"{path} is not a JSON object: download the model again")
     return value
 
 
 def pickles_in(directory: Path) -> list[Path]:
-    """Return the files of weights that are not safetensors."""
+    """Return the files with weights that are not safetensors."""
     return sorted(path for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
 
 
@@ -146,9 +147,9 @@ def wanted_in(directory: Path) -> Iterator[Path]:
 
 
 def _places(root: Path) -> Iterator[Path]:
-    """Return where the files of a model may lie: in its directory, or where the hub's cache keeps them for it.
+    """Return the directories that may hold a model's files: its own, and its blobs in the hub's cache.
 
-    That has models--ORG--NAME/snapshots/REVISION, whose files are links to models--ORG--NAME/blobs.
+    In models--ORG--NAME/snapshots/REVISION of that cache, files are links to models--ORG--NAME/blobs.
     """
     yield root
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
@@ -162,17 +163,17 @@ def _check_weights(directory: Path) -> int:
         if pickles := pickles_in(directory):
             names = ", ".join(path.name for path in pickles)
             raise StartupError(
-                f"{directory} holds its weights as pickle ({names}), which can run code when loaded: "
+                f"{directory} has its weights as pickle ({names}), which can run code when loaded: "
                 "convert the model with specd convert"
             )
-        raise StartupError(f"{directory} has no weights: no {WEIGHTS} in it")
+        raise StartupError(f"{directory} has no weights ({WEIGHTS}): download the model again")
     found: dict[str, Path] = {}
     for path in paths:
         for name in tensor_names(path):
             if name in found:
                 raise StartupError(
-                    f"the tensor {name!a} is in {found[name].name} and in {path.name} of {directory}: remove the file "
-                    "that is not of this model"
+                    f"the tensor {name!a} is in both {found[name].name} and {path.name} of {directory}: remove the "
+                    "file that does not belong to the model"
                 )
             found[name] = path
     for index in directory.glob(f"{WEIGHTS}.index.json"):
@@ -181,7 +182,7 @@ def _check_weights(directory: Path) -> int:
 
 
 def _check_index(index: Path, found: Mapping[str, Path]) -> None:
-    """Raise StartupError unless all that an index of shards lists is there, beside it."""
+    """Raise StartupError unless all files in an index of shards exist beside it."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise StartupError(f"{index} has no weight_map: download the model again")
@@ -189,4 +190,4 @@ def _check_index(index: Path, found: Mapping[str, Path]) -> None:
         if Path(file).name != file or not file:
             raise StartupError(f"{index} names {file!a}, which is not a file beside it: remove the index")
         if not (index.parent / file).is_file():
-            raise StartupError(f"{index} names {file!a}, which is not there: download the model again")
+            raise StartupError(f"{index} names {file!a}, which is missing: download the model again")

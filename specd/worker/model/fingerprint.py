@@ -1,4 +1,4 @@
-"""The fingerprint of a model, by which a coordinator knows that it is still the same one."""
+"""The fingerprint of a model, by which a coordinator recognises it after a restart of its worker."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from specd.worker.model.files import WEIGHTS
 
 log = structlog.get_logger()
 
-# What decides which text a model gives.
+# The files that determine a model's text.
 _HASHED = (
     *(WEIGHTS, "config.json", "generation_config.json", "hf_quant_config.json"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("chat_template.*", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm", "*.tiktoken"),
 )
 _CHUNK_BYTES = 8 * 2**20
-# A file that changed so shortly before it was read can change again without a later time.
+# A file that changed less than this before it was read could change again without a later time stamp.
 _SETTLED_SECONDS = 2.0
-# Of sys/resource.h on macOS: this thread, and behind everything else.
+# From sys/resource.h on macOS: this thread, with the lowest priority.
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
 
 
 def quick_fingerprint(directory: Path) -> str:
-    """Digest the config and, of each file of weights, its size and sixteen samples: it is to be known at once."""
+    """Digest the config and, for each file of weights, its size and sixteen samples, which is fast."""
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     sample = 64 * 1024
     for path in sorted(directory.glob(WEIGHTS)):
@@ -51,13 +51,13 @@ def quick_fingerprint(directory: Path) -> str:
 
 
 def short_digest(data: bytes) -> str:
-    """Return a digest, hexadecimal."""
+    """Return a short hexadecimal digest."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class FileState:
-    """A file as it was: while all of this is the same, so are its bytes. Its change time cannot be set back."""
+    """The state of a file. While it is the same, so are the file's bytes: its change time cannot be set back."""
 
     path: Path
     device: int
@@ -81,10 +81,10 @@ def hashed_files(directory: Path) -> tuple[FileState, ...]:
 
 
 def whole_fingerprint(files: Sequence[FileState]) -> Future[str]:
-    """Digest every byte of a model's files, in the background: a SHA-256, hexadecimal.
+    """Digest every byte of a model's files, in the background: a hexadecimal SHA-256.
 
-    It takes a second for one or two gigabytes, on a thread that all others go before, and is kept on disk for as long
-    as the files stay as they are. `files` are those of before the model was loaded: empty if they changed meanwhile.
+    It takes a second for one or two gigabytes, on a thread with the lowest priority, and is kept on disk until the
+    files change. `files` are the states before the model was loaded; the digest is empty if a file has changed since.
     """
     future: Future[str] = Future()
     kept = _kept_in(files)
@@ -102,8 +102,8 @@ def whole_fingerprint(files: Sequence[FileState]) -> Future[str]:
             )
             if kept is not None and is_settled:
                 _write(kept, fingerprint)
-        except Exception as error:  # nobody looks at what a thread raises
-            log.error("cannot digest the model: a coordinator will not use it again after a loss", error=repr(error))
+        except Exception as error:  # an error would vanish with the thread
+            log.error("cannot digest the model, so a coordinator will not use it after a loss", error=repr(error))
             fingerprint = ""
         seconds = round(time.time() - started_at, 2)
         log.info("digested the model", fingerprint=fingerprint[:16], seconds=seconds)
@@ -118,12 +118,12 @@ def _digest(files: Sequence[FileState]) -> str:
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for state in files:
         digest.update(f"{state.path.name} {state.num_bytes}\n".encode())
-        # Unbuffered and in large chunks: the interpreter's lock is wanted for an instant in each.
+        # Unbuffered and in large chunks, because each chunk needs the interpreter's lock.
         with state.path.open("rb", buffering=0) as file:
             while num_bytes := file.readinto(buffer):
                 digest.update(buffer[:num_bytes])
         if FileState.of(state.path) != state:
-            raise RuntimeError(f"{state.path} changed since the model was loaded: start the worker again")
+            raise RuntimeError(f"{state.path} has changed since the model was loaded: restart the worker")
     return digest.hexdigest()
 
 
@@ -144,16 +144,16 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, fingerprint: str) -> None:
-    with contextlib.suppress(OSError):  # such as a full disk: it is computed again at the next start
+    with contextlib.suppress(OSError):  # on a full disk, the next start computes it again
         written = path.with_suffix(f".{os.getpid()}")
         written.write_text(fingerprint)
         written.replace(path)
 
 
 def _go_last() -> None:
-    """Let all other threads go before this one, where the system can."""
+    """Give this thread the lowest priority, where the system supports it."""
     with contextlib.suppress(OSError):
         if sys.platform == "darwin":
             os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
-        elif sys.platform == "linux":  # where a thread has a priority of its own
+        elif sys.platform == "linux":  # threads have priorities of their own there
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

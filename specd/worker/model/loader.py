@@ -1,4 +1,4 @@
-"""Loads a model the way mlx-lm does, checks that specd can serve it, and describes it."""
+"""Loading a model as mlx-lm does, checking that specd can serve it, and describing it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specd.worker.model.t5.network import T5
 
 log = structlog.get_logger()
 
-# Of the source, in the training of T5 and its relatives, where a config does not say.
+# Length of the source in the training of T5 and its relatives, for configs without this field.
 _T5_POSITIONS = 512
 
 
@@ -50,7 +50,7 @@ class TokenizerConfig:
 class LoadedModel:
     """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
 
-    `batches` says whether it computes tokens of several sessions in one pass. `files` are those that it was made of.
+    `batches` is whether it computes tokens of several sessions in one pass. `files` are the states of its files.
     """
 
     network: Module
@@ -67,12 +67,12 @@ def load(
 ) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
-    On the CPU backend the weights become float32: quantised and 16-bit products do not go through BLAS there and cost
-    nearly as much per row however many rows there are. On Metal and CUDA they stay as they are stored. `is_optimized`
-    asks for the faster forms that a CPU has; else the network is as mlx-lm has it. With 8 or 4 `kv_bits`, its caches of
-    full attention are quantised in groups of `kv_group_size`.
+    On the CPU backend the weights become float32, because quantised and 16-bit products do not go through BLAS there
+    and take time in proportion to the rows. On Metal and CUDA they stay as stored. `is_optimized` selects the faster
+    forms for a CPU; otherwise the network is mlx-lm's own. With 8 or 4 `kv_bits`, the caches of full attention are
+    quantised in groups of `kv_group_size`.
 
-    Raises StartupError when there is no such model, or when it is not one that specd can serve.
+    Raises StartupError if the model does not exist, or if specd cannot serve it.
     """
     directory = find(name)
     check_files(directory)
@@ -81,7 +81,7 @@ def load(
         return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size)
     except StartupError:
         raise
-    except Exception as error:  # whatever the values of a config can make MLX, mlx-lm and this module do
+    except Exception as error:  # values in a config can cause any error of MLX, mlx-lm and this module
         raise StartupError(f"cannot load the model {name}: {_reason(error)}") from error
 
 
@@ -93,9 +93,9 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
     network, config, tokenizer = read(name, directory)
     if on_cpu:
-        network.set_dtype(mx.float32)  # the scales first, so that dequantising does not round to 16 bits
+        network.set_dtype(mx.float32)  # scales become float32 first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
-        network.set_dtype(mx.float32)  # scales of the mxfp4, mxfp8 and nvfp4 modes say no type, and give bfloat16
+        network.set_dtype(mx.float32)  # scales of mxfp4, mxfp8 and nvfp4 have no dtype, and dequantise to bfloat16
         precision, device = "float32", f"cpu, {blas}"
     else:
         maybe_set_recommended_wired_limit()
@@ -108,7 +108,7 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
             name, network, positive_number(name, config.get("text_config") or config, POSITIONS)
         )
         expected = trial_logits(network, batches=False)
-    except (ValueError, RuntimeError) as error:  # as of a layer that the device has no kernel for
+    except (ValueError, RuntimeError) as error:  # for example, the device has no kernel for a layer
         raise StartupError(f"cannot compute with the model {name}: {error}") from error
     if on_cpu and is_optimized:
         optimize(network, rows, lambda: agree(trial_logits(network, batches=False), expected))
@@ -116,14 +116,17 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise StartupError(f"the model {name} has no fast tokenizer (tokenizer.json): convert it with transformers")
+        raise StartupError(f"the model {name} has no tokenizer.json: convert its tokenizer with transformers")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     batches = enable_batches(network, expected)
     if not rewinds_exactly(network):
-        raise StartupError(f"the model {name} computes something else after a rewind: its caches are of a new kind")
+        raise StartupError(
+            f"specd cannot serve the model {name}: it gives other logits after a rewind, so its caches are of an "
+            "unknown kind"
+        )
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
-        fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # it gives other texts
+        fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # the texts differ
         precision += f", caches in {kv_bits} bits"
     # Some models have more rows than tokens, for padding; in some, added tokens have no row.
     size = min(max(vocabulary.values()) + 1, rows)
@@ -143,10 +146,10 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
     )
     if not batches:
         log.warning(
-            "this model cannot compute several sessions at once: they take turns", architecture=info.architecture
+            "the model cannot compute several sessions at once, so they take turns", architecture=info.architecture
         )
     template = tokenizer.chat_template
-    if isinstance(template, dict):  # several by name; the others are for tools and retrieval
+    if isinstance(template, dict):  # several templates by name; the others are for tools and retrieval
         template = template.get("default")
     return LoadedModel(
         network,
@@ -160,7 +163,7 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
 
 
 def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
-    """Return mlx-lm's classes of a network and its arguments, or ours in place of them."""
+    """Return mlx-lm's classes of a network and its arguments, or our own ones."""
     if config["model_type"] in ("t5", "mt5"):
         return T5, Arguments
     network, arguments = _get_classes(config)
@@ -171,50 +174,51 @@ def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
 
 
 def read(name: str, directory: Path, *, lazy: bool = False) -> tuple[Module, dict[str, Any], Any]:
-    """Return the network, its configuration and the tokenizer, as mlx-lm makes them.
+    """Return the network, its configuration and the tokenizer, as mlx-lm creates them.
 
     With `lazy`, weights are read when they are used. Raises StartupError.
     """
     try:
         network, config = load_model(directory, lazy=lazy, get_model_classes=_classes)
-        # Or transformers asks on the terminal whether it may run the tokenizer's own code.
+        # Otherwise transformers asks on the terminal whether it may run the tokenizer's own code.
         safely = {"trust_remote_code": False}
         tokenizer = load_tokenizer(directory, safely, eos_token_ids=_as_list(config.get("eos_token_id")))
-    except SystemExit as error:  # of mlx-lm, which printed the name of the package
+    except SystemExit as error:  # mlx-lm exits after printing the name of the package
         raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
-    except Exception as error:  # whatever a config or a weight file can make mlx-lm and transformers do
+    except Exception as error:  # a config or a weight file can cause any error of mlx-lm and transformers
         raise StartupError(f"cannot load the model {name}: {_reason(error)}") from error
     rows, entries = config.get("vocab_size"), len(tokenizer.get_vocab())
     if isinstance(rows, int) and entries < rows // 2:
         raise StartupError(
-            f"the model {name} has {rows} tokens and its tokenizer {entries}: a file of the tokenizer is missing, "
+            f"the model {name} has {rows} tokens, but its tokenizer {entries}: add the missing file of the tokenizer, "
             "such as tokenizer.json or spiece.model"
         )
     return network, config, tokenizer
 
 
 def _quantize_caches(name: str, network: Module, batches: bool, bits: int, group_size: int) -> None:
-    """Let the network keep its caches quantised.
+    """Quantise the caches of a network.
 
-    The checks were with plain ones: a value on the border of two levels makes logits differ by more than rounding.
+    The checks of the loader used plain caches, because a value on the border of two levels makes logits differ by more
+    than rounding.
     """
     quantize_caches(network, bits=bits, group_size=group_size)
     if not any(isinstance(cache, QuantizedCache) for cache in flatten(SessionLayers(network).caches)):
-        raise StartupError(f"the model {name} has no cache of full attention to quantise: leave --kv-bits out")
+        raise StartupError(f"the model {name} has no cache of full attention to quantise: leave out --kv-bits")
     try:
         trial_logits(network, batches=batches)
-    except Exception as error:  # such as of a head that groups do not divide, or of attention with sinks
+    except Exception as error:  # for example, groups do not divide a head, or attention has sinks
         raise StartupError(f"the model {name} cannot compute with quantised caches (--kv-bits): {error}") from error
 
 
 def _num_rows(network: Module) -> int:
-    """Return the rows of the logits; only shapes, nothing is computed."""
+    """Return the number of rows of the logits, from shapes alone, without computation."""
     logits: mx.array = network(mx.array([[0]]), cache=bare_cache(network).layers.caches)
     return logits.shape[-1]
 
 
 def _footprint(network: Module) -> CacheFootprint:
-    """Return the memory of a session's caches; only shapes, nothing is computed."""
+    """Return the memory of a session's caches, from shapes alone, without computation."""
     layers = bare_cache(network).layers
     network(mx.array([[0]]), cache=layers.caches)
     return layers.footprint
@@ -225,10 +229,10 @@ def _as_list(token_ids: Any) -> list[Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why loading failed. The messages of other errors say little without their type."""
+    """Return the reason why loading failed. The messages of other errors are unclear without their type."""
     if isinstance(error, (ValueError, OSError, RuntimeError)):
         return str(error)
-    return f"{error!r}, as of a value in config.json that has another type than mlx-lm expects"
+    return f"{error!r}, probably because a value in config.json has another type than mlx-lm expects"
 
 
 def _stored_precision(config: dict[str, Any]) -> str:

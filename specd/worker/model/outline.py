@@ -1,4 +1,4 @@
-"""What can be told of a model before its weights are read: whether it can be served, and with which tokenizer."""
+"""Checks of a model before its weights are read: whether it can be served, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENCODERS = ("t5", "mt5")
 
 @dataclass(frozen=True)
 class Outline:
-    """A model as its small files show it; `vocabulary` is empty where they do not have it in JSON."""
+    """A model as its small files describe it; `vocabulary` is empty if they do not have it as JSON."""
 
     name: str
     has_encoder: bool
@@ -38,7 +38,7 @@ class Outline:
 
 
 def outline_of(name: str) -> Outline:
-    """Return the outline of a model. Raises StartupError for one that cannot be served.
+    """Return the outline of a model. Raises StartupError if it cannot be served.
 
     It checks all files of a directory, but only the small files of a repository, not its weights.
     """
@@ -59,14 +59,14 @@ def outline_of(name: str) -> Outline:
 
 
 def check_pair(target: Outline, draft: Outline) -> None:
-    """Raise StartupError if a draft cannot propose for a target: one has an encoder, or another tokenizer.
+    """Raise StartupError if a draft cannot propose for a target: only one has an encoder, or their tokenizers differ.
 
-    Tokens that only one tokenizer has, because something added them, are left to the coordinator.
+    The coordinator checks added tokens that only one tokenizer has.
     """
     if target.has_encoder != draft.has_encoder:
         has, lacks = (draft, target) if draft.has_encoder else (target, draft)
         raise StartupError(
-            f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
+            f"{has.name} has an encoder, but {lacks.name} is a plain decoder: use a draft of the target's family"
         )
     if not (target.vocabulary and draft.vocabulary):
         return
@@ -81,12 +81,12 @@ def check_pair(target: Outline, draft: Outline) -> None:
 
 
 def _has_class(model_type: str) -> bool:
-    """Say whether mlx-lm has a class for a type of models, without importing it: MLX would come with it."""
+    """Return whether mlx-lm has a class for a model type, without importing it, which would import MLX."""
     if not re.fullmatch(r"[\w.-]+", model_type):
         return False
     package = importlib.util.find_spec("mlx_lm")
     if package is None or package.origin is None:
-        return True  # the worker will say what is missing
+        return True  # the worker reports what is missing
     directory = Path(package.origin).parent
     if (directory / "models" / f"{model_type}.py").is_file():
         return True
@@ -97,7 +97,7 @@ def _has_class(model_type: str) -> bool:
 
 
 def _has_template(directory: Path) -> bool:
-    """Say whether it has a chat template, in one of the places where transformers looks for it."""
+    """Return whether a model has a chat template, in one of the places where transformers looks for it."""
     if any((directory / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     config = directory / "tokenizer_config.json"
@@ -105,14 +105,14 @@ def _has_template(directory: Path) -> bool:
 
 
 def _vocabularies(directory: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the map from token to id of tokenizer.json, without and with the tokens that were added to it."""
+    """Return the map from token to id of tokenizer.json, without and with the added tokens."""
     if not (directory / "tokenizer.json").is_file():
         return {}, {}
     tokenizer = read_object(directory / "tokenizer.json")
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     try:
-        if isinstance(vocabulary, list):  # of a Unigram model: pairs of a token and its score
+        if isinstance(vocabulary, list):  # a Unigram model has pairs of a token and its score
             base = {str(token): token_id for token_id, (token, _) in enumerate(vocabulary)}
         else:
             base = {str(token): int(token_id) for token, token_id in (vocabulary or {}).items()}

@@ -1,4 +1,4 @@
-"""Distributions over the vocabulary, as they travel and as arrays."""
+"""Distributions over the vocabulary, as messages and as arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specd.sampling import TokenDistribution
 
 Rows = NDArray[np.float32]
 
-_SUM_TOLERANCE = 1e-3  # what the rounding of 150,000 float32 can come to, with much to spare
+_SUM_TOLERANCE = 1e-3  # far more than the rounding of a sum of 150,000 float32
 
 
 def encode_distributions(rows: Rows) -> list[TokenDistribution]:
-    """Write distributions [n, vocabulary_size]: only their nonzero entries, where that is shorter."""
+    """Serialise distributions [n, vocabulary_size], with only their nonzero entries where that is shorter."""
     encoded = []
     for row in rows:
         token_ids = np.flatnonzero(row)
@@ -31,7 +31,7 @@ def encode_distributions(rows: Rows) -> list[TokenDistribution]:
 def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_size: int) -> Rows:
     """Read distributions into an array [n, vocabulary_size].
 
-    Raises InvalidRequestError for broken ones. That they sum to 1 is for `check_samples`.
+    Raises InvalidRequestError for invalid ones. `check_samples` checks that they sum to 1.
     """
     rows = np.zeros((len(distributions), vocabulary_size), np.float32)
     for i, distribution in enumerate(distributions):
@@ -41,15 +41,17 @@ def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_
             dense = np.arange(probabilities.size)
             token_ids = np.frombuffer(distribution.token_ids, "<u4") if distribution.token_ids else dense
             if token_ids.size != probabilities.size or not token_ids.size:
-                raise ValueError(f"{token_ids.size} tokens, {probabilities.size} probabilities")
+                raise ValueError(f"it has {token_ids.size} tokens and {probabilities.size} probabilities")
             rows[i, token_ids] = probabilities
         except (ValueError, IndexError) as error:
             raise InvalidRequestError(
-                "BROKEN_DISTRIBUTION", f"distributions[{i}] does not fit the vocabulary of {vocabulary_size}: {error}"
+                "BROKEN_DISTRIBUTION",
+                f"distributions[{i}] does not fit a vocabulary of {vocabulary_size} tokens: {error}",
             ) from error
         if not (np.isfinite(probabilities).all() and (probabilities >= 0).all()):
             raise InvalidRequestError(
-                "BROKEN_DISTRIBUTION", f"distributions[{i}] has probabilities that are negative, NaN or infinite"
+                "BROKEN_DISTRIBUTION",
+                f"distributions[{i}] has probabilities that are negative, NaN or infinite: they must be in [0, 1]",
             )
     return rows
 
@@ -57,7 +59,7 @@ def decode_distributions(distributions: Sequence[TokenDistribution], vocabulary_
 def check_samples(rows: Rows, token_ids: Sequence[int]) -> None:
     """Raise InvalidRequestError unless each row [vocabulary_size] sums to 1, and its token can be a sample of it.
 
-    Otherwise rejection would accept what it should not: it divides by the probability of the token.
+    Otherwise rejection would accept wrong tokens, because it divides by the probability of the token.
     """
     for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
         total = float(row.sum(dtype=np.float64))

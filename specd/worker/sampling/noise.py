@@ -1,4 +1,4 @@
-"""The randomness of a session: a function of its seed and of a position, and of nothing else."""
+"""The randomness of a session: a function of its seed and of a position only."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import mlx.core as mx
 class Purpose(enum.Enum):
     """The use of a draw: draws for different purposes are independent."""
 
-    SAMPLE = b"sample"  # the target's own choice, which a draft under COUPLED anticipates with the same noise
+    SAMPLE = b"sample"  # the target's own choice, and under COUPLED the draft's choice too
     PROPOSE = b"propose"  # the draft's choice under REJECTION
-    ACCEPT = b"accept"  # whether REJECTION accepts
+    ACCEPT = b"accept"  # REJECTION's decision
 
 
 class Noise:
     """Draws for the positions of a session with this seed, the same bits on every worker.
 
-    MLX's generator is counter-based with an explicit key, so that each position has a key of its own, a digest of seed,
-    position and purpose. A key gives other numbers for another shape: everybody draws one value for each entry of the
-    vocabulary, and the order of draws does not matter.
+    MLX's generator is counter-based with an explicit key. Each position has a key of its own, a digest of seed,
+    position and purpose, so the order of draws does not matter. A key gives other numbers for another shape, so both
+    workers draw one value for each entry of the vocabulary.
     """
 
     def __init__(self, seed: int, vocabulary_size: int) -> None:
         self._seed = seed
         self._vocabulary_size = vocabulary_size
-        # The last draw and its first position: rejected positions come again in the next round.
+        # The last draw and its first position, because rejected positions are drawn again in the next round.
         self._drawn: dict[Purpose, tuple[int, mx.array]] = {}
 
     def gumbel(self, purpose: Purpose, position: int, count: int) -> mx.array:
@@ -42,15 +42,15 @@ class Noise:
         return rows[:count]
 
     def prepare(self, purpose: Purpose, position: int, count: int) -> None:
-        """Let the device draw noise that will be asked for, while the other worker computes."""
+        """Let the device draw noise for the next request, while the other worker computes."""
         mx.async_eval(self.gumbel(purpose, position, count))
 
     def _draw(self, purpose: Purpose, position: int, count: int) -> mx.array:
         size = self._vocabulary_size
         uniform = mx.vmap(lambda key: mx.random.uniform(shape=(size,), key=key))(self._keys(purpose, position, count))
-        # Large noise, which lets unlikely tokens win, must come from where float32 is fine, near 0: `uniform` is a
-        # multiple of 2^-32 there. mx.random.gumbel takes it from near 1, in steps of 2^-24, and can never choose a
-        # token less likely than that. The shift keeps 0 and the bound keeps 1 away from the logarithms.
+        # Large noise, which lets unlikely tokens win, must come from uniform values near 0, where float32 is fine:
+        # `uniform` is a multiple of 2^-32 there. mx.random.gumbel uses values near 1, in steps of 2^-24, and can never
+        # choose a token less likely than that. The shift keeps 0 and the bound keeps 1 away from the logarithms.
         uniform = mx.minimum(uniform + 2.0**-33, 1 - 2.0**-24)
         return -mx.log(-mx.log1p(-uniform))
 

@@ -1,4 +1,4 @@
-"""Chooses tokens from logits the way a session asks for."""
+"""The choice of tokens from logits by a session's sampling parameters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specd.sampling import Acceptance, Sampling
 from specd.worker.sampling.noise import Noise, Purpose
 
 _ALL = 2**31 - 1
-_NO_TOKENS: Any = None  # which a bias does not look at
+_NO_TOKENS: Any = None  # a bias does not read the tokens
 
 
 class NonFiniteLogitsError(InternalError):
-    """A model gave NaN or infinite logits; argmax would make a token of them without an error."""
+    """A model gave NaN or infinite logits, from which argmax would choose a token without an error."""
 
     def __init__(self) -> None:
-        super().__init__("NON_FINITE_LOGITS", "the model gave logits that are NaN or infinite")
+        super().__init__("NON_FINITE_LOGITS", "the model gave logits that are NaN or infinite: check its weights")
 
 
 class Sampler:
@@ -34,16 +34,16 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
         self.sampling = sampling
-        # The draft must draw as many values as the target, also if it has other rows for padding.
+        # The draft must draw as many values as the target, even if its rows are padded differently.
         self.noise = Noise(sampling.seed, sampling.vocabulary_size or vocabulary_size)
         self.is_greedy = sampling.temperature == 0
         self.rejects = sampling.acceptance is Acceptance.REJECTION
         self._size = min(vocabulary_size, sampling.vocabulary_size or vocabulary_size)
 
     def history(self, cached: Sequence[int], pending: Sequence[int], between: Sequence[int] = ()) -> mx.array | None:
-        """Return the tokens that the penalties look at; None if there are no penalties.
+        """Return the tokens for the penalties, or None without penalties.
 
-        These are the tokens before the first row, cached or pending, and those between the first row and the last.
+        These are the tokens before the first row, cached or pending, and the tokens between the first row and the last.
         """
         if not self._penalties:
             return None
@@ -53,7 +53,7 @@ class Sampler:
     def scores(self, logits: mx.array, position: int, history: mx.array | None) -> mx.array:
         """Transform logits [n, vocabulary_size] into the log-probabilities that tokens are sampled from.
 
-        In float32 and not normalised. With temperature 0 the choice is their maximum.
+        They are in float32 and not normalised. With temperature 0 the choice is their maximum.
         """
         s = self.sampling
         scores = logits[:, : self._size].astype(mx.float32)
@@ -81,21 +81,21 @@ class Sampler:
         return None if self.is_greedy else self.noise.gumbel(Purpose.SAMPLE, position, count)[:, : self._size]
 
     def draft_noise(self, position: int, count: int) -> mx.array | None:
-        """Return the noise with which the draft chooses: the target's, unless it must be independent of that."""
+        """Return the noise with which the draft chooses: the target's noise, or independent noise under REJECTION."""
         return None if self.is_greedy else self.noise.gumbel(self._draft_purpose, position, count)[:, : self._size]
 
     def prepare_own_noise(self, position: int, count: int) -> None:
-        """Draw what `own_noise` will be asked for, while the other worker computes."""
+        """Draw the noise for the next `own_noise` while the other worker computes."""
         if not self.is_greedy:
             self.noise.prepare(Purpose.SAMPLE, position, count)
 
     def prepare_draft_noise(self, position: int, count: int) -> None:
-        """Draw what `draft_noise` will be asked for, while the other worker computes."""
+        """Draw the noise for the next `draft_noise` while the other worker computes."""
         if not self.is_greedy:
             self.noise.prepare(self._draft_purpose, position, count)
 
     def probabilities(self, scores: mx.array) -> mx.array:
-        """Return the distributions [n, vocabulary_size] that scores stand for."""
+        """Return the distributions [n, vocabulary_size] of scores."""
         if self.is_greedy:
             return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
         return mx.softmax(scores, axis=-1, precise=True)
@@ -121,8 +121,8 @@ class Sampler:
 
     def _truncate(self, scores: mx.array) -> mx.array:
         s = self.sampling
-        # mlx-lm compiles these for each value anew. On a CPU that runs the C++ compiler, for a second, while everybody
-        # waits; the results are the same bits.
+        # mlx-lm compiles these again for each value. On a CPU that runs the C++ compiler for a second, while all
+        # sessions wait. The results are the same bits without compilation.
         mx.disable_compile()
         try:
             if s.top_p < 1:
@@ -140,7 +140,7 @@ class Sampler:
         s = self.sampling
         return s.top_p < 1 or s.min_p > 0 or s.top_k > 0
 
-    # Not made in the constructor, because arrays belong to the engine's thread.
+    # Created at the first use, because arrays belong to the engine's thread.
 
     @cached_property
     def _biases(self) -> list[LogitsProcessor]:
@@ -167,11 +167,11 @@ class Sampler:
 
 
 def confidence_of(best_two: mx.array) -> float:
-    """Return how clear the choice between the best two scores [1, 2] of a row is, in [0.5, 1].
+    """Return the confidence in [0.5, 1] of the choice between the best two scores [1, 2] of a row.
 
-    It is the best token's share of the two (a sigmoid of the margin between them). That tells as well as its
-    probability whether another model chooses the same, or better with noise, which both have; and it needs no
-    exponential of the whole vocabulary.
+    It is the best token's share of the two (a sigmoid of the margin between them). It predicts whether another model
+    chooses the same token as well as the token's probability does, or better with noise, which both models share. And
+    it needs no exponential of the whole vocabulary.
     """
     scores: list[list[float]] = best_two.tolist()  # type: ignore[assignment]
     [[one, other]] = scores
@@ -179,10 +179,10 @@ def confidence_of(best_two: mx.array) -> float:
 
 
 def checksum(values: mx.array) -> mx.array:
-    """Return a value that is finite if all logits, or other values, are, lazily: their sum, in one pass."""
+    """Return, lazily, the sum of values, which is finite only if all of them are."""
     return mx.sum(values.astype(mx.float32))
 
 
 def is_finite(sum_of_values: mx.array) -> bool:
-    """Return whether the values of a checksum are finite everywhere."""
+    """Return whether all values of a checksum are finite."""
     return math.isfinite(sum_of_values.item())  # type: ignore[arg-type]

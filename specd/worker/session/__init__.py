@@ -1,1 +1,1 @@
-"""Sessions' KV caches, and the room that they share."""
+"""Sessions' streams and KV caches, and the memory that they share."""

@@ -1,4 +1,4 @@
-"""The caches of the sessions that a worker serves."""
+"""The caches of a worker's sessions, and the limit of their memory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _RETRY_SECONDS = 1.0
 class CacheCapacity:
     """The caches of open streams, and the memory that they share.
 
-    A coordinator admits no more than there is room for; this holds whoever else calls to it.
-    Read and changed from the event loop, and `discard` from the engine's thread.
+    A coordinator admits only sessions for which there is room; this also bounds all other callers. It is read and
+    changed on the event loop, except for `discard` on the engine's thread.
     """
 
     def __init__(self, capacity_bytes: int, footprint: CacheFootprint) -> None:
-        """Have this much memory for all caches together; `footprint` is what the caches of one session take."""
+        """Have this much memory for all caches together; `footprint` is the memory of one session's caches."""
         self.capacity_bytes = capacity_bytes
         self.footprint = footprint
-        self.accepts_new = True  # sessions that hold nothing yet
+        self.accepts_new = True  # whether sessions without tokens in their caches may begin
         self._reserved: dict[SessionCache, int] = {}
         self._given_up: set[SessionCache] = set()
 
     def __iter__(self) -> Iterator[SessionCache]:
-        """Iterate over the caches as they are now."""
+        """Iterate over a copy of the list of caches."""
         return iter(tuple(self._reserved))
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class CacheCapacity:
         return len(self._reserved)
 
     def add(self, cache: SessionCache) -> None:
-        """Add the cache of a new session, which holds nothing yet."""
+        """Add the empty cache of a new session."""
         self._reserved[cache] = 0
 
     def reserve(self, cache: SessionCache, num_tokens: int) -> None:
@@ -51,15 +51,15 @@ class CacheCapacity:
         if others + num_bytes > self.capacity_bytes:
             raise ResourceExhaustedError(
                 "CACHE_FULL",
-                f"the session would hold {len(cache.source) + num_tokens} tokens ({num_bytes} bytes) and the "
-                f"{len(self) - 1} others hold {others} bytes, but this worker has room for "
-                f"{self.capacity_bytes}: end sessions, or raise --cache-bytes",
+                f"the session would need {num_bytes} bytes for {len(cache.source) + num_tokens} tokens, and the other "
+                f"{len(self) - 1} sessions hold {others} bytes, but this worker has room for {self.capacity_bytes}: "
+                "end sessions, or raise --cache-bytes",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self._reserved[cache] = num_bytes
 
     def give_up_largest(self) -> bool:
-        """Refuse the next request of the session that holds most, which ends it; return whether there is one."""
+        """End the session with the largest cache by refusing its next request; return whether there is a session."""
         held = {cache: size for cache, size in tuple(self._reserved.items()) if size and cache not in self._given_up}
         if held:
             self._given_up.add(max(held, key=lambda cache: held[cache]))

@@ -1,4 +1,7 @@
-"""What a worker gives up while the machine is short of memory, before the system kills a process for it."""
+"""Freeing memory while the machine is short of it, before the system kills a process.
+
+All that a worker holds can be rebuilt from tokens, so it can all be given up.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _LOOK_SECONDS = 1.0
 
 
 class MemoryWatch:
-    """Leaves the system a reserve: first at the cost of the prefix cache, then of new sessions, then of the largest.
+    """Keeps a reserve for the system: frees prefixes first, then refuses new sessions, then ends the largest session.
 
-    Sessions that are refused or given up lose no token: the coordinator sends them again when there is room, or fails
-    them with CACHE_FULL after its recovery time. Without the draft's they go on with the target alone.
+    Sessions that are refused or ended lose no token: the coordinator sends them again when there is room, or fails them
+    with CACHE_FULL after its recovery time. Without the draft's cache a session continues with the target alone.
     """
 
     def __init__(
@@ -40,30 +43,30 @@ class MemoryWatch:
         self._available = available
 
     async def run(self) -> None:
-        """Look every second, for ever."""
+        """Check every second, for ever."""
         while self._reserve_bytes:
             self.look()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take one step if memory is short, and none back before it is no longer."""
+        """Take the next measure if memory is short, and accept sessions again once it is not."""
         missing = self._reserve_bytes - self._available()
         was_short = not self._caches.accepts_new
         if missing <= 0:
             self._caches.accepts_new = True
             if was_short:
-                log.info("there is memory again: new sessions begin")
+                log.info("enough memory is available again: new sessions begin")
             return
         if self._prefixes.nbytes >= missing:
-            log.warning("memory is short, giving up prefixes", missing_bytes=missing)
+            log.warning("memory is short: freeing cached prefixes", missing_bytes=missing)
         elif not was_short:
             self._caches.accepts_new = False
-            log.warning("memory is short, no session begins", missing_bytes=missing)
+            log.warning("memory is short: refusing new sessions", missing_bytes=missing)
         elif missing > self._reserve_bytes / 2 and self._caches.give_up_largest():
-            log.warning("memory is very short, giving up the largest session", missing_bytes=missing)
+            log.warning("memory is very short: ending the largest session", missing_bytes=missing)
         self._engine.run_soon(lambda: self._free(missing))
 
     def _free(self, num_bytes: int) -> None:
-        """Free what no session holds. For the engine's thread, which may have stored prefixes since."""
+        """Free cached prefixes. Runs on the engine's thread, which may have stored more since."""
         self._prefixes.shrink(num_bytes)
         mx.clear_cache()

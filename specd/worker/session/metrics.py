@@ -18,15 +18,15 @@ _POWERS_OF_TWO = tuple(2.0**i for i in range(12))
 
 
 class WorkerMetrics:
-    """The metrics of one worker, in a registry that the caller chose."""
+    """The metrics of one worker, in the caller's registry."""
 
     def __init__(self, registry: CollectorRegistry, caches: CacheCapacity, prefixes: PrefixCache) -> None:
-        """Register the metrics; `caches`, the worker's live ones, and `prefixes` are read at each scrape."""
+        """Register the metrics. `caches` and `prefixes` are read at each scrape."""
         active_sessions = Gauge("specd_worker_active_sessions", "Sessions with a cache.", registry=registry)
         active_sessions.set_function(lambda: len(caches))
         cached_tokens = Gauge("specd_worker_cached_tokens", "Tokens in the caches of sessions.", registry=registry)
         cached_tokens.set_function(lambda: sum(len(cache.layers.source) + cache.cached_len for cache in caches))
-        cache_bytes = Gauge("specd_worker_cache_bytes", "Memory that these tokens take.", registry=registry)
+        cache_bytes = Gauge("specd_worker_cache_bytes", "Memory of the caches of sessions.", registry=registry)
         bytes_for = caches.footprint.bytes_for
         cache_bytes.set_function(lambda: sum(bytes_for(cache.cached_len, len(cache.layers.source)) for cache in caches))
         Gauge(
@@ -47,13 +47,13 @@ class WorkerMetrics:
         )
         self.compute_seconds = Histogram(
             "specd_worker_compute_seconds",
-            "Time a request computes.",
+            "Time that a request computes.",
             buckets=SECONDS_BUCKETS,
             registry=registry,
         )
         self.queue_seconds = Histogram(
             "specd_worker_queue_seconds",
-            "Time a request waits while the model serves other sessions.",
+            "Time that a request waits while the model serves other sessions.",
             buckets=SECONDS_BUCKETS,
             registry=registry,
         )
@@ -66,7 +66,7 @@ class WorkerMetrics:
         )
         self.step_sessions = Histogram(
             "specd_worker_step_sessions",
-            "Sessions that a step of rounds is for.",
+            "Sessions in a step of rounds.",
             buckets=_POWERS_OF_TWO[:7],
             registry=registry,
         )
@@ -93,7 +93,7 @@ class WorkerMetrics:
 
 
 class _PrefixCacheMetrics(Collector):
-    """Reads a prefix cache, which itself knows nothing of metrics."""
+    """Reads a prefix cache, which does not depend on metrics."""
 
     def __init__(self, prefixes: PrefixCache) -> None:
         self._prefixes = prefixes
@@ -108,11 +108,11 @@ class _PrefixCacheMetrics(Collector):
         )
         yield CounterMetricFamily(
             "specd_worker_reused_tokens",
-            "Tokens that sessions took over from ended ones.",
+            "Tokens that sessions reused from the prefix cache.",
             self._prefixes.num_reused_tokens,
         )
         yield CounterMetricFamily(
             "specd_worker_prefix_cache_evictions",
-            "Caches of ended sessions that were dropped for want of memory.",
+            "Caches of ended sessions that were dropped because memory was short.",
             self._prefixes.num_evictions,
         )

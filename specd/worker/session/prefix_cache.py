@@ -11,20 +11,20 @@ from typing import cast
 
 from specd.worker.layers.session_layers import SessionLayers
 
-# Nobody misses this many tokens at the end of an entry that a new session takes over: they are mostly the end of an
-# answer, which a client or a template has changed. As many fit into the pass that a session begins with anyway.
+# An entry may lose up to this many last tokens when it moves to a new session. They are mostly the end of an answer,
+# which a client or a template has changed, and as many fit into the first pass of a session anyway.
 _MAX_LOST = 32
 
-# What must be the same for a prefix to be of use: the namespace of the sessions that share it, and the source.
+# A prefix is useful only with the same namespace, which is the sessions that share prefixes, and the same source.
 _Root = tuple[bytes, tuple[int, ...]]
-# A root, and the tokens after it.
+# A root, followed by tokens.
 _Key = tuple[_Root | int, ...]
 
 
 @dataclass(eq=False)
 class _Entry:
     key: _Key
-    layers: SessionLayers  # which hold exactly the key
+    layers: SessionLayers  # they hold exactly the tokens of the key
     nbytes: int
     last_used: int
 
@@ -38,21 +38,20 @@ class _Entry:
 
 
 class PrefixCache:
-    """Entries of a namespace, a source, tokens and their layers, sorted by these. They go if memory is short.
+    """Entries with a namespace, a source, tokens and their layers, sorted by the first three.
 
-    Namespaces share nothing but the budget. What a session finds here, and how fast its first token therefore comes,
-    tells what others have asked (CVE-2025-46570): clients that must not know it of each other have namespaces of their
-    own. If memory is short, the namespace that has most of it gives up its least recently used entry.
+    Namespaces share only the budget. The reuse of a prefix, which shows in the time of the first token, tells what
+    other clients have asked (CVE-2025-46570): so clients that are told apart have namespaces of their own. If memory is
+    short, the namespace with the most memory gives up its least recently used entry.
 
-    In lexicographic order, the entries that begin like a query stand together, and those that share most with it next
-    to the place where it would stand itself: so the longest common prefix over all entries is that of one of its two
-    neighbours. Where neither can go back to there, an entry that is a prefix of the query can be the best. A trie would
-    find the same, with a node of hundreds of bytes for each token.
+    In lexicographic order, entries that begin like a query are neighbours, and the longest common prefix over all
+    entries is that of one of the two neighbours of the query's place. If neither can be rewound to that length, an
+    entry that is a prefix of the query can be the best. A trie would find the same, with a node of hundreds of bytes
+    for each token.
 
-    Invariants: no entry is a prefix of another whose layers can serve its length, the entries' arrays take `nbytes`
-    bytes, and that is no more than the budget. Sessions do not share memory: what two entries have in common is held
-    twice.
-    Its arrays belong to the engine's thread: only jobs may call its methods.
+    Invariants: no entry is a prefix of another whose layers can serve its length; the entries' arrays take `nbytes`
+    bytes, which is at most the budget. Entries do not share memory: a common prefix of two entries is held twice.
+    The arrays belong to the engine's thread, so only jobs may call the methods.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -74,14 +73,14 @@ class PrefixCache:
     ) -> SessionLayers | None:
         """Return layers that hold the longest prefix of `token_ids` in a namespace, for the caller to write to.
 
-        They hold the source, too. An entry that is longer by a few tokens at most moves to the caller, at no cost: a
-        conversation goes on. From a longer entry, which may serve others, the prefix is copied: that pays from the
-        first token on, and from none on for a source. None without a cached prefix, or where windows have moved on past
-        its end.
+        The layers also hold the source. An entry that is longer by a few tokens at most moves to the caller at no cost,
+        as when a conversation continues. From a longer entry, which may serve others, the prefix is copied: that pays
+        for any prefix, and for the source alone. Returns None without a cached prefix, or if windows no longer hold the
+        end of it. So with windows a session mostly continues one, and rarely shares a beginning.
         """
         wanted = _key(namespace, source, token_ids)
         alike = [entry for entry in self._alike(wanted) if entry.key[0] == wanted[0]]
-        # Of two that share as much, the one that has less to lose.
+        # Between two entries with equally long prefixes, the shorter entry.
         candidates = [
             (entry.layers.can_serve(common_prefix_len(entry.key, wanted) - 1), -entry.num_tokens) for entry in alike
         ]
@@ -101,8 +100,8 @@ class PrefixCache:
     def store(self, token_ids: Sequence[int], layers: SessionLayers, namespace: bytes = b"") -> None:
         """Keep `layers`, which hold exactly `token_ids` and now belong to the prefix cache.
 
-        Of an entry and its prefix, the longer one is enough, if it can go back to the end of the shorter: that goes.
-        The buffers stay as they are, with room for up to a few hundred more tokens, and count in full.
+        An entry that is a prefix of another one is dropped, if the longer one can be rewound to its length. The buffers
+        are not shrunk: their room for up to a few hundred more tokens counts in full.
         """
         key = _key(namespace, layers.source, token_ids)
         place = self._place(key)
@@ -123,17 +122,17 @@ class PrefixCache:
         self.nbytes += nbytes
 
     def shrink(self, num_bytes: int) -> None:
-        """Give up entries that take so many bytes together, or all."""
+        """Drop entries with at least `num_bytes` bytes together, or all."""
         most = self.nbytes - num_bytes
         while self._entries and self.nbytes > most:
             self._evict()
 
     def _evict(self, namespace: bytes = b"", nbytes: int = 0) -> None:
-        """Drop the least recently used entry of the largest namespace, for a new one of so many bytes."""
+        """Drop the least recently used entry of the largest namespace, which may get a new entry of `nbytes`."""
         sizes = Counter({namespace: nbytes})
         for entry in self._entries:
             sizes[entry.namespace] += entry.nbytes
-        # The newcomer itself may be all that its namespace has.
+        # The namespace may have no other entry than the new one.
         largest = max((sizes[entry.namespace], entry.namespace) for entry in self._entries)[1]
         self._remove(min((e for e in self._entries if e.namespace == largest), key=lambda entry: entry.last_used))
         self.num_evictions += 1
@@ -146,7 +145,7 @@ class PrefixCache:
             entry = self._entries[place - 1]
             alike.append(entry)
             common = common_prefix_len(entry.key, key)
-            # Entries between this one and the part in common begin with that part, and go on differently.
+            # Entries between this one and the common prefix begin with that prefix, and differ after it.
             up_to = bisect_right(self._entries, key[:common], key=lambda entry: entry.key)
             place = min(place - 1, up_to)
         return alike
@@ -160,7 +159,7 @@ class PrefixCache:
 
 
 def common_prefix_len(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return how many items two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

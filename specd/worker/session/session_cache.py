@@ -15,26 +15,25 @@ from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import checksum, is_finite
 from specd.worker.session.prefix_cache import PrefixCache, common_prefix_len
 
-# Tokens that a forward pass with logits may take besides those whose logits are wanted. One pass more costs a whole
-# decode step, logits of these rows that nobody reads cost little.
+# Pending tokens that a forward pass with logits may include without needing their logits. One more pass would cost a
+# whole decode step, and the unused logits of these rows cost little.
 MAX_PENDING = 32
 
 
 class SessionCache:
-    """Keys and values of a prefix of the session's tokens, and which tokens they are.
+    """The KV cache of a prefix of the session's tokens, and the tokens in it.
 
     Invariant: the layers hold `token_ids`, followed by the `num_fed - cached_len` tokens that were fed and not yet
-    committed (a draft feeds tokens before anybody knows which they are, and can be stopped in between).
-    `known_len` is how many tokens are known to be the session's: those of the last request, and in the target those
-    that it has accepted since. What comes after them in the cache was only proposed.
-    `source` is what an encoder is to read before the first token, and of `namespace` are the sessions that it may share
-    cached prefixes with. `reused_len` is how many tokens, of the source too, it took over from the prefix cache when it
-    began.
-    Its arrays belong to the engine's thread: only jobs may call its methods.
+    committed (a draft feeds tokens before Python knows them, and can be stopped in between). `known_len` is the number
+    of tokens that certainly belong to the session: those of the last request, and in the target also those accepted
+    since. The tokens behind them in the cache were only proposed. `source` is for an encoder to read before the first
+    token. The session may share cached prefixes with sessions that have the same `namespace`. `reused_len` is the
+    number of tokens, with those of the source, that came from the prefix cache when the session began. The arrays
+    belong to the engine's thread, so only jobs may call the methods.
     """
 
     def __init__(self, model: LoadedModel, prefixes: PrefixCache | None = None) -> None:
-        """Begin empty; `prefixes` is where its first tokens can come from and where `keep` leaves them."""
+        """Begin empty. The first tokens can come from `prefixes`, where `keep` leaves the layers."""
         self.network = model.network
         self.batches = model.batches
         self._vocabulary_size = model.info.vocabulary_size
@@ -42,7 +41,7 @@ class SessionCache:
         self.layers = SessionLayers(model.network)
         self.source: tuple[int, ...] = ()
         self.namespace = b""
-        self._reading: Iterator[Sequence[mx.array]] | None = None  # a source, also while no request waits for it
+        self._reading: Iterator[Sequence[mx.array]] | None = None  # of a source; the next request continues it
         self.token_ids: list[int] = []
         self.known_len = 0
         self.reused_len = 0
@@ -63,7 +62,7 @@ class SessionCache:
         return logits[:, : self._vocabulary_size]
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Say which tokens were fed."""
+        """Set the tokens that were fed."""
         self.token_ids.extend(token_ids)
         assert self.cached_len <= self.num_fed
 
@@ -76,11 +75,11 @@ class SessionCache:
     ) -> Steps[list[int]]:
         """Hold the first `position` tokens of the cache, then append `token_ids`, all but the last few.
 
-        Returns those last few, at least one, still to be fed: the caller wants the logits there. What is cached
-        already, from a request that was stopped or repeated or from an ended session that began with the same tokens,
-        is not computed again. A chunk a step; of a source, a part of the encoder a step.
-        With `read`, all is computed, and that gets the logits [n, vocabulary_size] after each chunk's tokens, with the
-        tokens [n] that follow these. Its chunks are as long as a round.
+        Returns the last few, at least one, for the caller to feed, who needs the logits there. Tokens that are cached
+        already, from a request that was stopped or repeated or from an ended session with the same beginning, are not
+        computed again. Each step computes a chunk of the tokens, or a part of the encoder.
+        With `read`, all tokens are computed, in chunks of a round's length, and `read` gets the logits
+        [n, vocabulary_size] after each chunk's tokens, and the tokens [n] that follow them.
 
         Raises CacheTooShortError when the cache holds fewer than `position` tokens.
         """
@@ -102,17 +101,17 @@ class SessionCache:
             else:
                 fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
                 yield Feed(self, mx.array(fed), wants_logits=False)
-                # Without the logits, which are never computed.
+                # The logits stay lazy, and are never computed.
                 yield Evaluate(self.layers.arrays)
             self.commit(fed)
             del pending[: len(fed)]
         return pending
 
     def keep(self) -> None:
-        """End, and leave the layers to the prefix cache, without what was only proposed.
+        """End, and leave the layers to the prefix cache, without tokens that were only proposed.
 
-        That differs from time to time where the text is the same, and each would be an entry of its own. Layers that
-        cannot go back so far keep it: what they had to forget besides would be worth more.
+        Proposed tokens differ between sessions with the same text, and would make an entry for each. Layers that cannot
+        be rewound that far keep them, because they would lose more valuable tokens too.
         """
         if self._prefixes is not None:
             known_len = min(self.known_len, self.cached_len)
@@ -122,14 +121,14 @@ class SessionCache:
         self.free()
 
     def free(self) -> None:
-        """Give the memory back."""
-        # New layers: those of before may be the prefix cache's by now.
+        """Free the memory."""
+        # New layers, because the prefix cache may own the old ones now.
         self.layers = SessionLayers(self.network)
         self._reading = None
         self.token_ids = []
 
     def _is_finite(self) -> bool:
-        """Return whether the last layer holds no NaN. NaNs of earlier layers arrive there; a prefill has no logits."""
+        """Return whether the last layer, which NaN of earlier ones reaches, holds none; a prefill has no logits."""
         return all(is_finite(checksum(rows)) for rows in self.layers.last_rows)
 
     def _take_over(self, token_ids: Sequence[int]) -> None:
@@ -142,7 +141,7 @@ class SessionCache:
             self.reused_len = len(self.source) + layers.num_fed
 
     def _rewind(self, cached_len: int) -> list[int]:
-        """Forget the tokens from `cached_len` on; return those before that the layers had to forget, too."""
+        """Forget the tokens from `cached_len` on; return the earlier tokens that the layers had to forget too."""
         reached = self.layers.rewind(cached_len)
         lost = self.token_ids[reached:cached_len]
         del self.token_ids[reached:]

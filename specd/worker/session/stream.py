@@ -37,9 +37,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Worker:
-    """A loaded model, the engine that computes it, the sessions that it holds and what ended ones left.
+    """A loaded model, its engine, the caches of its sessions, and the prefix cache.
 
-    The fingerprint of all its bytes is there when it is computed, empty if it cannot be. `incarnation` is the process.
+    `fingerprint` digests all bytes of the model; it is "" if they cannot be read. `incarnation` is a random id of this
+    life of the process, in `Describe` and in the initial metadata of each stream.
     """
 
     engine: Engine
@@ -51,11 +52,11 @@ class Worker:
     costs: StepCosts
     whole_fingerprint: Future[str] = field(default_factory=Future)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
-    description: model_pb2.DescribeResponse = field(init=False)  # without what changes while the worker runs
+    description: model_pb2.DescribeResponse = field(init=False)  # only the constant fields
     tokenizer_config: model_pb2.TokenizerConfig = field(init=False)
 
     def __post_init__(self) -> None:
-        """Describe the model to other processes. Raises StartupError for values that no message can carry."""
+        """Create the description of the model. Raises StartupError for values that a message cannot hold."""
         footprint = self.caches.footprint
         try:
             description = model_pb2.DescribeResponse(
@@ -77,7 +78,7 @@ class Worker:
 
 @dataclass
 class WorkerSession:
-    """The session's KV cache, and how its tokens are chosen."""
+    """The session's KV cache, and its sampler."""
 
     cache: SessionCache
     sampler: Sampler
@@ -106,16 +107,16 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class _Asked(Generic[Request, Result]):
-    """A request, and the job under way for it."""
+    """A request, and its running job."""
 
     request: Request
     computing: asyncio.Future[Done[Result]]
 
 
 class SessionStreams(Generic[Request, Result, Response]):
-    """Serves the sessions of one worker: the prefix protocol, whatever a request computes.
+    """Serves the sessions of one worker by the prefix protocol, for drafts and targets.
 
-    `begin` checks a request and makes its steps, `answer` makes the response from their result.
+    `begin` checks a request and returns its steps, `answer` makes the response from their result.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class SessionStreams(Generic[Request, Result, Response]):
                 log.warning("request refused", reason=error.reason, error=str(error))
                 await context.abort_with_status(to_status(error))
             log.error("request failed", exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, "the worker failed on this request; its log says why")
+            await context.abort(grpc.StatusCode.INTERNAL, "the worker failed on this request; its log has the cause")
 
     async def _serve_session(self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response]) -> None:
         cache = SessionCache(worker.model, worker.prefixes)
@@ -158,14 +159,14 @@ class SessionStreams(Generic[Request, Result, Response]):
             worker.metrics.requests.labels("failed").inc()
             raise
         finally:
-            # On the engine's thread: the step under way may still use it.
+            # On the engine's thread, because the running step may still use the cache.
             worker.engine.run_soon(partial(_close, cache, worker.caches, end))
             log.debug("session closed")
 
     async def _serve_latest(
         self, worker: Worker, context: grpc.aio.ServicerContext[Request, Response], session: WorkerSession
     ) -> None:
-        """Answer the latest request, dropping one that is not done when the next arrives."""
+        """Answer the latest request, and drop one that is not done when the next arrives."""
         latest: _Asked[Request, Result] | None = None
         writing = asyncio.Lock()
         try:
@@ -184,8 +185,8 @@ class SessionStreams(Generic[Request, Result, Response]):
                     elif request.HasField("sampling") or request.source_token_ids or request.namespace:
                         raise InvalidRequestError(
                             "CONTRADICTION",
-                            "sampling, source_token_ids or namespace is set in a later request: they hold from the "
-                            "first one on",
+                            "sampling, source_token_ids or namespace is set in a later request: set them in the first "
+                            "request of a stream only",
                         )
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
@@ -211,7 +212,7 @@ class SessionStreams(Generic[Request, Result, Response]):
             try:
                 await asyncio.shield(write)
             except asyncio.CancelledError:
-                # Nor does it take a status meanwhile: the caller would wait for that for ever.
+                # gRPC loses a status during a write, and the caller would wait for it for ever.
                 await asyncio.gather(write, return_exceptions=True)
                 raise
         worker.metrics.requests.labels("done").inc()
@@ -220,7 +221,7 @@ class SessionStreams(Generic[Request, Result, Response]):
 
 
 def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
-    """Say where the time of a request went."""
+    """Return the message with the times of a request."""
     return model_pb2.WorkerTime(
         queue_seconds=done.queue_seconds,
         compute_seconds=done.compute_seconds,
@@ -237,9 +238,9 @@ def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:
 
 
 def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
-    """Run a job; when it fails, its cache may hold anything, and must neither be used further nor kept.
+    """Run a job. If it fails, free its cache, which may hold anything and must be neither used nor kept.
 
-    The stream alone cannot tell: nobody hears of the error of a job that was superseded, or cancelled with its stream.
+    The stream cannot do this, because it does not learn the error of a job that was superseded or cancelled.
     """
     try:
         return (yield from steps)
@@ -252,8 +253,8 @@ def _close(cache: SessionCache, caches: CacheCapacity, end: Callable[[], None]) 
     caches.discard(cache)
     try:
         end()
-    except Exception:  # keeping the cache evaluates it, and can run out of memory: the other sessions must not suffer
+    except Exception:  # keeping the cache evaluates it, which can run out of memory and must not end other sessions
         log.exception("cannot keep the cache of a session")
         cache.free()
     if not len(caches):
-        mx.clear_cache()  # not while others compute, which use the allocator's free buffers again
+        mx.clear_cache()  # only without sessions, because they reuse the allocator's free buffers

@@ -16,7 +16,7 @@ def check_namespace(namespace: bytes) -> None:
     """Check the namespace in the first request of a stream. Raises InvalidRequestError."""
     if len(namespace) > _MAX_NAMESPACE_BYTES:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"namespace has {len(namespace)} bytes: the most is {_MAX_NAMESPACE_BYTES}"
+            "OUT_OF_RANGE", f"namespace has {len(namespace)} bytes: send at most {_MAX_NAMESPACE_BYTES}"
         )
 
 
@@ -24,11 +24,11 @@ def check_source(model: ModelInfo, source: Sequence[int]) -> None:
     """Check the source in the first request of a stream against the worker's model. Raises InvalidRequestError."""
     if source and not model.has_encoder:
         raise InvalidRequestError(
-            "CONTRADICTION", f"source_token_ids is set, but {model.name} has no encoder to read it"
+            "CONTRADICTION", f"source_token_ids is set, but {model.name} has no encoder: leave it out"
         )
     if model.has_encoder and not source:
         raise InvalidRequestError(
-            "EMPTY_TOKEN_IDS", f"source_token_ids is empty: {model.name} has an encoder, which needs a source"
+            "EMPTY_TOKEN_IDS", f"source_token_ids is empty, but {model.name} has an encoder: send a source"
         )
     check_token_ids("source_token_ids", source, vocabulary_size=model.vocabulary_size, model_name=model.name)
 
@@ -53,12 +53,12 @@ def check_request(
     for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
         if count > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(
-                "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: the most is {MAX_NUM_DRAFT_TOKENS}"
+                "OUT_OF_RANGE", f"{field} has {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
             )
     total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
     if total > model.context_length:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
-            f"position {position}, {len(token_ids)} token_ids and the draft tokens make {total}, "
-            f"but the context of {model.name} is {model.context_length} tokens",
+            f"position {position}, {len(token_ids)} token_ids and the draft tokens make {total} tokens, "
+            f"but the context of {model.name} has {model.context_length}: send fewer",
         )

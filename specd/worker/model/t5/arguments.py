@@ -9,7 +9,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx import nn
 
-# By `feed_forward_proj`. transformers has two GELUs here: with a gate the approximation by tanh (gelu_new), else erf.
+# By `feed_forward_proj`. transformers uses two GELUs: with a gate the approximation by tanh (gelu_new), else erf.
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
@@ -22,10 +22,10 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass
 class Arguments:
-    """What of config.json the network depends on, by the names of transformers.
+    """The fields of config.json that the network needs, by transformers' names.
 
     v1.0 (Raffel et al., arXiv 1910.10683) has a ReLU between two matrices, and multiplies the decoder's output by
-    d_model^-0.5 before the embedding that is its output layer, too. v1.1, FLAN, mT5 and UL2 have a gated activation
+    d_model^-0.5 before the embedding, which is also its output layer. v1.1, FLAN, mT5 and UL2 have a gated activation
     (Shazeer, arXiv 2002.05202), an output layer of their own, and no factor.
     """
 
@@ -46,14 +46,14 @@ class Arguments:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Take from config.json what has a name here. Raises ValueError for an activation that is not known."""
+        """Use the fields of config.json that exist here. Raises ValueError for an unknown activation."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in config.items() if name in names and value is not None})
 
     def __post_init__(self) -> None:
         if self.feed_forward_proj not in ACTIVATIONS:
             raise ValueError(
-                f"feed_forward_proj is {self.feed_forward_proj!r}, and not one of {', '.join(ACTIVATIONS)}"
+                f"feed_forward_proj is {self.feed_forward_proj!r}, but it must be one of {', '.join(ACTIVATIONS)}"
             )
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
 
@@ -69,7 +69,7 @@ class Arguments:
 
     @property
     def output_factor(self) -> float:
-        """What the decoder's output is multiplied by before the output layer.
+        """The factor of the decoder's output before the output layer.
 
         transformers 5 writes `tie_word_embeddings: true` for models with an output layer of their own, beside
         `scale_decoder_outputs: false`; older versions do not write the latter.

@@ -1,4 +1,4 @@
-"""The two caches of a decoder's layer: of the answer so far, and of the source."""
+"""The two caches of a decoder's layer: for the answer, and for the source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specd.worker.layers.full import FullCache
 
 
 class DecoderCache(FullCache):
-    """Keys and values of the answer's tokens, whose mask is the bias of their distances."""
+    """Keys and values of the answer's tokens. The mask is the bias of their distances."""
 
     def make_mask(self, n: int, *, biases: Any) -> mx.array:
-        """Return what `biases` gives for the next n tokens: [1, heads, n, tokens with them]."""
+        """Return the biases for the next n tokens: [1, heads, n, tokens with them]."""
         mask: mx.array = biases(self.offset, n, self.offset + n)
         return mask
 
@@ -27,22 +27,23 @@ class SourceCache:
         self.values: mx.array | None = None
 
     def hold(self, keys: mx.array, values: mx.array) -> None:
-        """Keep what the encoder has made of a source."""
+        """Keep the keys and values of an encoded source."""
         self.keys, self.values = keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what the tokens of the answer attend to."""
+        """Return the keys and values to which the answer's tokens attend."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
 
     def make_mask(self, _: int) -> None:
-        """Return none: every token sees all of the source."""
+        """Return no mask, because every token sees the whole source."""
 
     def serves(self, position: int) -> int:
         return position
 
     def rewind(self, position: int) -> None:
+        """Keep the source, which no rewind changes."""
 
     def copy(self, _: int) -> Self:
         """Return itself, because it is never written to."""

@@ -1,4 +1,4 @@
-"""The network of a T5: an encoder that reads the source once, and a decoder that attends to what it made of it."""
+"""The network of a T5: an encoder that reads the source once, and a decoder that attends to the encoded source."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.caches import DecoderCache, SourceCache
 from specd.worker.model.t5.relative_positions import RelativePositions
 
-# Of one head in the encoder, at once: 1,024 tokens that see each other, and fewer of a longer source.
+# The most attention weights of a head in the encoder at once: 1,024 tokens that see each other, or fewer of a longer
+# source.
 _MOST_WEIGHTS = 2**20
 
 
 class Attention(nn.Module):
-    """Attention without a scale and without biases of the projections."""
+    """Attention without a scale, and without biases in the projections."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +48,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two matrices with an activation between them, or three, of which one is the gate."""
+    """Two matrices with an activation between them, or three matrices, one of which is the gate."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,7 +68,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention of all tokens to all."""
+    """Attention of all tokens to all tokens."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -87,7 +88,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention to the tokens before, then to the source."""
+    """Attention to the earlier tokens, then to the source."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +121,7 @@ class Encoder(nn.Module):
 
 
 class T5(nn.Module):
-    """A T5. Called, it is the decoder: to a worker, a network like any other, whose caches hold a source."""
+    """A T5. To a worker, the decoder is a network like any other, with caches that also hold a source."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,14 +133,15 @@ class T5(nn.Module):
         self.norm = nn.RMSNorm(args.d_model, args.layer_norm_epsilon)
 
     def make_cache(self) -> list[tuple[DecoderCache, SourceCache]]:
-        """Return a layer's two caches, for each."""
+        """Return the two caches of each layer."""
         return [(DecoderCache(), SourceCache()) for _ in self.layers]
 
     def encode(self, source: mx.array) -> Iterator[mx.array]:
-        """Yield arrays to evaluate one after the other for a source [1, n]; the last is what the encoder makes of it.
+        """Yield arrays to evaluate one after the other for a source [1, n]; the last is the encoded source.
 
-        Every token sees all others, so each layer must be computed for all of them before the next; a layer is computed
-        for so many tokens at once that their attention weights fit into little memory, however long the source is.
+        Every token sees all others, so each layer must be computed for all tokens before the next layer. A layer is
+        computed for a bounded number of tokens at a time, so that the attention weights of a long source need little
+        memory. Each part is a step of the engine, so that other sessions' steps can run in between.
         """
         n = source.shape[1]
         rows = max(_MOST_WEIGHTS // n, 1)
@@ -157,7 +159,7 @@ class T5(nn.Module):
         yield self.encoder.norm(x)
 
     def read(self, encoded: mx.array, caches: Sequence[Any]) -> None:
-        """Give the decoder's layers what they see of a source that the encoder has read."""
+        """Give the decoder's layers their keys and values of an encoded source."""
         for layer, cache in zip(self.layers, caches, strict=True):
             cache[1].hold(*layer.cross_attention.keys_and_values(encoded))
 
@@ -177,7 +179,7 @@ class T5(nn.Module):
         return logits
 
     def sanitize(self, named: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Return the weights by our names, and have an output layer if they do."""
+        """Return the weights by our names, and create an output layer if the weights have one."""
         ours = weights.renamed(named)
         if "lm_head.weight" in ours:
             self.lm_head = nn.Linear(self._args.d_model, self._args.vocab_size, bias=False)

@@ -12,9 +12,9 @@ from specd.worker.model.t5.arguments import Arguments
 
 
 class RelativePositions(nn.Module):
-    """A bias for each head and distance. Near distances have one of their own, farther ones share some.
+    """A bias for each head and distance. Each near distance has its own bias, and farther ones share buckets.
 
-    Buckets grow with the logarithm of the distance up to `max_distance`, and beyond it there is one (Raffel et al.,
+    Buckets grow with the logarithm of the distance up to `max_distance`, with one bucket beyond it (Raffel et al.,
     arXiv 1910.10683, section 2.1). An encoder has half of the buckets for each direction.
     """
 
@@ -30,7 +30,7 @@ class RelativePositions(nn.Module):
     def __call__(self, begin: int, num_queries: int, num_keys: int) -> mx.array:
         """Return the biases [1, heads, queries, keys] of the queries from position `begin` on.
 
-        Of a decoder, they hide the keys that come later.
+        In a decoder, they mask the later keys.
         """
         distances = (begin + mx.arange(num_queries))[:, None] - mx.arange(num_keys)
         least = 0 if self._is_causal else -self._max_distance
@@ -42,7 +42,7 @@ class RelativePositions(nn.Module):
 
 
 def buckets(distances: np.ndarray, num_buckets: int, max_distance: int, *, is_causal: bool) -> np.ndarray:
-    """Return the bucket of each distance, query minus key."""
+    """Return the bucket of each distance (query position minus key position)."""
     offset = np.zeros_like(distances)
     if not is_causal:
         num_buckets //= 2

@@ -6,7 +6,7 @@ import re
 
 import mlx.core as mx
 
-# From those of transformers to ours; ours stay as they are.
+# Replacements from transformers' names to ours; our own names stay the same.
 _PARTS = (
     (r"^encoder\.block\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.", "encoder.relative_positions."),
     (r"^decoder\.block\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.", "relative_positions."),
@@ -23,14 +23,14 @@ _PARTS = (
     (r"^encoder\.final_layer_norm\.", "encoder.norm."),
     (r"^decoder\.final_layer_norm\.", "norm."),
 )
-# The embedding, by the names that it can have; the first that there is counts, all others are copies of it.
+# The possible names of the embedding. The first one that exists counts, and all others are copies of it.
 _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Of the oldest checkpoints, and without a meaning.
+# In the oldest checkpoints, without a meaning.
 _UNUSED = re.compile(r"EncDecAttention\.relative_attention_bias\.")
 
 
 def renamed(named: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights of a checkpoint by our names, `lm_head.weight` only if it is not the embedding.
+    """Return the weights of a checkpoint by our names, with `lm_head.weight` only if it differs from the embedding.
 
     On Metal and CUDA, float16 becomes bfloat16, in which T5s were trained: the products of their feed-forward layers
     overflow in float16 (huggingface/transformers#9295).
