@@ -99,7 +99,9 @@ def refused(tmp_path: Path) -> Callable[..., str]:
 
 UP = ["up", "--listen", "127.0.0.1:0", "--no-metrics"]
 MODELS = [
-    pytest.param(["--target", "/nowhere"], "the model /nowhere does not exist: name a local directory", id="no directory"),
+    pytest.param(
+        ["--target", "/nowhere"], "the model /nowhere does not exist: name a local directory", id="no directory"
+    ),
     pytest.param(
         ["--target", "nobody/nothing"], "the Hugging Face repository cannot be downloaded", id="no repository"
     ),

@@ -71,9 +71,9 @@ def test_any_value_of_any_field_gives_a_model_or_a_sentence(
 @pytest.mark.parametrize(
     ("kind", "changes", "named"),
     [
-        ("gemma3_text", {"text_config": 5}, "has 5 as text_config"),
-        ("gemma3_text", {"max_position_embeddings": -1}, "has -1 as max_position_embeddings"),
-        ("t5", {"n_positions": "many"}, "has 'many' as n_positions"),
+        ("gemma3_text", {"text_config": 5}, "text_config is 5"),
+        ("gemma3_text", {"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+        ("t5", {"n_positions": "many"}, "n_positions is 'many'"),
     ],
 )
 def test_a_sentence_names_the_field(
