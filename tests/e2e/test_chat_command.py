@@ -112,5 +112,5 @@ def test_a_model_without_a_template_is_refused(stack: Stack) -> None:
 def test_a_model_without_a_template_is_refused_before_anything_is_said(stack: Stack) -> None:
     done = run_specd("chat", "--address", stack.address, stdin=b"hello\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pycode-47m-4bit has no chat template" in complaint(done.stderr)
+    assert "pycode-47m-4bit cannot chat, because it has no chat template" in complaint(done.stderr)
     assert "complete a text with specd generate 'TEXT'" in complaint(done.stderr)

@@ -115,7 +115,11 @@ MODELS = [
     pytest.param(["--draft", "{code}"], "which specd never runs", id="code of its own"),
     pytest.param(["--draft", "{other}"], "have different tokenizers (token '", id="another tokenizer"),
     pytest.param(["--draft", EMBEDDED_T5_DRAFT], "use a draft of the target's family", id="encoder"),
-    pytest.param(["--target", "/a", "--draft", "/b"], "no model /a: name a local directory or a", id="two at once"),
+    pytest.param(
+        ["--target", "/a", "--draft", "/b"],
+        "the model /a does not exist: name a local directory or a",
+        id="two at once",
+    ),
 ]
 
 
@@ -133,8 +137,8 @@ ADDRESSES = [
         ["up", "--listen", "0.0.0.0:0"], "set --tls-cert, --tls-key and --tls-ca or --tokens", id="open to all"
     ),
     pytest.param(["up", "--listen", "unix:/nowhere/socket"], "there is no directory /nowhere", id="no directory"),
-    pytest.param([*UP, "--num-draft-tokens", "33"], "number of tokens in [0, 32]", id="too many draft tokens"),
-    pytest.param([*UP, "--draft", "lookup", "--no-lookup"], "leave one out", id="contradiction"),
+    pytest.param([*UP, "--num-draft-tokens", "33"], "write 'auto' or 0 to 32", id="too many draft tokens"),
+    pytest.param([*UP, "--draft", "lookup", "--no-lookup"], "leave out one", id="contradiction"),
     pytest.param([*UP, "--nosuch"], "No such option: --nosuch", id="no option"),
     pytest.param(["genrate", "x"], "No such command 'genrate'. Did you mean 'generate'?", id="no command"),
     pytest.param(

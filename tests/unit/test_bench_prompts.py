@@ -56,5 +56,5 @@ def test_a_wrong_prompt_is_refused_with_its_file_and_line(tmp_path: Path, line: 
 def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
-    with pytest.raises(StartupError, match=r"there is not a prompt in .*prompts\.jsonl"):
+    with pytest.raises(StartupError, match=r"there are no prompts in .*prompts\.jsonl"):
         load_prompts(file)
