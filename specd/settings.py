@@ -165,9 +165,7 @@ _BLAS_THREADS = default_blas_threads()
 class CertificateSettings(Settings):
     """Settings of a process that can show its peers a certificate, and ask them for one."""
 
-    tls_cert: File = Field(
-        "", description="Certificate of this process, PEM, which turns on TLS; 'none' for plaintext."
-    )
+    tls_cert: File = Field("", description="Certificate of this process, PEM, which turns on TLS; 'none': plaintext.")
     tls_key: File = Field("", description="Key of the certificate, PEM, without a password.")
     tls_ca: File = Field(
         "", description="Authorities, PEM. Peers must show a certificate of one of them, with the role for their calls."
@@ -291,16 +289,13 @@ class CoordinatorSettings(ListenerSettings):
     model_config = SettingsConfigDict(env_prefix="SPECD_COORDINATOR_")
 
     target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
-    draft: OptionalAddress = Field(
-        "127.0.0.1:50052", description="Address of the draft worker; 'none' works without one."
-    )
+    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; 'none': no worker.")
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."
     )
     tokens: File = Field(
-        "",
-        description="File of clients' tokens, which 'specd token' writes. Every call then needs a token; 'none': no.",
+        "", description="File of clients' tokens, from 'specd token'. Every call then needs a token; 'none': no file."
     )
     otlp_endpoint: Endpoint = Field(
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "none",
@@ -350,10 +345,7 @@ class CoordinatorSettings(ListenerSettings):
         30.0, description="Time that a client may leave a message unread before its session ends with CLIENT_STALLED."
     )
     connection_age_seconds: float = Field(
-        3600.0,
-        ge=0,
-        description="Age at which a client's connection stops accepting calls, so that the client opens "
-        "another; 0 is no limit.",
+        3600.0, ge=0, description="Age at which a client's connection stops accepting new calls; 0 is no limit."
     )
     connection_grace_seconds: float = Field(
         3600.0,

@@ -253,8 +253,8 @@ def test_tokens_open_the_port_for_clients_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"tls_cert": "a.crt"}, "tls_cert is set and tls_key is not"),
-        ({"tls_key": "a.key"}, "tls_key is set and tls_cert is not"),
+        ({"tls_cert": "a.crt"}, "tls_cert is set, but tls_key is not"),
+        ({"tls_key": "a.key"}, "tls_key is set, but tls_cert is not"),
         ({"tls_ca": "ca.crt"}, "tls_ca is set, but tls_cert is not"),
     ],
 )
