@@ -34,6 +34,7 @@ from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.resumption import prompt_fingerprint
 from coordinator.sessions.session_store import KeptSession, SessionStore
+from coordinator.sources import Sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.drafter import Drafter, DraftStream
@@ -49,7 +50,7 @@ from specd.text.literals import Literals
 from specd.text.reasoning import PROMPT_END_TOKENS
 from specd.text.rendering import TemplateRenderer
 from specd.text.tokenizer import Tokenizer
-from specd.vocabulary import DraftSource, FinishReason
+from specd.vocabulary import FinishReason, TokenSource
 
 if TYPE_CHECKING:
     from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there
@@ -156,7 +157,9 @@ class Coordinator:
         """
         arrived_at = time.perf_counter()
         request.check_session()
-        request.check_draft_source(has_model=bool(self.settings.draft), has_lookup=self.settings.lookup)
+        sources = Sources.of(
+            request.draft_source, request.num_draft_tokens, self.settings, predicts=bool(request.prediction)
+        )
         self.quotas.check(request.client, request.client_limits)
         # Before anything is done for it.
         with self.admission.place(request.client, request.client_limits.max_sessions) as place:
@@ -175,12 +178,12 @@ class Coordinator:
                     beginning: Beginning | None = self._beginning(prompt, request, session.max_tokens)
                     await place.admit(session.prompt_len + session.max_tokens, len(prompt.source))
                     lookup = None
-                    if self._looks_up(request):
+                    if TokenSource.LOOKUP in sources.allowed:
                         lookup = await asyncio.to_thread(
                             Lookup, tuple(session.token_ids), source=prompt.source, prediction=prompt.prediction
                         )
                     async with aclosing(
-                        self._run(request, place, session, setup, lookup, output, arrived_at)
+                        self._run(request, sources, place, session, setup, lookup, output, arrived_at)
                     ) as emissions:
                         async for emission in emissions:
                             reply.extend(token.text for token in emission.tokens)
@@ -259,25 +262,10 @@ class Coordinator:
         tokens = await asyncio.to_thread(prompt_tokens, self.tokenizer, prompt.token_ids, values)
         return replace(beginning, prompt_tokens=tokens)
 
-    def _num_draft_tokens(self, request: GenerationRequest) -> int | None:
-        """Return the k of a request, None if it is chosen each round."""
-        if request.draft_source is DraftSource.NONE:
-            return 0
-        given = request.num_draft_tokens
-        return self.settings.given_num_draft_tokens if given is None else given
-
-    def _asks_model(self, request: GenerationRequest) -> bool:
-        return bool(self.settings.draft) and request.draft_source in {DraftSource.AUTO, DraftSource.MODEL}
-
-    def _looks_up(self, request: GenerationRequest) -> bool:
-        """Whether a session looks up tokens; with a given k, only where it does not ask the model for them."""
-        k = self._num_draft_tokens(request)
-        may_look_up = request.draft_source in {DraftSource.AUTO, DraftSource.LOOKUP}
-        return self.settings.lookup and may_look_up and k != 0 and (k is None or not self._asks_model(request))
-
     async def _run(
         self,
         request: GenerationRequest,
+        sources: Sources,
         place: Place,
         session: Session,
         setup: SessionSetup,
@@ -296,13 +284,7 @@ class Coordinator:
             clock=time.perf_counter,
         )
         proposer = Proposer(drafter, lookup)
-        planner = self.planner.begin(
-            sampling,
-            self._num_draft_tokens(request),
-            asks_model=self._asks_model(request),
-            client=request.client,
-            is_paused=lambda: place.is_paused,
-        )
+        planner = self.planner.begin(sampling, sources, client=request.client, is_paused=lambda: place.is_paused)
         prompt_len = len(setup.source) + session.prompt_len
         statistics = SessionStatistics(prompt_len, time.perf_counter() - arrived_at)
         trace = self._begin_trace and self._begin_trace(session_id, arrived_at, request.traceparent)

@@ -11,7 +11,9 @@ from coordinator.planner.cost_model import CostModel
 from coordinator.planner.learning import ClientLearning, Learning, Probes
 from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
 from coordinator.planner.speed import Speed
+from coordinator.sources import Sources
 from specd.sampling import Sampling
+from specd.vocabulary import TokenSource
 
 # A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
 # batch. A session without a round for this many rounds of each session does not count as active: its client has
@@ -25,6 +27,7 @@ _GAIN_TO_START = 1.06
 _GAIN_TO_GO_ON = 1.02
 _PROBE_DRAFT_TOKENS = 2
 _NO_MATCH = Match()
+_ALL_SOURCES = Sources()
 
 
 @dataclass(eq=False)
@@ -63,26 +66,18 @@ class Planner:
     def begin(
         self,
         sampling: Sampling,
-        num_draft_tokens: int | None = None,
+        sources: Sources = _ALL_SOURCES,
         *,
         client: str,
-        asks_model: bool = True,
         is_paused: Callable[[], bool] = lambda: False,
     ) -> SessionPlanner:
-        """Begin to plan for a client's session; with `num_draft_tokens`, that is its k. It counts until it is closed.
-
-        Without `asks_model`, it proposes what was looked up and nothing else. While `is_paused`, it does not count.
-        """
-        learning = self._learning.of(client)
-        session = SessionPlanner(self, learning, sampling, num_draft_tokens, asks_model=asks_model, is_paused=is_paused)
+        """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
+        session = SessionPlanner(self, self._learning.of(client), sampling, sources, is_paused)
         self.sessions[session] = None
         return session
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now."""
-        for session in self.sessions:
-            if session.is_paused():
-                session.planned_at = self.num_rounds  # it counts as soon as it goes on, and not from its next plan
         oldest = self.num_rounds - _WINDOW_ROUNDS * len(self.sessions)
         return [session for session in self.sessions if session.planned_at >= oldest and not session.is_paused()]
 
@@ -118,24 +113,21 @@ class SessionPlanner:
         shared: Planner,
         learning: ClientLearning,
         sampling: Sampling,
-        fixed_k: int | None,
-        *,
-        asks_model: bool,
+        sources: Sources,
         is_paused: Callable[[], bool],
     ) -> None:
         self.k = 0
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         self.is_paused = is_paused
         self.has_fault = False  # the draft did not answer in the last round
-        self.may_draft = asks_model and fixed_k is None
+        self.may_draft = sources.k is None and TokenSource.DRAFT in sources.allowed
         self.learning = learning
         self._shared = shared
         self._sampling = sampling
         self._pool = learning.pool(sampling)
         self.acceptance = SessionAcceptance(self._pool, teaches=not sampling.changes_logits)
         self._of_lookup: dict[object, SessionAcceptance] = {}
-        self._fixed_k = fixed_k
-        self._asks_model = asks_model
+        self._sources = sources
         self._window: _Window | None = None
         self._min_confidences: list[float] = []
         self._rate = 0.0  # expected tokens per second with k
@@ -158,8 +150,9 @@ class SessionPlanner:
         self.planned_at = self._shared.num_rounds
         self._choose()
         self._probing = None
-        if self._fixed_k is not None:
-            return Plan(self.k) if self._asks_model else Plan(0, num_lookup_tokens=self._fixed_k)
+        if (k := self._sources.k) is not None:
+            drafts = TokenSource.DRAFT in self._sources.allowed
+            return Plan(k) if drafts else Plan(0, num_lookup_tokens=k)
         window = self._window
         number = self._shared.num_rounds + 1
         is_control_due = number >= _WINDOW_ROUNDS and (number % _CONTROL_ROUNDS == 0 or number.bit_count() == 1)
@@ -184,7 +177,7 @@ class SessionPlanner:
         target_only_seconds = num_tokens * self._window.costs.target_only
         if not round_.verdict.was_retried and not self.has_fault:
             self._shared.speed.add(self._window.num_active, round_.seconds, num_tokens)
-        if self._fixed_k is None and round_.num_proposed:
+        if self._sources.k is None and round_.num_proposed:
             # The target's own count: a text that ends rejects nothing.
             num_drafted, num_accepted = proposal.num_drafted, round_.verdict.num_accepted
             if num_drafted:
@@ -201,9 +194,9 @@ class SessionPlanner:
         """Set k and the stop thresholds for the current window."""
         before, self._window = self._window, self._shared.window()
         window = self._window
-        if self._fixed_k is not None:
-            self.k = self._fixed_k if self._asks_model else 0
-        elif window is None or not window.has_draft or not self._asks_model:
+        if self._sources.k is not None:
+            self.k = self._sources.k if TokenSource.DRAFT in self._sources.allowed else 0
+        elif window is None or not window.has_draft or not self.may_draft:
             self.k, self._min_confidences, self._rate = 0, [], 0.0
         elif window.num_active > 1:
             self.k, self._min_confidences = self._shared.shared_k(self, window), []

@@ -150,26 +150,6 @@ class GenerationRequest:
                 "CONTRADICTION", "the request has both session_id and resumption.session_token_ids: leave one out"
             )
 
-    def check_draft_source(self, *, has_model: bool, has_lookup: bool) -> None:
-        """Raise InvalidRequestError if nothing can propose tokens as the request wants it."""
-        source, k = self.draft_source, self.num_draft_tokens
-        if source is DraftSource.NONE and k:
-            raise InvalidRequestError(
-                "CONTRADICTION",
-                f"draft_source is NONE, but num_draft_tokens is {k}, which nothing proposes: leave one of them out",
-            )
-        if (source is DraftSource.MODEL and not has_model) or (source is DraftSource.LOOKUP and not has_lookup):
-            missing = "draft model (--draft)" if source is DraftSource.MODEL else "look-up (--lookup)"
-            raise InvalidRequestError(
-                "CONTRADICTION", f"draft_source is {source.name}, but this coordinator has no {missing}: leave it out"
-            )
-        if self.prediction and (source in {DraftSource.MODEL, DraftSource.NONE} or k == 0 or not has_lookup):
-            why = "num_draft_tokens is 0" if k == 0 else f"draft_source is {source.name}"
-            why = why if has_lookup else "this coordinator has no look-up (--lookup)"
-            raise InvalidRequestError(
-                "CONTRADICTION", f"the request has a prediction, which only look-up reads, but {why}: leave one out"
-            )
-
     def _check_echo(self, prompt_len: int) -> None:
         top = self.sampling.top_log_probabilities
         if self.echo and top is not None and prompt_len * (1 + top) > MAX_PROMPT_LOG_PROBABILITIES:

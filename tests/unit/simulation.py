@@ -12,9 +12,11 @@ from typing import Any
 from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Verdict
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
+from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 
+ALL_SOURCES = Sources()
 SESSIONS, WIDTHS, LENGTHS = (1, 2, 4, 16), (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 33), (1, 2, 4, 8)
 
 
@@ -59,9 +61,7 @@ class Simulation:
         verifies, proposals = StepCosts(target), StepCosts(draft)
         self.planner = Planner(CostModel(lambda: verifies, lambda: proposals), clock=lambda: self.now)
 
-    def run(
-        self, *, num_sessions: int, at_once: int, tokens: int, k: int | None = None, asks_model: bool = True
-    ) -> float:
+    def run(self, *, num_sessions: int, at_once: int, tokens: int, sources: Sources = ALL_SOURCES) -> float:
         """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""
         self.now, started_at, total = self.now, self.now, 0
         waiting = list(range(num_sessions))
@@ -69,7 +69,7 @@ class Simulation:
         begin = self.planner.begin
         while waiting or running:
             while waiting and len(running) < at_once:
-                running[waiting.pop(0)] = (begin(Sampling(), k, client="", asks_model=asks_model), tokens)
+                running[waiting.pop(0)] = (begin(Sampling(), sources, client=""), tokens)
             plans = {i: session.plan(self._match()).within(left) for i, (session, left) in running.items()}
             for i, round_ in self._round(plans).items():
                 session, left = running[i]

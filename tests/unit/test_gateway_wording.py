@@ -12,6 +12,7 @@ import pytest
 from coordinator.sessions.prompt import EncodedPrompt, encode_prompt, encode_source, whole_conversation
 from coordinator.sessions.request import GenerationRequest, StopConditions, check_prompt
 from coordinator.sessions.session_store import KeptSession, SessionStore
+from coordinator.sources import Sources
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.responses.request import ResponseFields
@@ -19,6 +20,7 @@ from gateway.wording import NAMES, field_of, in_http_words
 from specd.errors import SpecdError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, Sampling
+from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.v1 import generation_pb2
 from specd.vocabulary import DraftSource
@@ -89,8 +91,8 @@ def check(**fields: Any) -> Callable[[], Any]:
             "lenience",
         ),
         (
-            lambda: GenerationRequest(prompt="x", client="", draft_source=DraftSource.MODEL).check_draft_source(
-                has_model=False, has_lookup=True
+            lambda: Sources.of(
+                DraftSource.MODEL, None, CoordinatorSettings.model_validate({"draft": "none"}), predicts=False
             ),
             "draft_source is 'model', but",
             "draft_source",

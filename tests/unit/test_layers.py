@@ -63,7 +63,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "target_worker": (*WORKER, "target_worker"),
     "coordinator.core": FLOOR,
     "coordinator.sessions": (*FLOOR, "specd.text", "coordinator.core", "coordinator.sessions"),
-    "coordinator.planner": (*FLOOR, "coordinator.core", "coordinator.planner"),
+    "coordinator.sources": FLOOR,
+    "coordinator.planner": (*FLOOR, "coordinator.core", "coordinator.sources", "coordinator.planner"),
     "coordinator.telemetry": (*FLOOR, "coordinator.core", "coordinator.telemetry", "specd.rpc"),
     "coordinator.workers": (
         *FLOOR,

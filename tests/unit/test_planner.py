@@ -14,8 +14,9 @@ from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Ver
 from coordinator.planner import planner as planner_module
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.policy import choose_k
+from coordinator.sources import Sources
 from specd.sampling import Acceptance, Sampling
-from specd.vocabulary import FinishReason
+from specd.vocabulary import FinishReason, TokenSource
 from tests.unit.simulation import Simulation, World
 
 WORLDS = {
@@ -35,7 +36,8 @@ WORLDS = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_tokens_per_second_are_near_those_of_the_best_fixed_k(name: str, at_once: int) -> None:
     def rate(k: int | None) -> float:
-        return Simulation(WORLDS[name]).run(num_sessions=16, at_once=at_once, tokens=96, k=k)
+        sources = Sources((TokenSource.DRAFT,), k)
+        return Simulation(WORLDS[name]).run(num_sessions=16, at_once=at_once, tokens=96, sources=sources)
 
     target_only = rate(0)
     best = max(target_only, *map(rate, (1, 3, 6)))
@@ -146,7 +148,7 @@ def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
 @pytest.mark.parametrize("cause", ["retried", "fault"])
 def test_waiting_for_a_worker_is_no_overhead(cause: str) -> None:
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), 4, client="")
+    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="")
     session.plan()
     before = planner.cost_model.costs(1)
     assert before is not None
@@ -219,7 +221,7 @@ def test_kinds_of_sampling_are_learnt_apart() -> None:
 def test_a_round_in_which_a_worker_catches_up_teaches_no_costs() -> None:
     """A draft that was not asked for long gets many tokens: its time says nothing about a proposal."""
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), 4, client="")
+    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="")
     session.plan()
     before = planner.cost_model.costs(1)
     for _ in range(20):
@@ -230,7 +232,7 @@ def test_a_round_in_which_a_worker_catches_up_teaches_no_costs() -> None:
 
 
 def test_a_fixed_k_is_planned_as_it_is() -> None:
-    session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), 7, client="")
+    session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 7), client="")
     for _ in range(100):
         plan = session.plan()
         assert (plan.num_draft_tokens, list(plan.min_confidences)) == (7, [])
@@ -286,6 +288,7 @@ def test_confidence_is_learnt_to_stand_for_acceptance(true_exponent: float) -> N
     assert mean(learnt[1000:]) == pytest.approx(0.5, abs=0.05)
 
 
+LOOKUP_ALONE = Sources((TokenSource.LOOKUP,))
 LOOKUP_WORLDS = {
     "a draft and matches": World(matches=0.5, lookup=0.9),
     "matches that are wrong": World(matches=0.7, lookup=0.05),
@@ -300,15 +303,15 @@ def test_looking_up_is_near_the_better_source_or_beats_it(name: str, at_once: in
     """And where no match is right, it costs next to nothing, once some sessions have shown it."""
     world = LOOKUP_WORLDS[name]
 
-    def rate(world: World, *, asks_model: bool, k: int | None = None) -> float:
+    def rate(world: World, sources: Sources) -> float:
         simulation = Simulation(world)
-        simulation.run(num_sessions=8, at_once=at_once, tokens=96, k=k, asks_model=asks_model)
-        return simulation.run(num_sessions=16, at_once=at_once, tokens=96, k=k, asks_model=asks_model)
+        simulation.run(num_sessions=8, at_once=at_once, tokens=96, sources=sources)
+        return simulation.run(num_sessions=16, at_once=at_once, tokens=96, sources=sources)
 
-    model = rate(replace(world, matches=0.0), asks_model=True)
-    lookup = rate(world, asks_model=False)
-    target_only = rate(world, asks_model=True, k=0)
-    both = rate(world, asks_model=True)
+    model = rate(replace(world, matches=0.0), Sources())
+    lookup = rate(world, LOOKUP_ALONE)
+    target_only = rate(world, Sources((), 0))
+    both = rate(world, Sources())
     print(f"{both / model:.3f} of the model, {both / lookup:.3f} of look-up, {lookup / target_only:.3f} of the target")
     assert both >= 0.95 * max(model, lookup)
     assert lookup >= 0.97 * target_only
@@ -318,22 +321,22 @@ def test_looking_up_is_near_the_better_source_or_beats_it(name: str, at_once: in
 
 def test_matches_that_become_right_are_used_again() -> None:
     simulation = Simulation(World(lambda _: 0.02, matches=1.0, lookup=0.0))
-    simulation.run(num_sessions=8, at_once=1, tokens=96, asks_model=False)
-    before = simulation.run(num_sessions=4, at_once=1, tokens=96, asks_model=False)
+    simulation.run(num_sessions=8, at_once=1, tokens=96, sources=LOOKUP_ALONE)
+    before = simulation.run(num_sessions=4, at_once=1, tokens=96, sources=LOOKUP_ALONE)
     simulation.world = replace(simulation.world, lookup=0.95)
-    simulation.run(num_sessions=16, at_once=1, tokens=96, asks_model=False)
-    assert simulation.run(num_sessions=4, at_once=1, tokens=96, asks_model=False) > 2 * before
+    simulation.run(num_sessions=16, at_once=1, tokens=96, sources=LOOKUP_ALONE)
+    assert simulation.run(num_sessions=4, at_once=1, tokens=96, sources=LOOKUP_ALONE) > 2 * before
 
 
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     planner = Simulation(World()).planner
     planner.cost_model._draft = lambda: None
-    session = planner.begin(Sampling(), asks_model=False, client="")
+    session = planner.begin(Sampling(), LOOKUP_ALONE, client="")
     assert not session.will_draft()
     assert session.plan().num_draft_tokens == 0
     assert session.plan(Match([1] * 8, 8)).num_lookup_tokens > 0
 
 
 def test_a_given_k_of_look_up_is_planned_as_it_is() -> None:
-    session = Simulation(World()).planner.begin(Sampling(), 5, asks_model=False, client="")
+    session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,), 5), client="")
     assert session.plan(Match([1] * 32, 3)) == Plan(0, num_lookup_tokens=5)

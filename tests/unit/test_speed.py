@@ -8,6 +8,8 @@ import pytest
 
 from coordinator.planner.speed import Speed
 from coordinator.sessions.shares import affordable_sessions
+from coordinator.sources import Sources
+from specd.vocabulary import TokenSource
 from tests.unit.simulation import Simulation, World
 
 GPU: Callable[[int], float] = lambda number: 10.0 + 0.1 * number  # noqa: E731
@@ -25,7 +27,8 @@ def speed_of(**seen: float) -> Speed:
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 def test_it_is_what_sessions_have_shown(at_once: int, k: int | None) -> None:
     simulation = Simulation(World())
-    actual = at_once / simulation.run(num_sessions=32, at_once=at_once, tokens=128, k=k)
+    sources = Sources((TokenSource.DRAFT,), k)
+    actual = at_once / simulation.run(num_sessions=32, at_once=at_once, tokens=128, sources=sources)
     seen = simulation.planner.speed.seconds_per_token(at_once)
     print(f"seen {seen * 1e3:.1f} ms, actual {actual * 1e3:.1f} ms")
     assert seen == pytest.approx(actual, rel=0.15)

@@ -19,7 +19,6 @@ from specd.model_info import ModelInfo
 from specd.rpc.messages import sampling_from
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1.sampling_pb2 import SamplingParameters, SessionSampling
-from specd.vocabulary import DraftSource
 from specd.worker.session.validation import check_request
 
 VOCABULARY_SIZE = 100
@@ -84,21 +83,6 @@ def test_num_draft_tokens_has_a_limit() -> None:
     for num_draft_tokens in (MAX_NUM_DRAFT_TOKENS + 1, LARGEST_UINT32):
         with refused("OUT_OF_RANGE", f"num_draft_tokens is {num_draft_tokens}"):
             GenerationRequest(num_draft_tokens=num_draft_tokens, client="").check(MODEL, EncodedPrompt([1]))
-
-
-def test_what_nothing_proposes_is_no_number_of_draft_tokens() -> None:
-    for source, k in ((DraftSource.NONE, 0), (DraftSource.NONE, None), (DraftSource.MODEL, 0), (DraftSource.AUTO, 4)):
-        request = GenerationRequest(draft_source=source, num_draft_tokens=k, client="")
-        request.check_draft_source(has_model=True, has_lookup=True)
-    for k in (1, 4):
-        with refused("CONTRADICTION", f"draft_source is NONE, but num_draft_tokens is {k}"):
-            GenerationRequest(draft_source=DraftSource.NONE, num_draft_tokens=k, client="").check_draft_source(
-                has_model=True, has_lookup=True
-            )
-    with refused("CONTRADICTION", "num_draft_tokens is 0"):
-        GenerationRequest(prediction="x", num_draft_tokens=0, client="").check_draft_source(
-            has_model=True, has_lookup=True
-        )
 
 
 @pytest.mark.parametrize(
