@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-import coordinator.generation
+import coordinator.coordinator
 from coordinator.core import Plan, Round
 from coordinator.planner.cost_model import CostModel
 from specd.cli import main
@@ -105,5 +105,5 @@ class OllamaSession:
 
 
 if __name__ == "__main__":
-    coordinator.generation.Planner = OllamaPlanner  # type: ignore[attr-defined,assignment]
+    coordinator.coordinator.Planner = OllamaPlanner  # type: ignore[attr-defined,assignment]
     main(sys.argv[1:])

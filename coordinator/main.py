@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
 from coordinator.telemetry.metrics import CoordinatorMetrics

@@ -13,6 +13,7 @@ import structlog
 
 from coordinator.core import Match, Plan, Round, Session
 from coordinator.proposals.proposer import Proposer
+from coordinator.sessions.place import Place
 from coordinator.workers.verifier import Verifier
 
 Item = TypeVar("Item")
@@ -31,14 +32,14 @@ class RoundPlanner(Protocol):
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
 
 
-class Pausable(Protocol):
-    """A session's place among those that run."""
+class Turns(Protocol):
+    """Says which of several sessions runs."""
 
-    def pause(self) -> None:
+    def pause(self, place: Place) -> None:
         """Let others run."""
 
-    async def next_round(self) -> None:
-        """Wait for the turn to go on, after a round or a pause."""
+    async def next_round(self, place: Place) -> None:
+        """Wait for the turn to continue, after a round or a pause."""
 
 
 async def decode(
@@ -70,10 +71,10 @@ async def decode(
             return
 
 
-async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int) -> AsyncGenerator[Item]:
-    """Yield the items of a generator that goes on while an item is used, up to `limit` items ahead.
+async def read_ahead(items: AsyncGenerator[Item], turns: Turns, place: Place, *, limit: int) -> AsyncGenerator[Item]:
+    """Yield the items of a generator that continues while an item is used, up to `limit` items ahead.
 
-    Rounds go on while the coordinator turns the last one into text and the client reads it. A client that stops
+    Rounds continue while the coordinator turns the last one into text and the client reads it. A client that stops
     reading stops them after `limit` rounds: they pause, in favour of others' sessions, until it has read half of them.
     After each round others may have their turn.
     Closing this generator closes the other.
@@ -88,11 +89,11 @@ async def read_ahead(items: AsyncGenerator[Item], place: Pausable, *, limit: int
                     queue.put_nowait(item)
                     if queue.qsize() > limit:
                         drained.clear()
-                        place.pause()
+                        turns.pause(place)
                         await drained.wait()
-                    await place.next_round()
+                    await turns.next_round(place)
         finally:
-            place.pause()  # it needs no place any more, and its client may be far behind
+            turns.pause(place)  # it needs no place any more, and its client may be far behind
             queue.put_nowait(None)
 
     producing = asyncio.ensure_future(produce())

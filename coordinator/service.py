@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from coordinator.conversation import MAX_ENTRIES, chat_from
+from coordinator.coordinator import Coordinator
 from coordinator.core import Round
-from coordinator.generation import Coordinator, Emission
+from coordinator.generation import Emission, Generation
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
@@ -103,7 +104,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
-            emissions = coordinator.generate(await _converted(request, str(traceparent), current_caller()))
+            converted = await _converted(request, str(traceparent), current_caller())
+            emissions = Generation(coordinator, converted).emissions()
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:
                     await unread.write(context, response_from(batch), coordinator.settings.client_stall_seconds)

@@ -11,7 +11,7 @@ import grpc
 import structlog
 from google.protobuf import timestamp_pb2
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import InvalidRequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
@@ -28,7 +28,7 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
     """Count the tokens of the prompt of a generation, which does not begin.
 
     Meanwhile it has a place among the requests, as a generation has: templates and tokenizers cost it as much. Raises
-    what Coordinator.generate raises before a session begins, but for a prompt that does not fit. One that is far longer
+    what Generation raises before a session begins, but for a prompt that does not fit. One that is far longer
     than the context is not counted to its end, and raises as it does there.
     """
     request.check_session()
@@ -38,7 +38,7 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
     model, num_tokens = coordinator.model, len(prompt.token_ids)
     try:
         max_tokens = request.check(model, prompt)
-        fits = coordinator.admission.fits_alone(num_tokens + max_tokens, len(prompt.source))
+        fits = coordinator.admission.capacity.fits_alone(num_tokens + max_tokens, len(prompt.source))
     except InvalidRequestError as error:
         if error.reason != "CONTEXT_EXCEEDED":
             raise

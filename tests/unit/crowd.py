@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from coordinator.sessions.admission import Admission, Place
+from coordinator.sessions.admission import Admission
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Place
 from specd.errors import InvalidRequestError, ResourceExhaustedError
 
 
@@ -66,7 +68,7 @@ class Request:
     def pause(self) -> None:
         """Wait for its client; where as many as may do so already, it stays where it is."""
         assert self._place is not None
-        self._place.pause()
+        self._crowd.admission.pause(self._place)
         if self._place.is_paused:
             self._crowd.running.remove(self)
             self._crowd.paused.append(self)
@@ -88,7 +90,7 @@ class Request:
 
     async def _go_on(self, place: Place) -> None:
         crowd = self._crowd
-        turn = crowd.loop.create_task(place.next_round())
+        turn = crowd.loop.create_task(crowd.admission.next_round(place))
         await asyncio.sleep(0)
         try:
             if place.is_paused and self in crowd.running:
@@ -113,7 +115,7 @@ class Request:
                     self.num_tokens = await self._asks
                     crowd.waiting.append(self)
                     crowd.noticed_capacity = crowd.capacity
-                    await place.admit(self.num_tokens)
+                    await crowd.admission.admit(place, self.num_tokens)
                     crowd.begin(self)
                     await self._ends
                 finally:
@@ -147,10 +149,12 @@ class Crowd:
         self.clock = Clock()
         self.loop = loop or asyncio.get_running_loop()
         self.admission = Admission(
+            Capacity(
+                lambda: self.capacity,
+                lambda num_tokens, num_source_tokens: (num_tokens + num_source_tokens) * self.bytes_per_token,
+            ),
             max_sessions=max_sessions,
             max_queued=max_queued,
-            capacity_bytes=lambda: self.capacity,
-            bytes_for=lambda num_tokens, num_source_tokens: (num_tokens + num_source_tokens) * self.bytes_per_token,
             seconds_per_token=seconds_per_token,
             clock=self.clock,
         )
@@ -179,7 +183,11 @@ class Crowd:
         if error is None:
             assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
             self.check_books()
-            assert (self.admission.num_running, self.admission.num_queued, self.admission.reserved_bytes) == (0, 0, 0)
+            assert (self.admission.num_running, self.admission.num_queued, self.admission.capacity.reserved_bytes) == (
+                0,
+                0,
+                0,
+            )
 
     def come(self, num_tokens: int | None = 1, client: str = "") -> Request:
         """Let a request come, which asks for its turn at once, or not yet."""
@@ -213,7 +221,9 @@ class Crowd:
         """Check the admission's numbers against ours, once nobody is on the way from one state to the next."""
         assert self.admission.num_running == len(self.running)
         assert self.admission.num_paused == len(self.paused)
-        assert self.admission.reserved_bytes == sum(request.num_tokens for request in (*self.running, *self.paused))
+        assert self.admission.capacity.reserved_bytes == sum(
+            request.num_tokens for request in (*self.running, *self.paused)
+        )
         assert self.admission.num_queued == len(self.present) - len(self.running) - len(self.paused)
         assert self.overtaken == []
 

@@ -16,8 +16,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from coordinator.coordinator import Coordinator
 from coordinator.core import Proposal, SessionSetup, Verdict
-from coordinator.generation import Coordinator
+from coordinator.generation import Generation
 from coordinator.service import request_from, response_from
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.drafter import DraftStream
@@ -156,7 +157,7 @@ class MortalServer:
     async def _serve(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
         death = self.deaths.pop(0) if self.deaths else None
         sent = 0
-        emissions = self._coordinator.generate(request_from(request, "", Caller("")))
+        emissions = Generation(self._coordinator, request_from(request, "", Caller(""))).emissions()
         try:
             async for emission in emissions:
                 if death is not None and sent == death.after_messages and not death.is_unheard:

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator import generation
-from coordinator.generation import Coordinator
+from coordinator import coordinator as coordinator_module
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.drafter import DraftStream
@@ -45,7 +46,7 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
         draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
     )
     with pytest.raises(InvalidRequestError):
-        await anext(coordinator.generate(GenerationRequest("x" * 5000, client="")))
+        await anext(Generation(coordinator, GenerationRequest("x" * 5000, client="")).emissions())
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
 
@@ -60,7 +61,7 @@ async def test_a_conversation_is_searched_for_special_tokens_beside_the_event_lo
             threads.append(threading.current_thread())
             return super().hidden_in(chat)
 
-    monkeypatch.setattr(generation, "Literals", WatchedLiterals)
+    monkeypatch.setattr(coordinator_module, "Literals", WatchedLiterals)
     chat = Chat(({"role": "user", "content": "<|" * 1000},))
     request = GenerateRequest(max_tokens=1)
     set_chat(request, chat)

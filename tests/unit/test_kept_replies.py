@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from coordinator.coordinator import Coordinator
 from coordinator.core import Proposal, SessionSetup, Verdict
-from coordinator.generation import Coordinator
 from coordinator.workers.verifier import TargetStream
 from specd.client.async_client import AsyncClient
 from specd.errors import InvalidRequestError

@@ -76,8 +76,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "coordinator.workers",
     ),
     "coordinator.proposals": (*FLOOR, "coordinator.core", "coordinator.workers", "coordinator.proposals"),
-    "coordinator.round_loop": (*FLOOR, "coordinator.core", "coordinator.workers", "coordinator.proposals"),
+    "coordinator.round_loop": (
+        *FLOOR,
+        "coordinator.core",
+        "coordinator.workers",
+        "coordinator.proposals",
+        "coordinator.sessions.place",
+    ),
     "coordinator.output": (*FLOOR, "specd.text", "coordinator.core"),
+    "coordinator.coordinator": (*FLOOR, "specd.text", "coordinator"),
     "coordinator.generation": (*FLOOR, "specd.text", "coordinator"),
     "coordinator": (*FLOOR, "specd.v1", "specd.identity", "specd.rpc", "specd.text", "coordinator"),
     "gateway.coordinator": (

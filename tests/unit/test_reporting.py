@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.output import Output
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -79,7 +80,7 @@ async def test_a_refused_generation_is_logged_with_its_message_and_its_session(t
         draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
     )
     with pytest.raises(InvalidRequestError) as raised:
-        await anext(coordinator.generate(GenerationRequest(CANARY * 10, client="")))
+        await anext(Generation(coordinator, GenerationRequest(CANARY * 10, client="")).emissions())
     entry = await logged(tmp_path, raised.value)
     assert entry["reason"] == "CONTEXT_EXCEEDED"
     assert "the prompt has 130 tokens, which leaves no room" in entry["error"]

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
 from coordinator.session_service import SessionService
 from coordinator.sessions.session_store import SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sessions.shares import affordable_sessions
+from coordinator.sessions.fairness import affordable_sessions
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.planner.speed import Speed
-from coordinator.sessions.shares import affordable_sessions
+from coordinator.sessions.fairness import affordable_sessions
 from coordinator.sources import Sources
 from specd.vocabulary import TokenSource
 from tests.unit.simulation import Simulation, World

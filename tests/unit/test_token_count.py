@@ -12,7 +12,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.generation import Coordinator
+from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics

@@ -1,0 +1,154 @@
+"""What all requests share: the workers, the planner, admission, sessions, quotas and the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.core import Session
+from coordinator.planner.cost_model import CostModel
+from coordinator.planner.planner import Planner
+from coordinator.sessions.admission import Admission
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.prompt import (
+    EncodedPrompt,
+    check_beginning,
+    encode_answer,
+    encode_prompt,
+    encode_source,
+    whole_conversation,
+)
+from coordinator.sessions.quota import Quotas
+from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.session_store import KeptSession, SessionStore
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers.drafter import DraftStream
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream
+from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
+from specd.settings import CoordinatorSettings
+from specd.text.chat import Chat
+from specd.text.kept_tokens import with_kept_tokens
+from specd.text.literals import Literals
+from specd.text.rendering import TemplateRenderer
+from specd.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there
+
+log = structlog.get_logger()
+
+# Rounds that a session may be ahead of its client.
+_ROUNDS_AHEAD = 64
+
+
+class Coordinator:
+    """Has what all requests share: one target, while it is there one draft, and what plans and admits for them."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        metrics: CoordinatorMetrics,
+        *,
+        model: ModelInfo,
+        tokenizer: Tokenizer,
+        target: RemoteWorker[TargetStream],
+        draft: RemoteWorker[DraftStream],
+        begin_trace: BeginTrace | None = None,
+    ) -> None:
+        """Use a target that is there with this model and tokenizer; without `begin_trace` there are no spans."""
+        self.settings = settings
+        self.model = model
+        self.target = target
+        self.draft = draft
+        self.sessions = SessionStore(
+            settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
+        )
+        costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
+        self.planner = Planner(costs, clock=time.perf_counter)
+        self.admission = Admission(
+            Capacity(
+                lambda: target.cache_bytes,
+                lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
+            ),
+            max_sessions=settings.max_sessions,
+            max_queued=settings.max_queued,
+            seconds_per_token=self.planner.speed.seconds_per_token,
+            clock=time.perf_counter,
+        )
+        self.quotas = Quotas(time.perf_counter)
+        self.metrics = metrics
+        self.tokenizer = tokenizer
+        self.begin_trace = begin_trace
+        self.renderer = TemplateRenderer(tokenizer.template, seconds=settings.chat_template_seconds)
+        self.decoding: dict[str, Session] = {}
+        self._show_gauges()
+
+    def model_names(self) -> dict[str, str]:
+        """Name the models, for logs."""
+        draft = self.draft.model
+        return {"target": self.model.name, "draft": draft.name if draft else f"none ({self.draft.fault})"}
+
+    def decode_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Safe on any thread."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    async def encode(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+        """Return the tokens that a request starts from, beside the event loop."""
+        if not isinstance(request.prompt, Chat) or self.model.has_encoder:
+            return await asyncio.to_thread(self._encode_text, request, kept)
+        chat = whole_conversation(request.prompt, kept)
+        await asyncio.to_thread(check_beginning, self.tokenizer, request.prompt, self.model.context_length)
+        try:
+            token_ids = await self._encode_chat(chat, request.client)
+        except InvalidRequestError as error:
+            if error.reason != "CHAT_TEMPLATE_FAILED" or not any(chat.special_tokens.values()):
+                raise
+            # Some templates, such as gpt-oss's, refuse a message with special tokens.
+            token_ids = await self._encode_chat(chat.without_special_tokens(), request.client)
+        return await asyncio.to_thread(
+            lambda: EncodedPrompt(
+                with_kept_tokens(self.tokenizer, kept.token_ids, token_ids),
+                chat,
+                prediction=encode_answer(self.tokenizer, request.prediction),
+            )
+        )
+
+    async def _encode_chat(self, chat: Chat, client: str) -> list[int]:
+        literals = Literals(self.tokenizer)
+        text = await self.renderer.render(await asyncio.to_thread(literals.hidden_in, chat), client)
+        return await asyncio.to_thread(literals.encode, text)
+
+    def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:
+        if self.model.has_encoder:
+            prompt = encode_source(self.tokenizer, request.prompt, request.answer, kept, self.model)
+        else:
+            assert not isinstance(request.prompt, Chat)
+            check_beginning(self.tokenizer, request.prompt, self.model.context_length)
+            prompt = encode_prompt(self.tokenizer, request.prompt, kept)
+        return replace(prompt, prediction=encode_answer(self.tokenizer, request.prediction))
+
+    def _show_gauges(self) -> None:
+        show, sessions = self.metrics.show, self.decoding.values()
+        show("active_sessions", lambda: len(self.decoding))
+        show("session_tokens", lambda: sum(len(session.token_ids) for session in tuple(sessions)))
+        show("paused_sessions", lambda: self.admission.num_paused)
+        show("queued_requests", lambda: self.admission.num_queued)
+        show("max_sessions", lambda: self.settings.max_sessions)
+        show("max_queued_requests", lambda: self.settings.max_queued)
+        show("reserved_bytes", lambda: self.admission.capacity.reserved_bytes)
+        show("capacity_bytes", lambda: self.target.cache_bytes)
+        show("kept_sessions", lambda: len(self.sessions))
+        show("kept_session_tokens", lambda: self.sessions.num_tokens)
+        for state, is_decoding in (("prefilling", False), ("decoding", True)):
+            show("sessions_by_state", partial(self._count_sessions, is_decoding=is_decoding), state)
+
+    def _count_sessions(self, *, is_decoding: bool) -> int:
+        return sum((session.num_generated > 0) == is_decoding for session in tuple(self.decoding.values()))

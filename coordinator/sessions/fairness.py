@@ -1,0 +1,105 @@
+"""Whose turn it is among several clients, and who yields to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, ValuesView
+from itertools import islice, takewhile
+
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Client
+
+
+def affordable_sessions(wanted: Collection[int], places: int, seconds_per_token: Callable[[int], float]) -> int:
+    """Return how many sessions of several clients may run together, of at most `places`.
+
+    `wanted` is how many each client would run; one that would run none is no party. `seconds_per_token` is the time
+    of a token of each session, by the number of sessions that run together.
+
+    No client is to be slower than with an equal part of the machine, the sharing incentive of Ghodsi et al. (NSDI
+    2011): of n clients, the one with the fewest sessions has its tokens in at most n times what they take alone. On a
+    GPU a batch takes little longer than one session, and this limits no client. On a CPU it does.
+    """
+    wanted = [number for number in wanted if number]
+    if not wanted:
+        return places
+    fewest = min(*wanted, max(places // len(wanted), 1))
+    longest = len(wanted) * seconds_per_token(fewest)
+    fair = min(fewest * len(wanted), places)
+    more = takewhile(lambda number: seconds_per_token(number) <= longest, range(fair + 1, places + 1))
+    return fair + len([*more])
+
+
+class Fairness:
+    """Decides whose turn it is; the Admission acts on it.
+
+    The client that has least of what it has most of, places or memory, goes next (dominant resource fairness, Ghodsi
+    et al., NSDI 2011), and of those with as little the one whose last turn is longest ago. No client overtakes the one
+    whose turn it is: small requests do not keep a large one waiting for ever.
+    """
+
+    def __init__(
+        self,
+        clients: ValuesView[Client],
+        capacity: Capacity,
+        *,
+        max_sessions: int,
+        seconds_per_token: Callable[[int], float],
+    ) -> None:
+        self._clients = clients
+        self._capacity = capacity
+        self._max_sessions = max_sessions
+        self._seconds_per_token = seconds_per_token
+
+    def next(self) -> Client | None:
+        """Return whose turn it is, if there is room for one more session."""
+        runnable, num_running = self._runnable(), self._num_running
+        if not runnable or num_running > self._max_sessions:
+            return None
+        if num_running < self._affordable(runnable):
+            return runnable[0]
+        if all(client.num_running <= 1 for client in self._clients):
+            return None
+        return next((client for client in runnable if not client.num_running), None)
+
+    def yields(self, client: Client) -> bool:
+        """Return whether a client runs more than its part, so that one of its sessions yields after a round."""
+        runnable, others = self._runnable(), [other for other in self._clients if other is not client]
+        if self._num_running > self._affordable(runnable):
+            return client.num_running >= max(other.num_running for other in others)
+        rest = (client.num_running - 1) / self._max_sessions
+        return any(self._share(other) < rest for other in runnable if other is not client)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(client.num_running for client in self._clients)
+
+    def _runnable(self) -> list[Client]:
+        """Return the clients that wait for a place and not for memory, in the order of their turns."""
+        waiting = [client for client in self._clients if client.paused or client.queue]
+        runnable, is_blocked = [], False
+        for client in sorted(waiting, key=lambda each: (self._share(each), each.turn)):
+            client.drop_cancelled()
+            if client.paused or (client.queue and not is_blocked and self._capacity.fits(client.queue[0])):
+                runnable.append(client)  # a session that continues has its memory, which another may wait for
+            elif client.queue:
+                is_blocked = True
+        return runnable
+
+    def _affordable(self, runnable: list[Client]) -> int:
+        """Return how many sessions may run, while these clients wait for a place."""
+        can_run = set(runnable)
+        clients = [client for client in self._clients if client.num_running or client in can_run]
+        if len(clients) < 2:
+            return self._max_sessions
+        wanted = [
+            client.num_running
+            + len(client.paused)
+            + self._capacity.num_that_fit(islice(client.queue, self._max_sessions))
+            for client in clients
+        ]
+        return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
+
+    def _share(self, client: Client) -> float:
+        """Return a client's share of what it has most of: places or memory. To continue needs no memory."""
+        places = client.num_running / self._max_sessions
+        return places if client.paused else max(places, self._capacity.share(client))
