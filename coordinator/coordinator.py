@@ -61,9 +61,8 @@ class Coordinator:
         tokenizer: Tokenizer,
         target: RemoteWorker[TargetStream],
         draft: RemoteWorker[DraftStream],
-        begin_trace: BeginTrace | None = None,
     ) -> None:
-        """Use a target that is there with this model and tokenizer; without `begin_trace` there are no spans."""
+        """Use a target that is there with this model and tokenizer."""
         self.settings = settings
         self.model = model
         self.target = target
@@ -86,7 +85,7 @@ class Coordinator:
         self.quotas = Quotas(time.perf_counter)
         self.metrics = metrics
         self.tokenizer = tokenizer
-        self.begin_trace = begin_trace
+        self.begin_trace: BeginTrace | None = None  # set where there are spans
         self.renderer = TemplateRenderer(tokenizer.template, seconds=settings.chat_template_seconds)
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
@@ -146,7 +145,7 @@ class Coordinator:
         show("reserved_bytes", lambda: self.admission.capacity.reserved_bytes)
         show("capacity_bytes", lambda: self.target.cache_bytes)
         show("kept_sessions", lambda: len(self.sessions))
-        show("kept_session_tokens", lambda: self.sessions.num_tokens)
+        show("kept_session_tokens", lambda: self.sessions.idle.num_tokens)
         for state, is_decoding in (("prefilling", False), ("decoding", True)):
             show("sessions_by_state", partial(self._count_sessions, is_decoding=is_decoding), state)
 

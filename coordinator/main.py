@@ -14,6 +14,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
 from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers.connection import WorkerConnection
 from coordinator.workers.drafter import DraftStream
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.link import WorkerLink
@@ -124,9 +125,8 @@ async def _start(
     draft = RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")
     if settings.draft:
         draft = await _connect_draft(settings, certificates, metrics, connections, model, tokenizer)
-    coordinator = Coordinator(
-        settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft, begin_trace=begin_trace
-    )
+    coordinator = Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft)
+    coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
     return coordinator
 
@@ -158,9 +158,7 @@ async def _connect_target(
             await server.set_serving(ready)
 
     link = WorkerLink(
-        "target",
-        settings.target,
-        certificates,
+        WorkerConnection("target", settings.target, certificates),
         open_stream=GrpcTargetStream,
         accept=accept,
         on_change=on_change,
@@ -198,7 +196,10 @@ async def _connect_draft(
         metrics.show_worker("draft", link.model)
 
     link = WorkerLink(
-        "draft", settings.draft, certificates, open_stream=GrpcDraftStream, accept=accept, on_change=on_change
+        WorkerConnection("draft", settings.draft, certificates),
+        open_stream=GrpcDraftStream,
+        accept=accept,
+        on_change=on_change,
     )
     connections.push_async_callback(link.close)
     if not await link.wait_until_judged(settings.draft_startup_seconds):

@@ -9,7 +9,7 @@ from itertools import count
 
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.fairness import Fairness
-from coordinator.sessions.place import Client, Place
+from coordinator.sessions.place import ClientPlaces, Place
 from specd.errors import ResourceExhaustedError, SpecdError
 from specd.step_costs import MovingAverage
 
@@ -52,7 +52,7 @@ class Admission:
         self._num_present = 0
         self._max_present = max_sessions + max_queued
         self._clock = clock
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, ClientPlaces] = {}
         self._fairness = Fairness(
             self._clients.values(), capacity, max_sessions=max_sessions, seconds_per_token=seconds_per_token
         )
@@ -71,7 +71,7 @@ class Admission:
 
         Raises ResourceExhaustedError: CLIENT_SESSIONS when it has as many, QUEUE_FULL when too many wait.
         """
-        client = self._clients.get(name) or Client(next(self._turns))
+        client = self._clients.get(name) or ClientPlaces(next(self._turns))
         if max_sessions is not None and len(client.present) >= max_sessions:
             raise ResourceExhaustedError(
                 "CLIENT_SESSIONS",
@@ -147,7 +147,7 @@ class Admission:
         self._measure_queue()
         self._admit_next()
 
-    def _make_way_for(self, client: Client) -> None:
+    def _make_way_for(self, client: ClientPlaces) -> None:
         """Turn away the latest request of the client with most waiting. Raises ResourceExhaustedError if that is this.
 
         It must wait with two more than this client: with one more, they would take turns.

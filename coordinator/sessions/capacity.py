@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate, takewhile
 
-from coordinator.sessions.place import Client, Place
+from coordinator.sessions.place import ClientPlaces, Place
 from specd.errors import InvalidRequestError
 
 
@@ -49,7 +49,7 @@ class Capacity:
         needed = accumulate(place.num_bytes for place in places)
         return len([*takewhile(lambda num_bytes: num_bytes <= room, needed)])
 
-    def share(self, client: Client) -> float:
+    def share(self, client: ClientPlaces) -> float:
         """Return the part of the memory that a client has reserved."""
         return client.reserved_bytes / max(self._num_bytes(), 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, ValuesView
 from itertools import islice, takewhile
 
 from coordinator.sessions.capacity import Capacity
-from coordinator.sessions.place import Client
+from coordinator.sessions.place import ClientPlaces
 
 
 def affordable_sessions(wanted: Collection[int], places: int, seconds_per_token: Callable[[int], float]) -> int:
@@ -39,7 +39,7 @@ class Fairness:
 
     def __init__(
         self,
-        clients: ValuesView[Client],
+        clients: ValuesView[ClientPlaces],
         capacity: Capacity,
         *,
         max_sessions: int,
@@ -50,7 +50,7 @@ class Fairness:
         self._max_sessions = max_sessions
         self._seconds_per_token = seconds_per_token
 
-    def next(self) -> Client | None:
+    def next(self) -> ClientPlaces | None:
         """Return whose turn it is, if there is room for one more session."""
         runnable, num_running = self._runnable(), self._num_running
         if not runnable or num_running > self._max_sessions:
@@ -61,7 +61,7 @@ class Fairness:
             return None
         return next((client for client in runnable if not client.num_running), None)
 
-    def yields(self, client: Client) -> bool:
+    def yields(self, client: ClientPlaces) -> bool:
         """Return whether a client runs more than its part, so that one of its sessions yields after a round."""
         runnable, others = self._runnable(), [other for other in self._clients if other is not client]
         if self._num_running > self._affordable(runnable):
@@ -73,7 +73,7 @@ class Fairness:
     def _num_running(self) -> int:
         return sum(client.num_running for client in self._clients)
 
-    def _runnable(self) -> list[Client]:
+    def _runnable(self) -> list[ClientPlaces]:
         """Return the clients that wait for a place and not for memory, in the order of their turns."""
         waiting = [client for client in self._clients if client.paused or client.queue]
         runnable, is_blocked = [], False
@@ -85,7 +85,7 @@ class Fairness:
                 is_blocked = True
         return runnable
 
-    def _affordable(self, runnable: list[Client]) -> int:
+    def _affordable(self, runnable: list[ClientPlaces]) -> int:
         """Return how many sessions may run, while these clients wait for a place."""
         can_run = set(runnable)
         clients = [client for client in self._clients if client.num_running or client in can_run]
@@ -99,7 +99,7 @@ class Fairness:
         ]
         return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
 
-    def _share(self, client: Client) -> float:
+    def _share(self, client: ClientPlaces) -> float:
         """Return a client's share of what it has most of: places or memory. To continue needs no memory."""
         places = client.num_running / self._max_sessions
         return places if client.paused else max(places, self._capacity.share(client))

@@ -18,7 +18,7 @@ class Place:
     began or continued.
     """
 
-    client: Client
+    client: ClientPlaces
     num_tokens: tuple[int, int] = (0, 0)
     num_bytes: int = 0
     is_running: bool = False
@@ -29,7 +29,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class Client:
+class ClientPlaces:
     """What one client has at a time. `turn` counts up with each of its requests that begins to run."""
 
     turn: int

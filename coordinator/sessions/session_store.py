@@ -49,6 +49,23 @@ class KeptSession:
         return len(self.token_ids) + len(self.source)
 
 
+class _IdleCounts:
+    """Counts the idle sessions and their tokens, in all and by client."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0  # as `size` counts them
+        self.tokens: Counter[str] = Counter()
+        self.sessions: Counter[str] = Counter()
+
+    def add(self, session: KeptSession, sign: int = 1) -> None:
+        """Count a session that is idle from now on, or with a `sign` of -1 no longer."""
+        self.num_tokens += sign * session.size
+        for counts, number in ((self.tokens, session.size), (self.sessions, 1)):
+            counts[session.client] += sign * number
+            if not counts[session.client]:
+                del counts[session.client]
+
+
 class SessionStore:
     """Keeps sessions until they are deleted, idle for too long, or together too large.
 
@@ -70,16 +87,15 @@ class SessionStore:
         steady_clock: Callable[[], float],
     ) -> None:
         """Tell the time by `clock`, in unix seconds, and how long sessions are idle by one that does not jump."""
-        self.num_tokens = 0  # of the idle sessions, as `size` counts them
+        self.idle = _IdleCounts()
+        self._keeps = idle_seconds > 0 and budget_tokens > 0
         self._idle_seconds = idle_seconds
         self._budget_tokens = budget_tokens
         self._clock = clock
         self._steady_clock = steady_clock
         # By owner and id, the least recently used first.
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
-        self._idle_tokens: Counter[str] = Counter()  # by client
-        self._num_idle: Counter[str] = Counter()  # likewise
-        self._num_kept: Counter[str] = Counter()  # likewise, busy ones too
+        self._num_kept: Counter[str] = Counter()  # by client, busy ones too
         self._num_uses: Counter[str] = Counter()  # of each client's own sessions: it tells one nothing of others
 
     def __len__(self) -> int:
@@ -104,7 +120,7 @@ class SessionStore:
         """
         session = self._get_idle(session_id, client)
         session.busy = True
-        self._count(session, -1)
+        self.idle.add(session, -1)
         self._use(session)
         return session
 
@@ -159,7 +175,9 @@ class SessionStore:
     def expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
         now = self._steady_clock()
-        while (oldest := self._oldest_idle()) is not None and now >= oldest.idle_since + self._idle_seconds:
+        while (oldest := next((each for each in self._sessions.values() if not each.busy), None)) is not None:
+            if now < oldest.idle_since + self._idle_seconds:
+                return
             self._forget(oldest)
 
     def expires_at(self, session: KeptSession) -> float | None:
@@ -178,16 +196,16 @@ class SessionStore:
 
     def _release(self, session: KeptSession) -> None:
         session.busy = False
-        self._count(session, 1)
+        self.idle.add(session)
         self._use(session)
         # A session over the budget goes itself: no other has to go for it.
         if session.num_turns == 0 or not self._keeps or session.size > self._budget_tokens:
             self._forget(session)
         self.expire()
-        while self.num_tokens > self._budget_tokens:
-            self._forget_one_of(self._idle_tokens)
-        while len(self._sessions) > _MOST_SESSIONS and self._num_idle:
-            self._forget_one_of(self._num_idle)
+        while self.idle.num_tokens > self._budget_tokens:
+            self._forget_one_of(self.idle.tokens)
+        while len(self._sessions) > _MOST_SESSIONS and self.idle.sessions:
+            self._forget_one_of(self.idle.sessions)
 
     def _use(self, session: KeptSession) -> None:
         session.last_used_at, session.idle_since = self._clock(), self._steady_clock()
@@ -198,7 +216,7 @@ class SessionStore:
     def _forget(self, session: KeptSession) -> None:
         assert not session.busy
         del self._sessions[session.client, session.session_id]
-        self._count(session, -1)
+        self.idle.add(session, -1)
         self._num_kept[session.client] -= 1
         if not self._num_kept[session.client]:
             del self._num_kept[session.client], self._num_uses[session.client]
@@ -207,18 +225,3 @@ class SessionStore:
         """Forget the idle session that the client with the largest count has not used for longest."""
         client = max(counts, key=counts.__getitem__)
         self._forget(next(each for each in self._sessions.values() if not each.busy and each.client == client))
-
-    def _count(self, session: KeptSession, sign: int) -> None:
-        """Count a session that is idle from now on, or no longer."""
-        self.num_tokens += sign * session.size
-        for counts, number in ((self._idle_tokens, session.size), (self._num_idle, 1)):
-            counts[session.client] += sign * number
-            if not counts[session.client]:
-                del counts[session.client]
-
-    def _oldest_idle(self) -> KeptSession | None:
-        return next((session for session in self._sessions.values() if not session.busy), None)
-
-    @property
-    def _keeps(self) -> bool:
-        return self._idle_seconds > 0 and self._budget_tokens > 0

@@ -12,15 +12,11 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.core import SessionSetup
+from coordinator.workers.connection import DESCRIBE_SECONDS, WorkerConnection, describe
 from coordinator.workers.description import check_description
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
-from specd.errors import StartupError
-from specd.identity.certificates import Certificates
-from specd.identity.roles import Role
 from specd.model_info import MAX_TOKENIZER_BYTES, ModelInfo
-from specd.rpc.channel import open_channel
-from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.messages import footprint_from, model_from, step_costs_from
 from specd.text.chat import ChatTemplate
@@ -31,9 +27,6 @@ log = structlog.get_logger()
 
 _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
-_DESCRIBE_SECONDS = 10.0
-RENEW_SECONDS = 5.0
-_LONGEST_SESSION_SECONDS = 24 * 3600.0  # on the connection of an older certificate
 _MOST_CHARACTERS = 500  # of an error
 _MOST_CONFIG_BYTES = 2 * 2**20  # of a chat template and the special tokens
 
@@ -49,28 +42,22 @@ class WorkerLink(RemoteWorker[Stream]):
 
     def __init__(
         self,
-        worker: str,
-        address: str,
-        certificates: Certificates | None = None,
+        connection: WorkerConnection,
         *,
         open_stream: Callable[[grpc.aio.Channel, SessionSetup, str], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
         keeps_model: bool = False,
     ) -> None:
-        """Connect to the "draft" or "target" worker; `accept` raises RefusedModelError to refuse its model.
+        """Use a connection to a worker; `accept` raises RefusedModelError to refuse its model.
 
-        With certificates that come with an authority, over TLS, and only to a process with the worker's role.
         With `keeps_model`, every life of the worker must have the weights of the one before, to the last byte.
         """
-        super().__init__(f"{worker.upper()}_UNAVAILABLE")
-        self.worker = worker
-        self.address = address
+        super().__init__(f"{connection.worker.upper()}_UNAVAILABLE")
+        self.worker = connection.worker
+        self.address = connection.address
+        self._connection = connection
         self._why = "it has not answered yet"
-        self._certificates = certificates
-        self._credentials = _credentials(worker, address, certificates)
-        self._channel, self._generation = self._open_channel()
-        self._retired: dict[grpc.aio.Channel, asyncio.Future[None]] = {}  # and what closes each
         self._open_stream = open_stream
         self._accept = accept
         self._on_change = on_change
@@ -81,12 +68,12 @@ class WorkerLink(RemoteWorker[Stream]):
 
     def open_stream(self, setup: SessionSetup) -> Stream:
         """Open a stream for a session, on the one channel."""
-        return self._open_stream(self._channel, setup, self.life.incarnation)
+        return self._open_stream(self._connection.channel, setup, self.life.incarnation)
 
     async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
         """Get the tokenizer and chat template of the worker's model; errors of the template name the model."""
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
-        call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=_DESCRIBE_SECONDS)
+        stub = model_pb2_grpc.ModelServiceStub(self._connection.channel)
+        call = stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=DESCRIBE_SECONDS)
         config, data = model_pb2.TokenizerConfig(), bytearray()
         async for response in call:
             if not data:
@@ -103,20 +90,13 @@ class WorkerLink(RemoteWorker[Stream]):
         self._watching.cancel()
         self._stop_learning()
         await asyncio.gather(self._watching, return_exceptions=True)
-        for channel in (self._channel, *self._retired):
-            await channel.close()
-
-    def _open_channel(self) -> tuple[grpc.aio.Channel, int]:
-        generation = self._certificates.generation if self._certificates is not None else 0
-        return open_channel(self.address, self._credentials), generation
-
-    async def _retire(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel when its streams have ended."""
-        await channel.close(_LONGEST_SESSION_SECONDS)
-        del self._retired[channel]
+        await self._connection.close()
 
     async def _watch(self) -> None:
-        tasks = [asyncio.ensure_future(self._remind()), asyncio.ensure_future(self._renew())]
+        tasks = [
+            asyncio.ensure_future(self._remind()),
+            asyncio.ensure_future(self._connection.renew(self._follow_again)),
+        ]
         try:
             while True:
                 try:
@@ -140,6 +120,10 @@ class WorkerLink(RemoteWorker[Stream]):
                 if task is not None:
                     task.cancel()
 
+    def _follow_again(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+
     async def _lose_for_a_while(self, why: str) -> None:
         self._why = why
         log.error("cannot use a worker", worker=self.worker, address=self.address, why=why)
@@ -147,7 +131,7 @@ class WorkerLink(RemoteWorker[Stream]):
         await asyncio.sleep(_REMIND_SECONDS)
 
     async def _follow_health(self) -> None:
-        health = health_pb2_grpc.HealthStub(self._channel)
+        health = health_pb2_grpc.HealthStub(self._connection.channel)
         request = health_pb2.HealthCheckRequest(service=f"specd.v1.{self.worker.capitalize()}Service")
         async for update in health.Watch(request, wait_for_ready=True):  # type: ignore[attr-defined]
             if update.status == health_pb2.HealthCheckResponse.SERVING:
@@ -161,12 +145,12 @@ class WorkerLink(RemoteWorker[Stream]):
 
     async def _check_model(self) -> None:
         self._stop_learning()
-        response = await _describe(self._channel)
+        response = await describe(self._connection.channel)
         must_match = self.life.whole_fingerprint if self._keeps_model else ""
         if must_match and not response.model.whole_fingerprint:
             self._why = "it has yet to say which weights it holds"
             await self._lose()
-            response = await _describe(self._channel, wait_for_whole_fingerprint=True)
+            response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
         model, footprint = model_from(response.model), footprint_from(response)
         check_description(model, footprint, response.incarnation)
         step_costs = step_costs_from(response.step_costs)
@@ -191,7 +175,7 @@ class WorkerLink(RemoteWorker[Stream]):
         """Wait until the worker has digested its model, to know it again when it comes back."""
         while not life.whole_fingerprint:
             try:
-                response = await _describe(self._channel, wait_for_whole_fingerprint=True)
+                response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(_REMIND_SECONDS)
                 continue
@@ -223,61 +207,21 @@ class WorkerLink(RemoteWorker[Stream]):
         self._changed.clear()
         await self._on_change(model is not None)
 
-    async def _renew(self) -> None:
-        """Connect again when there is a new certificate that the worker takes. Streams that run stay where they are."""
-        warned_of = 0  # the generation of certificates whose wait the log has
-        while self._certificates is not None and self._credentials.ca is not None:
-            await asyncio.sleep(RENEW_SECONDS)
-            self._certificates.refresh()
-            if self._certificates.generation == self._generation:
-                continue
-            try:
-                channel, generation = self._open_channel()
-            except StartupError as error:  # a file is being replaced
-                if warned_of != (warned_of := self._certificates.generation):
-                    log.warning("cannot use a new certificate yet", worker=self.worker, error=str(error))
-                continue
-            try:
-                await _describe(channel)
-            except grpc.aio.AioRpcError as error:  # it may not know the new authority yet
-                if warned_of != (warned_of := generation):
-                    log.warning("the worker takes no new certificate yet", worker=self.worker, error=error.details())
-                await channel.close()
-                continue
-            old, self._channel, self._generation = self._channel, channel, generation
-            if self._following is not None:
-                self._following.cancel()
-            self._retired[old] = asyncio.ensure_future(self._retire(old))
-
     @property
     def _is_away(self) -> bool:
         return self.model is None and not self.refusal
 
     async def _remind(self) -> None:
         while True:
-            why = await asyncio.to_thread(why_unreachable, self.address, self._credentials) if self._is_away else ""
+            why = (
+                await asyncio.to_thread(why_unreachable, self.address, self._connection.credentials)
+                if self._is_away
+                else ""
+            )
             if self._is_away:  # still
                 why = why or self._why
                 log.info("waiting for a worker", worker=self.worker, address=self.address, why=why)
             await asyncio.sleep(_REMIND_SECONDS)
-
-
-async def _describe(
-    channel: grpc.aio.Channel, *, wait_for_whole_fingerprint: bool = False
-) -> model_pb2.DescribeResponse:
-    request = model_pb2.DescribeRequest(wait_for_whole_fingerprint=wait_for_whole_fingerprint)
-    timeout = None if wait_for_whole_fingerprint else _DESCRIBE_SECONDS
-    response: model_pb2.DescribeResponse = await model_pb2_grpc.ModelServiceStub(channel).Describe(
-        request, timeout=timeout
-    )
-    return response
-
-
-def _credentials(worker: str, address: str, certificates: Certificates | None) -> ClientCredentials:
-    if certificates is None or not certificates.has_ca or address.startswith("unix:"):
-        return PLAIN
-    files = certificates.files
-    return ClientCredentials(files.ca, files.cert, files.key, server_name=Role(f"{worker}-worker").dns_name)
 
 
 def _read_tokenizer(data: bytes, template: ChatTemplate) -> Tokenizer:

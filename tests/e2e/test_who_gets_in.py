@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.workers.link import RENEW_SECONDS
+from coordinator.workers.connection import RENEW_SECONDS
 from specd.errors import error_info
 from specd.identity.roles import Role
 from specd.rpc.client import RawClient

@@ -9,9 +9,9 @@ from contextlib import aclosing
 import pytest
 
 from coordinator.round_loop import read_ahead
-from coordinator.sessions.place import Client, Place
+from coordinator.sessions.place import ClientPlaces, Place
 
-PLACE = Place(Client(0))
+PLACE = Place(ClientPlaces(0))
 
 
 class Turns:

@@ -179,7 +179,7 @@ class Store(RuleBasedStateMachine):
 
     @invariant()
     def the_budget_is_kept(self) -> None:
-        assert 0 <= self.store.num_tokens <= BUDGET_TOKENS
+        assert 0 <= self.store.idle.num_tokens <= BUDGET_TOKENS
 
     # Not an invariant: listing forgets what has expired, and every other call is to do that by itself.
     @rule()
@@ -193,7 +193,7 @@ class Store(RuleBasedStateMachine):
                 for s in self.store.list(client)
             ]
             assert listed == [one for one in self.expected[::-1] if one.client == client]
-        assert self.store.num_tokens == sum(map(self.idle_tokens, ("", "a", "b")))
+        assert self.store.idle.num_tokens == sum(map(self.idle_tokens, ("", "a", "b")))
 
 
 TestAnyOrderOfCalls = Store.TestCase
@@ -346,7 +346,7 @@ def test_with_nothing_allowed_nothing_is_kept(idle_seconds: float, budget_tokens
     store.finish(turn, [1], None)
     with pytest.raises(NotFoundError, match="keeps no sessions"):
         store.acquire("a", "")
-    assert store.num_tokens == 0
+    assert store.idle.num_tokens == 0
 
 
 def test_errors_say_which_session_and_what_to_expect(store: SessionStore) -> None:

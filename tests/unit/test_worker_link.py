@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.workers import link as links
+from coordinator.workers import connection
+from coordinator.workers.connection import WorkerConnection
 from coordinator.workers.link import WorkerLink
 from specd.identity.authority import Authority, standard_leaves
 from specd.identity.certificates import CertificateFiles, Certificates
@@ -19,7 +20,7 @@ async def test_a_new_certificate_that_waits_for_its_worker_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And again for the next new one: nothing is at the worker's address, for dozens of tries."""
-    monkeypatch.setattr(links, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "RENEW_SECONDS", 0.01)
     authority = Authority.create(tmp_path / "certs")
     (leaf,) = (leaf for leaf in standard_leaves([]) if leaf.role is Role.COORDINATOR)
     names = ("coordinator.crt", "coordinator.key", "ca.crt")
@@ -39,9 +40,7 @@ async def test_a_new_certificate_that_waits_for_its_worker_is_said_once(
     monkeypatch.setattr(Certificates, "refresh", refresh)
     with capture_logs() as logs:
         link: WorkerLink[object] = WorkerLink(
-            "target",
-            "127.0.0.1:1",
-            Certificates(files, role=Role.COORDINATOR),
+            WorkerConnection("target", "127.0.0.1:1", Certificates(files, role=Role.COORDINATOR)),
             open_stream=lambda *_: object(),
             accept=never,
             on_change=never,

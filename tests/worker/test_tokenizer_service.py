@@ -12,6 +12,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from coordinator.workers.connection import WorkerConnection
 from coordinator.workers.link import WorkerLink
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
@@ -62,7 +63,7 @@ class TokenizerFetcher:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         link = WorkerLink[None](
-            "draft", f"127.0.0.1:{port}", open_stream=lambda *_: None, accept=ignore, on_change=ignore
+            WorkerConnection("draft", f"127.0.0.1:{port}"), open_stream=lambda *_: None, accept=ignore, on_change=ignore
         )
         try:
             return await link.fetch_tokenizer(model_name)
