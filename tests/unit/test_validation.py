@@ -156,7 +156,7 @@ def test_a_request_to_a_worker_at_its_limits_is_taken(fields: dict[str, Any]) ->
         *(({"token_ids": [5, i]}, "TOKEN_OUT_OF_VOCABULARY", f"token_ids has {i}") for i in OUT_OF_VOCABULARY),
         *(({"proposal": [7, i]}, "TOKEN_OUT_OF_VOCABULARY", f"proposal has {i}") for i in OUT_OF_VOCABULARY),
         ({"num_draft_tokens": 33}, "OUT_OF_RANGE", "asks for 33 draft tokens"),
-        ({"num_draft_tokens": LARGEST_UINT32}, "OUT_OF_RANGE", f"has {LARGEST_UINT32} draft tokens"),
+        ({"num_draft_tokens": LARGEST_UINT32}, "OUT_OF_RANGE", f"asks for {LARGEST_UINT32} draft tokens"),
         ({"proposal": [5] * 33}, "OUT_OF_RANGE", "asks for 33 draft tokens"),
         ({"token_ids": [5] * 51}, "CONTEXT_EXCEEDED", "51 token_ids"),
         ({"token_ids": [5] * 47, "num_draft_tokens": 4}, "CONTEXT_EXCEEDED", "make 51"),

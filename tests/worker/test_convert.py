@@ -130,7 +130,9 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
     (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
     # Without its file, transformers makes a vocabulary of a hundred tokens, and says nothing.
-    with pytest.raises(StartupError, match=r"tokenizer \d+: a file of the tokenizer is missing, such as tok.*spiece"):
+    with pytest.raises(
+        StartupError, match=r"tokenizer \d+: add the missing file of the tokenizer, such as tok.*spiece"
+    ):
         convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -173,7 +175,9 @@ def test_without_pytorch_pickles_are_refused_and_nothing_is_compared(
     monkeypatch.setitem(sys.modules, "torch", None)  # an import fails
     assert "PyTorch is not installed" in convert(t5, tmp_path / "copy", check=True)
     pickled = pickle_of(t5, tmp_path / "pickled", b"")
-    with pytest.raises(StartupError, match=r"as pickle \(pytorch_model.bin\), and PyTorch reads those: pip install"):
+    with pytest.raises(
+        StartupError, match=r"as pickle \(pytorch_model.bin\), which only PyTorch can read: pip install"
+    ):
         convert(pickled, tmp_path / "out")
 
 

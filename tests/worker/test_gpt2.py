@@ -46,7 +46,7 @@ def test_every_form_gives_the_same_logits(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"activation_function": "gelu"}, "activation_function is 'gelu'"),
         ({"n_inner": 64}, "n_inner is 64"),

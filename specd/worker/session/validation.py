@@ -53,7 +53,7 @@ def check_request(
     for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
         if count > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(
-                "OUT_OF_RANGE", f"{field} has {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
+                "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
             )
     total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
     if total > model.context_length:
