@@ -49,15 +49,15 @@ class DraftServiceServicer:
     def Propose(self, request_iterator, context):
         """One stream is one session: the session's KV cache lives as long as the stream.
 
-        Every request says "hold exactly the first `position` tokens, append `token_ids`, then propose". A cache that is
-        longer than `position` is rewound to it. One that is shorter ends the stream with FAILED_PRECONDITION, whose
-        google.rpc.ErrorInfo has the reason CACHE_TOO_SHORT and `cached_len` in its metadata; a new stream starts at position 0.
-        Where the caches of all sessions have no room for so many tokens, the stream ends with RESOURCE_EXHAUSTED, CACHE_FULL.
-        A stream whose first request starts at position 0 takes over what the worker still holds of another that had the same
-        tokens, and every response says how many those were.
-        The initial metadata have specd-incarnation, the DescribeResponse.incarnation of the worker that answers.
-        A request supersedes an unfinished one on the same stream, which is then not answered; what that one had already
-        put into the cache is reused. Requests are idempotent.
+        Every request means "hold exactly the first `position` tokens, append `token_ids`, then propose". A cache that is
+        longer than `position` is rewound to it. A cache that is shorter ends the stream with FAILED_PRECONDITION. Its
+        google.rpc.ErrorInfo has the reason CACHE_TOO_SHORT and `cached_len` in its metadata; a new stream starts at
+        position 0. If the caches of all sessions have no room for these tokens, the stream ends with RESOURCE_EXHAUSTED,
+        CACHE_FULL. If the first request of a stream has position 0, the stream reuses the worker's cache of an ended
+        stream with the same first tokens, and every response has the number of reused tokens. The initial metadata have
+        specd-incarnation, the DescribeResponse.incarnation of the answering worker. A request supersedes an unfinished one
+        on the same stream, which is then not answered; the tokens that it has put into the cache are reused. Requests are
+        idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """What clients call, served by the coordinator.
+    """The service for clients, served by the coordinator.
     """
 
     def __init__(self, channel):
@@ -53,34 +53,33 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """What clients call, served by the coordinator.
+    """The service for clients, served by the coordinator.
     """
 
     def Generate(self, request, context):
         """Generates a completion and streams it: a message for each round, the last one with finish reason and statistics.
 
-        Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on:
-        INVALID_ARGUMENT (EMPTY_PROMPT, CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY,
-        CONTRADICTION, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, of every method, for bytes that are no message
-        of its request's type), FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY),
-        DEADLINE_EXCEEDED (CLIENT_STALLED, after the client has left a message unread for too long),
-        RESOURCE_EXHAUSTED with google.rpc.RetryInfo (QUEUE_FULL, at once, or, with `gave_way` in the ErrorInfo's metadata, when it
-        gives way to a client that waits with fewer; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's limits; CACHE_FULL,
-        when others use the workers too),
-        UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the workers have come),
-        INTERNAL (NON_FINITE_LOGITS and others).
-        A coordinator that is stopping refuses new calls with UNAVAILABLE alone. A call that has not ended by the end of its
-        grace period ends with UNAVAILABLE (STOPPING) and a RetryInfo; a Resumption continues it elsewhere.
-        A W3C `traceparent` in the metadata makes the spans of the session part of the caller's trace.
+        Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on: INVALID_ARGUMENT (EMPTY_PROMPT,
+        CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY, CONTRADICTION, NO_CHAT_TEMPLATE,
+        CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, for every method, if the bytes are not a message of its request's type),
+        FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY), DEADLINE_EXCEEDED
+        (CLIENT_STALLED, after the client has left a message unread for too long), RESOURCE_EXHAUSTED with
+        google.rpc.RetryInfo (QUEUE_FULL, at once, or, with `gave_way` in the ErrorInfo's metadata, when the request yields
+        to a client with fewer waiting requests; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's limits; CACHE_FULL,
+        when others use the workers too), UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the
+        workers are connected), INTERNAL (NON_FINITE_LOGITS and others). A coordinator that is stopping refuses new calls
+        with UNAVAILABLE alone. A call that has not ended by the end of its grace period ends with UNAVAILABLE (STOPPING)
+        and a RetryInfo; a Resumption continues it elsewhere. A W3C `traceparent` in the metadata makes the spans of the
+        session part of the caller's trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """Counts the tokens of the prompt of a generation, as Generate would: with the special tokens that the tokenizer adds,
-        written by the chat template, behind the session. It generates nothing, and uses no session. Its errors are those of
-        Generate, but not CONTEXT_EXCEEDED and CACHE_EXCEEDED: `fits` says that.
+        """Counts the tokens of the prompt of a generation, as Generate would: with the special tokens that the tokenizer
+        adds, written by the chat template, behind the session. It generates nothing, and changes no session. Its errors
+        are those of Generate, without CONTEXT_EXCEEDED and CACHE_EXCEEDED, which `fits` reports.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +119,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """What clients call, served by the coordinator.
+    """The service for clients, served by the coordinator.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """What a worker says about the model it holds. Both workers serve it.
+    """The description of a worker's model. Both workers serve it.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """What a worker says about the model it holds. Both workers serve it.
+    """The description of a worker's model. Both workers serve it.
     """
 
     def Describe(self, request, context):
-        """Describes the model. Answers once the model is loaded; until then the health service says NOT_SERVING.
+        """Describes the model, once it is loaded; until then the health service reports NOT_SERVING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """What a worker says about the model it holds. Both workers serve it.
+    """The description of a worker's model. Both workers serve it.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ if _version_not_supported:
 class SessionServiceStub:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
-    A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
-    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
+    A session is kept once a Generate on it has finished, until it is deleted, is idle for too long, or all sessions
+    together have too many tokens; then the client with most tokens loses its least recently used sessions.
+    Where clients have names, by tokens or certificates, each client sees only its own sessions.
     """
 
     def __init__(self, channel):
@@ -59,28 +59,29 @@ class SessionServiceStub:
 class SessionServiceServicer:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
-    A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
-    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
+    A session is kept once a Generate on it has finished, until it is deleted, is idle for too long, or all sessions
+    together have too many tokens; then the client with most tokens loses its least recently used sessions.
+    Where clients have names, by tokens or certificates, each client sees only its own sessions.
     """
 
     def ListSessions(self, request, context):
         """Lists the sessions, the most recently used first, a page at a time. INVALID_ARGUMENT (OUT_OF_RANGE) for a page_size
-        below 0, or a page_token that no answer has had.
+        below 0, or an unknown page_token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """Returns a session with its tokens and text. NOT_FOUND (SESSION_NOT_FOUND) if there is none.
+        """Returns a session with its tokens and text. NOT_FOUND (SESSION_NOT_FOUND) if it does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Forgets a session. NOT_FOUND (SESSION_NOT_FOUND) if there is none, ABORTED (SESSION_BUSY) while a Generate runs on it.
+        """Forgets a session. NOT_FOUND (SESSION_NOT_FOUND) if it does not exist, ABORTED (SESSION_BUSY) while a Generate runs
+        on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,9 +116,9 @@ def add_SessionServiceServicer_to_server(servicer, server):
 class SessionService:
     """The sessions that the coordinator keeps, so that a later Generate can continue them.
 
-    A session is kept once a Generate on it has finished, until it is deleted, has not been used for a time, or the
-    sessions together have more tokens than the coordinator keeps; then the least recently used ones of whoever has most go.
-    Where clients have names, by tokens or certificates, each sees its own sessions; the others do not exist for it.
+    A session is kept once a Generate on it has finished, until it is deleted, is idle for too long, or all sessions
+    together have too many tokens; then the client with most tokens loses its least recently used sessions.
+    Where clients have names, by tokens or certificates, each client sees only its own sessions.
     """
 
     @staticmethod

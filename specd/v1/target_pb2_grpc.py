@@ -49,9 +49,10 @@ class TargetServiceServicer:
     def Verify(self, request_iterator, context):
         """One stream is one session: the session's KV cache lives as long as the stream.
 
-        The prefix protocol is that of DraftService.Propose, and so is specd-incarnation in the initial metadata: "hold exactly the first `position` tokens, then append
-        `token_ids` and the proposal". One forward pass computes the target's own token at every position of the proposal
-        and the one after it; the proposal is accepted up to the first difference (or, by REJECTION, the first rejection).
+        Prefix protocol and specd-incarnation are those of DraftService.Propose: "hold exactly the first `position` tokens,
+        then append `token_ids` and the proposal". One forward pass computes the target's own token at every position of
+        the proposal and the one after it. The proposal is accepted up to the first difference (or, by REJECTION, the first
+        rejection).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
