@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -45,7 +46,8 @@ async def logged(directory: Path, error: SpecdError) -> dict[str, Any]:
 
     server = refusing_server([], anyone)
     server.add_registered_method_handlers("test", {"Generate": grpc.unary_unary_rpc_method_handler(call)})
-    address = f"unix:{directory}/server"
+    # gRPC's channels share connections by address, and the next one would get one that is just being closed.
+    address = f"unix:{directory}/{secrets.token_hex(4)}"
     server.add_insecure_port(address)
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
