@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards dashboard-images page-image top-image readme-demo lock bench clean
+.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards page-image top-image readme-demo lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -119,9 +119,6 @@ dashboards: $(READY) ## Regenerate the dashboards in deploy/grafana
 
 check-dashboards: dashboards ## Fail if the committed dashboards are not what their program gives
 	@git diff --exit-code --stat -- deploy/grafana/dashboards && test -z "$$(git status --porcelain -- deploy/grafana/dashboards)"
-
-dashboard-images: $(READY) ## Record a run of four minutes and draw the dashboards into docs/images; needs prometheus
-	@$(BIN)/python -m deploy.grafana.render
 
 page-image: $(READY) ## Draw the gateway's page over an answer into docs/images; needs chromium
 	@$(BIN)/python -m tests.gateway.page_image

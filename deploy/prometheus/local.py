@@ -1,4 +1,4 @@
-"""A Prometheus on this machine with the configuration that is shipped, for tests and pictures."""
+"""A Prometheus on this machine with the configuration that is shipped, for tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ class LocalPrometheus:
         """Return all rules, with their state."""
         groups = (await asyncio.to_thread(self._read, "rules", {}))["groups"]
         return [rule for group in groups for rule in group["rules"]]
+
+    async def has_evaluated_all_rules_since(self, when: float) -> bool:
+        """Return whether each rule was evaluated after a time, in seconds since the epoch."""
+        last = [datetime.fromisoformat(rule["lastEvaluation"]).timestamp() for rule in await self.rules()]
+        return min(last) > when
 
     async def _get(self, what: str, **parameters: str) -> list[Series]:
         result: list[Series] = (await asyncio.to_thread(self._read, what, parameters))["result"]

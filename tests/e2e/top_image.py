@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import random
 import re
+import time
+from pathlib import Path
 
 from rich.console import Console
 
-from deploy.grafana.recorded_run import Phase, run_phase
-from deploy.grafana.render import IMAGES
+from specd.bench.prompts import load_prompts
 from specd.cli.scrape import MetricsReader
 from specd.cli.top import View
 from specd.rpc.client import RawClient
@@ -18,7 +18,17 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 
 _SECONDS = 25
+_IMAGE = Path(__file__).parents[2] / "docs" / "images" / "top.svg"
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would be loaded from elsewhere
+
+
+async def keep_asking(client: RawClient, prompts: list[str]) -> None:
+    """Be one client for as long as the drawing takes."""
+    end = time.monotonic() + _SECONDS + 2
+    while time.monotonic() < end:
+        prompts.append(prompts.pop(0))
+        async for _ in client.generate(prompts[0], max_tokens=64):
+            pass
 
 
 async def draw() -> None:
@@ -28,7 +38,8 @@ async def draw() -> None:
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment) as stack,
         RawClient(stack.address) as client,
     ):
-        load = asyncio.ensure_future(run_phase(Phase(_SECONDS + 2, 2), stack, client, random.Random(0)))
+        prompts = [*load_prompts().values()]
+        load = asyncio.gather(keep_asking(client, prompts), keep_asking(client, prompts))
         view = View("127.0.0.1:9464")
         reader = MetricsReader(stack.coordinator.facts["metrics_address"], None, None, None)
         for _ in range(_SECONDS):
@@ -37,7 +48,7 @@ async def draw() -> None:
         await load
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(view.frame())
-    (IMAGES / "top.svg").write_text(_FONTS.sub("", console.export_svg(title="specd top")))
+    _IMAGE.write_text(_FONTS.sub("", console.export_svg(title="specd top")))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Draws the page over a real answer into docs/images: python -m tests.gateway.page_image."""
+"""Draws the page over a real answer into docs/images/page.png: python -m tests.gateway.page_image."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
-from deploy.grafana.render import IMAGES
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.gateway.browser import chromium
+
+IMAGE = Path(__file__).parents[2] / "docs" / "images" / "page.png"
 
 
 async def draw() -> None:
@@ -25,7 +27,7 @@ async def draw() -> None:
         for button, done in (("Generate", "times as fast"), ("Generate", "times as fast"), ("Same with", "same text")):
             await page.get_by_role("button", name=button).click()
             await page.locator("#state").filter(has_text=re.compile(done)).wait_for()
-        await page.screenshot(path=IMAGES / "page.png", full_page=True)
+        await page.screenshot(path=IMAGE, full_page=True)
 
 
 if __name__ == "__main__":

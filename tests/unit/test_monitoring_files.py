@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deploy.grafana.generate import DIRECTORY as DASHBOARDS
-from deploy.grafana.reader import read_dashboard
 from deploy.prometheus.local import SHIPPED
+from tests.dashboards import read_dashboard
 
 PROVISIONING = DASHBOARDS.parent / "provisioning"
 RULES = sorted((SHIPPED / "rules").glob("*.yml"))

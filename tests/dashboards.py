@@ -7,36 +7,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from deploy.prometheus.local import LocalPrometheus, Series
+from deploy.prometheus.local import LocalPrometheus
 
 _LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), (?P<label>\w+)\)")
 
 
 @dataclass(frozen=True)
 class Query:
-    """What a panel asks Prometheus for, and how it names the answers."""
+    """What a panel asks Prometheus for."""
 
     expression: str
-    legend_format: str
 
     def resolved(self, variables: Mapping[str, str]) -> str:
         """Return the expression with values in the place of its variables."""
         return _substitute(self.expression, variables)
-
-    def legend(self, series: Series) -> str:
-        """Name a series of the answer."""
-        return re.sub(r"{{(\w+)}}", lambda label: series["metric"].get(label[1], ""), self.legend_format)
-
-
-class Grid(NamedTuple):
-    """Place and size of a panel, in cells of Grafana's grid, from the top left."""
-
-    x: int
-    y: int
-    w: int
-    h: int
 
 
 @dataclass(frozen=True)
@@ -48,8 +34,6 @@ class Panel:
     kind: str
     unit: str
     axis: str
-    is_stacked: bool
-    grid: Grid
     queries: tuple[Query, ...]
 
 
@@ -90,9 +74,7 @@ def _panel(content: dict[str, Any]) -> Panel:
         kind=content["type"],
         unit=defaults["unit"],
         axis=custom.get("axisLabel", ""),
-        is_stacked=custom.get("stacking", {}).get("mode") == "normal",
-        grid=Grid(**content["gridPos"]),
-        queries=tuple(Query(target["expr"], target["legendFormat"]) for target in content["targets"]),
+        queries=tuple(Query(target["expr"]) for target in content["targets"]),
     )
 
 
