@@ -22,7 +22,7 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1.generation_pb2 import StopConditions
 
-PROMPTS = [path.read_text() for path in sorted((Path(__file__).parent / "prompts").glob("*.py"))[:16]]
+PROMPTS = [path.read_text() for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))[:16]]
 SHORT_PROMPT, FEW_TOKENS = "def area(r):", 8
 MAX_TOKENS = 96
 NUM_DRAFT_TOKENS = 4

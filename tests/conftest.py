@@ -32,7 +32,7 @@ settings.load_profile("suite")
 
 _BEGAN = time.monotonic()
 TESTS = Path(__file__).parent
-PROMPTS = sorted((TESTS.parent / "benchmarks" / "prompts").glob("*.py"))
+PROMPTS = sorted((TESTS.parent / "benchmarks" / "prompts").glob("*.txt"))
 # All the short prompts, and every other of the long ones, whose prefill takes most of the time.
 TWENTY_PROMPTS = [*PROMPTS[:16], *PROMPTS[16::2]]
 

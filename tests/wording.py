@@ -14,7 +14,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]
 _SUFFIXES = (".py", ".md", ".proto", ".toml", ".yml", ".yaml", ".sh", ".js", ".html", "Makefile", "Dockerfile")
 # Generated stubs, texts of others, and the pages that quote the phrases.
-_LEFT_OUT = ("specd/v1/", "benchmarks/prompts/", "benchmarks/sources/", "tests/data/", "models/", "requirements.lock")
+_LEFT_OUT = ("specd/v1/", "tests/data/", "models/", "requirements.lock")
 _QUOTING = ("tests/wording.py", "tests/unit/test_wording.py")
 
 # What stands between two words of one phrase: the end of a line, with a comment's mark or the quotes of a long string.

@@ -16,7 +16,6 @@ SOURCES = sorted(
     path
     for package in ("specd", "coordinator", "draft_worker", "target_worker", "deploy", "benchmarks", "examples")
     for path in (ROOT / package).rglob("*.py")
-    if "prompts" not in path.parts
 )
 LOCKS = [ROOT / "requirements.lock", *sorted((ROOT / "deploy" / "locks").glob("*.lock"))]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
