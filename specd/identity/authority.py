@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from specd.identity.names import check_name
+from specd.caller import check_name
 from specd.identity.roles import Role, roles_in
 from specd.startup_error import StartupError
 

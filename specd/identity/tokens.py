@@ -21,10 +21,9 @@ from typing import Annotated
 import structlog
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from specd.caller import Caller, CallerLimits
+from specd.caller import Caller, CallerLimits, check_name, is_name
 from specd.errors import StartupError, UnauthenticatedError
 from specd.identity.file_state import state_of
-from specd.identity.names import check_name, is_name
 
 log = structlog.get_logger()
 
