@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from coordinator.sessions.admission import _ROUNDS_IN_A_ROW
 from specd.errors import ResourceExhaustedError
 from tests.unit.crowd import Crowd, Request, settle
+from tests.unit.crowd_machine import CrowdMachine
 
 CLIENTS = ("a", "b", "c")
 # Seconds per token of each of so many sessions that run together: on a large GPU, on a small one, on a CPU.
@@ -25,7 +25,7 @@ SECONDS_PER_TOKEN: dict[str, Callable[[int], float]] = {
 clients = st.sampled_from(CLIENTS)
 
 
-class Clients(RuleBasedStateMachine):
+class Clients(CrowdMachine):
     """Three clients, whose sessions run, pause and go on in any order."""
 
     @initialize(
@@ -35,14 +35,12 @@ class Clients(RuleBasedStateMachine):
         cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)),
     )
     def start(self, max_sessions: int, max_queued: int, capacity: int, cost: str) -> None:
-        self.loop = asyncio.new_event_loop()
         self.cost = cost
-        self.crowd = Crowd(
+        self.begin(
             max_sessions=max_sessions,
             max_queued=max_queued,
             capacity=capacity,
             seconds_per_token=self.seconds_per_token,
-            loop=self.loop,
         )
         # For each client that waits and has nothing: whose sessions have begun since.
         self.passed: dict[str, Counter[str]] = {}
@@ -52,9 +50,7 @@ class Clients(RuleBasedStateMachine):
 
     def settle(self) -> None:
         num_begun = len(self.crowd.begun)
-        for _ in range(4 * len(self.crowd.everyone) + 8):
-            self.loop.call_soon(self.loop.stop)
-            self.loop.run_forever()
+        super().settle()
         for request in self.crowd.begun[num_begun:]:
             self.passed.pop(request.client, None)
             for passed in self.passed.values():
@@ -62,7 +58,6 @@ class Clients(RuleBasedStateMachine):
         has = {one.client for one in (*self.crowd.running, *self.crowd.paused)}
         waiting = {one.client for one in self.crowd.waiting} - has
         self.passed = {client: self.passed.get(client, Counter()) for client in waiting}
-        self.crowd.check_books()
 
     @rule(client=clients, num_tokens=st.integers(1, 3) | st.integers(1, 12))
     def come(self, client: str, num_tokens: int) -> None:
@@ -73,36 +68,6 @@ class Clients(RuleBasedStateMachine):
     def several_come(self, client: str, number: int) -> None:
         for _ in range(number):
             self.crowd.come(1, client)
-        self.settle()
-
-    @precondition(lambda self: self.crowd.running)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.crowd.running)).end()
-        self.settle()
-
-    @precondition(lambda self: self.crowd.present)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.crowd.present)).task.cancel()
-        self.settle()
-
-    @precondition(lambda self: self.crowd.running)
-    @rule(data=st.data())
-    def pause(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.crowd.running)).pause()
-        self.settle()
-
-    @precondition(lambda self: self.sleeping)
-    @rule(data=st.data())
-    def go_on(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.sleeping)).next_round()
-        self.settle()
-
-    @precondition(lambda self: self.crowd.running)
-    @rule(data=st.data())
-    def end_a_round(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.crowd.running)).next_round()
         self.settle()
 
     @rule(cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)))
@@ -171,10 +136,6 @@ class Clients(RuleBasedStateMachine):
             assert not self.crowd.waiting
             assert not any(map(self.goes_on, CLIENTS))
 
-    @property
-    def sleeping(self) -> list[Request]:
-        return [one for one in self.crowd.paused if not one.goes_on]
-
     @invariant()
     def the_limits_hold(self) -> None:
         crowd = self.crowd
@@ -199,25 +160,9 @@ class Clients(RuleBasedStateMachine):
     def who_waits_with_nothing_is_passed_once_by_each_other_at_most(self) -> None:
         assert all(number <= 1 for passed in self.passed.values() for number in passed.values())
 
-    def teardown(self) -> None:
-        if not hasattr(self, "crowd"):
-            return
-        try:
-            self.settle()
-            for _ in range(2 * len(self.crowd.everyone) + 1):  # if all go on and end, all get their turn
-                for one in self.sleeping:
-                    one.next_round()
-                for one in [*self.crowd.running]:
-                    one.end()
-                self.settle()
-            assert self.crowd.present == []
-            assert self.crowd.admission._clients == {}
-        finally:
-            tasks = [request.task for request in self.crowd.everyone]
-            for task in tasks:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-            self.loop.close()
+    def check_empty(self) -> None:
+        super().check_empty()
+        assert self.crowd.admission._clients == {}
 
 
 TestClients = Clients.TestCase
