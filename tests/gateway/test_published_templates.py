@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
-
 from gateway.generation import Conversation, Generation, ModelCard, TextToken
 from gateway.reply.format import detect_format
 from gateway.reply.forms import CHANNELS, REASONING, TOOLS
@@ -16,7 +14,6 @@ from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
 from gateway.served_model import KnownModel
 from specd.text.chat import ChatTemplate
-from tests.published_templates import CannotBeHadError, find_templates
 
 # By the template: the marker of the reasoning, the form of the tool calls, and the family of mlx-lm, where it is known.
 # What each form means, llama.cpp's tests say too.
@@ -124,14 +121,6 @@ CALL = {"id": "abcdefgh9", "type": "function", "function": {"name": "write_file"
 USER = {"role": "user", "content": "Hi"}
 # What a generation ends with is no part of its text.
 _END = re.compile(r"(<eos>|<\|eot_id\|>|<\|message_sep\|>|<\|END_OF_TURN_TOKEN\|>|<SPECIAL_12>|\s)+$")
-
-
-@pytest.fixture(scope="module")
-def templates() -> dict[str, str]:
-    try:
-        return find_templates()
-    except CannotBeHadError as error:
-        pytest.skip(str(error))
 
 
 def written(source: str, message: dict[str, Any]) -> tuple[str, str]:

@@ -281,3 +281,27 @@ def test_what_a_request_sets_itself_stays() -> None:
 def test_an_effort_that_is_none_of_openais_is_refused() -> None:
     with pytest.raises(ApiError, match=r"^reasoning_effort: "):
         validated(ChatFields, {"messages": MESSAGES, "reasoning_effort": "huge"})
+
+
+def test_tools_and_arguments_stay_as_the_client_wrote_them() -> None:
+    arguments = {"pattern": "def", "include": "*.py", "channel": 1234567890123456789, "ratio": 2.0}
+    function = {"parameters": {"b": {"type": "null"}, "a": [2.0, None]}, "strict": True, "name": "grep"}
+    called = {"function": {"arguments": json.dumps(arguments), "name": "grep"}, "id": "1"}
+    body = {
+        "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [called]}],
+        "tools": [{"function": {**function, "description": None}, "type": "function"}],
+        "chat_template_kwargs": {"z": 2.0, "a": 2**63},
+    }
+    fields = validated(ChatFields, parse_object(json.dumps(body).encode()))
+    prompt = fields.chat_generation(1, Defaults(max_tokens=10)).prompt
+    assert isinstance(prompt, Conversation)
+    assert json.dumps(prompt.tools) == json.dumps([{"function": function, "type": "function"}])
+    assert json.dumps(prompt.messages[-1]["tool_calls"][0]["function"]["arguments"]) == json.dumps(arguments)
+    assert json.dumps(prompt.template_arguments) == '{"z": 2.0, "a": 9223372036854775808}'
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
+    with pytest.raises(ApiError, match="the body is not JSON") as raised:
+        parse_object(f'{{"a": [{number}]}}'.encode())
+    assert raised.value.code == "invalid_json"
