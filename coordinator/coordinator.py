@@ -19,6 +19,7 @@ from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.prompt import (
     EncodedPrompt,
     check_beginning,
+    check_length,
     encode_answer,
     encode_prompt,
     encode_source,
@@ -123,6 +124,8 @@ class Coordinator:
     async def _encode_chat(self, chat: Chat, client: str) -> list[int]:
         literals = Literals(self.tokenizer)
         text = await self.renderer.render(await asyncio.to_thread(literals.hidden_in, chat), client)
+        # Tools and fields of messages can be as long as what is said.
+        await asyncio.to_thread(check_length, text, literals.encode, self.model.context_length)
         return await asyncio.to_thread(literals.encode, text)
 
     def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
@@ -65,20 +66,26 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int] | None, sess
 def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> None:
     """Raise InvalidRequestError for a long prompt whose beginning alone is more than the context takes.
 
-    Encoding takes 20 times the memory of a text, and a template writes it several times. So of what is far longer than
-    a context, first a part is encoded. The tokens at its end can be others than in the whole, so it must have half as
-    many again as the context.
+    Of a conversation, it looks at what is said, before a template writes that several times.
     """
     if isinstance(prompt, Chat):
         texts = [content for message in prompt.messages if isinstance(content := message.get("content"), str)]
     else:
         texts = [prompt] if isinstance(prompt, str) else []
-    length = sum(map(len, texts))
+    check_length("".join(texts), partial(_encoded, tokenizer, is_said=isinstance(prompt, Chat)), context_length)
+
+
+def check_length(text: str, encode: Callable[[str], list[int]], context_length: int) -> None:
+    """Raise InvalidRequestError for a long text whose beginning alone is more than the context takes.
+
+    Encoding takes 20 times the memory of a text. So of what is far longer than a context, first a part is encoded. The
+    tokens at its end can be others than in the whole, so it must have half as many again as the context.
+    """
     for characters_per_token in _CHARACTERS_PER_TOKEN:
         most = characters_per_token * context_length
-        if length < 2 * most:
+        if len(text) < 2 * most:
             return
-        num_tokens = len(_encoded(tokenizer, "".join(texts)[:most], is_said=isinstance(prompt, Chat)))
+        num_tokens = len(encode(text[:most]))
         if num_tokens > context_length + context_length // 2:
             # LiteLLM and others know by these words that it is too long.
             maximum = f"this model's maximum context length is {context_length} tokens"

@@ -14,9 +14,9 @@ _MESSAGES = '"messages":[{"role":"user","content":"x"}]'
 SPECIAL = "<|endoftext|>"
 
 
-def _filled(before: str, part: str, after: str) -> bytes:
+def _filled(before: str, part: str, after: str, num_bytes: int = BYTES) -> bytes:
     """Return a body with as many of a part as there is room for."""
-    return before.encode() + part.encode() * ((BYTES - len(before) - len(after)) // len(part)) + after.encode()
+    return before.encode() + part.encode() * ((num_bytes - len(before) - len(after)) // len(part)) + after.encode()
 
 
 def _numbered(before: str, after: str) -> bytes:
@@ -81,6 +81,32 @@ def _arguments(items: bytes) -> bytes:
     return _SAID + _field(5, _field(3, _field(1, _field(1, b"a") + _field(2, _field(6, items)))))
 
 
+def _json(before: str, part: str, after: str, *, is_tools: bool = False) -> bytes:
+    """Return a conversation whose template arguments, or tools, which the template writes, are this JSON text."""
+    return _SAID + _field(5, _field(5 if is_tools else 6, _filled(before, part, after, BYTES - 64)))
+
+
+# JSON as it should be, which is too long for any context when the template has written it.
+WRITTEN_SHAPES = {
+    "a string of JSON": _json('[{"a":"', "x", '"}]', is_tools=True),
+    "escapes in JSON": _json('[{"a":"', r"\"", '"}]', is_tools=True),
+    "large whole numbers in JSON": _json('[{"a":[', "9" * 4000 + ",", "9]}]", is_tools=True),
+    "special tokens in JSON": _json('[{"a":"', SPECIAL, '"}]', is_tools=True),
+}
+# What the coordinator does not read.
+UNREAD_SHAPES = {
+    "deep JSON": _json("", "[", ""),
+    "deep JSON of objects": _json("", '{"a":', ""),
+    "wide JSON": _json('{"a":[', "[],", "[]]}"),
+    "numbers in JSON": _json('{"a":[', "0,", "0]}"),
+    "one key many times in JSON": _json("{", '"a":0,', '"a":0}'),
+    "a whole number in JSON": _json('{"a":', "9", "}"),
+    "an exponent in JSON": _json('{"a":1e', "9", "}"),
+    "a string without an end in JSON": _json('{"a":"', r"\"", ""),
+    "empty tools in JSON": _json("[", "{},", "{}]", is_tools=True),
+    "values in JSON of many messages": _field(5, _many(_field(1, _field(4, b'{"a":[' + b"0," * 1000 + b"0]}")))),
+}
+
 # By name, a serialised GenerateRequest: its prompt is field 1, 2 or 5, its sampling 6, and its stop conditions 7.
 GRPC_SHAPES: Mapping[str, bytes] = {
     "a string of quotes": GenerateRequest(text='"' * BYTES).SerializeToString(),
@@ -97,4 +123,6 @@ GRPC_SHAPES: Mapping[str, bytes] = {
     "many stop strings": _SAID + _field(7, _many(_field(4, b""))),
     "one field many times": _SAID + _many(b"\x18\x01"),
     "token ids": _field(2, _field(1, _many(b"\x01"))),
+    **WRITTEN_SHAPES,
+    **UNREAD_SHAPES,
 }

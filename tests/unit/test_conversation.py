@@ -19,6 +19,7 @@ from specd.sampling import MAX_CHAT_VALUES
 from specd.text.chat import Chat
 from specd.v1.generation_pb2 import Chat as ChatBuffer
 from specd.v1.generation_pb2 import ChatMessage, GenerateRequest, PlacedToken
+from tests.security.hostile_shapes import BYTES, UNREAD_SHAPES, WRITTEN_SHAPES
 
 QUESTION = {"role": "user", "content": "x"}
 SAID = ChatMessage(role="user", content="x")
@@ -140,7 +141,7 @@ def test_special_tokens_are_those_of_their_message() -> None:
             "chat has both template_arguments and template_arguments_json",
         ),
         (ChatBuffer(tools_json="[" * 65 + "]" * 65), "BROKEN_MESSAGE", f"nests deeper than {MAX_DEPTH} levels"),
-        (ChatBuffer(tools_json="[" + "{}," * MAX_ENTRIES + "{}]"), "OUT_OF_RANGE", f"the most is {MAX_ENTRIES}"),
+        (ChatBuffer(tools_json="[" + "{}," * MAX_ENTRIES + "{}]"), "OUT_OF_RANGE", f"send at most {MAX_ENTRIES}"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(chat: ChatBuffer, reason: str, message: str) -> None:
@@ -176,6 +177,19 @@ def test_all_texts_together_are_bounded() -> None:
     )
     parts = ChatBuffer(template_arguments_json=json.dumps({"a": [{"a": {"a": [[]]}}] * (MAX_PARTS // 6)}))
     assert re.search(f"more than {MAX_PARTS} strings, arrays and objects", str(refusal(parts)))
+
+
+@pytest.mark.parametrize("shape", UNREAD_SHAPES)
+def test_hostile_texts_are_refused_at_once(shape: str) -> None:
+    error = refusal(GenerateRequest.FromString(UNREAD_SHAPES[shape]).chat)
+    assert error.reason in {"BROKEN_MESSAGE", "OUT_OF_RANGE"}
+    assert len(str(error)) < 300
+
+
+@pytest.mark.parametrize("shape", WRITTEN_SHAPES)
+def test_long_texts_of_json_are_read(shape: str) -> None:
+    (tool,) = chat_from(GenerateRequest.FromString(WRITTEN_SHAPES[shape]).chat).tools
+    assert len(json.dumps(tool)) > BYTES / 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, "\ud800"])
