@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.core import Proposal, SessionSetup, Verdict
 from coordinator.workers.verifier import TargetStream
 from specd.client.async_client import AsyncClient
+from specd.client.protocol.chats import Messages
 from specd.errors import InvalidRequestError
 from specd.text.chat import Chat, ChatTemplate, Reply
 from specd.text.kept_tokens import with_kept_tokens
@@ -109,7 +111,9 @@ class Server(MortalServer):
         return coordinator
 
 
-async def prompts_of(client: AsyncClient, says: list[str], **options: Any) -> list[tuple[list[int], list[int]]]:
+async def prompts_of(
+    client: AsyncClient, says: Sequence[Messages], **options: Any
+) -> list[tuple[list[int], list[int]]]:
     """Return prompt and completion of each turn of a conversation, as tokens."""
     session, turns = client.session(), []
     for said in says:
@@ -119,7 +123,9 @@ async def prompts_of(client: AsyncClient, says: list[str], **options: Any) -> li
     return turns
 
 
-def hold(content: str, *turns: list[int], says: list[str], **options: Any) -> list[tuple[list[int], list[int]]]:
+def hold(
+    content: str, *turns: list[int], says: Sequence[Messages], **options: Any
+) -> list[tuple[list[int], list[int]]]:
     return asyncio.run(prompts_of(client_of(Server(content, *turns)), says, **options))
 
 
@@ -172,6 +178,19 @@ def test_a_lost_session_is_restored_with_the_tokens_of_its_replies(after: int) -
     restored = server.requests[-2]
     assert not restored.session_id
     assert len(restored.resumption.token_ids) == after
+
+
+def test_a_lost_session_is_restored_with_the_fields_of_its_messages() -> None:
+    aside = {"z": 2.0, "a": 1234567890123456789, "m": [None, {"b": 1e-7, "a": []}]}
+    content = "{{ m.content }}{{ m.aside | tojson if m.aside }}"
+    says: list[Messages] = [{"role": "user", "content": "Weather?", "aside": aside}, "Now?"]
+    whole = hold(content, SAID, SECOND, says=says)
+    server = Server(content, SAID, SAID, deaths=(None, Death(0, loses_sessions=True)))
+    server.after_a_loss = [SECOND]
+    assert asyncio.run(prompts_of(client_of(server), says)) == whole
+    assert not server.requests[-1].session_id
+    for prompt, _ in whole:
+        assert f"Weather?{json.dumps(aside)}{END}" in TOKENIZER.decode(prompt, skip_special_tokens=False)
 
 
 def test_special_tokens_of_a_message_are_checked() -> None:
