@@ -1,4 +1,4 @@
-"""Sending at fixed intervals, so that a watcher of the network does not see the rounds."""
+"""Sending at fixed intervals, so that an eavesdropper does not see the rounds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-_MOST_ITEMS = 1024  # of an interval, and for a client that does not read
+_MOST_ITEMS = 1024  # in an interval, also for a client that does not read
 
 
 async def at_intervals(items: AsyncGenerator[Item], seconds: float) -> AsyncGenerator[list[Item]]:
-    """Yield what has come, every so many seconds; with 0, each item as it comes.
+    """Yield the items of each interval of `seconds`, or with 0 each item at once.
 
-    How many tokens a round emits tells what was looked up or drafted, and that tells about the text (arXiv 2411.01076).
-    An error of `items` comes at the end of its interval, too. Closing this generator closes the other.
+    The number of tokens in a round reveals how many were looked up or drafted, and so something about the text
+    (arXiv 2411.01076). An error of `items` is also raised at the end of its interval. Closing this generator closes
+    `items`.
     """
     if not seconds:
         async with aclosing(items):

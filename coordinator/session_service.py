@@ -56,12 +56,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
             session = coordinator.sessions.get(_checked(request.session_id), current_caller().name)
-            # All of it before the wait, after which the session can be another turn's.
+            # Everything is read before the wait, because another turn can change the session during it.
             token_ids = session.token_ids
             response = session_pb2.GetSessionResponse(
                 session=_session(coordinator.sessions, session), token_ids=token_ids, source_token_ids=session.source
             )
-            response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # can be many
+            response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # there can be many
             return response
 
     async def DeleteSession(
@@ -76,12 +76,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
 
 def _page_size(asked: int) -> int:
     if asked < 0:
-        raise InvalidRequestError("OUT_OF_RANGE", f"page_size is {asked}: it must be 0, for the most, or more")
+        raise InvalidRequestError("OUT_OF_RANGE", f"page_size is {asked}: it must be 0 (for the largest page) or more")
     return min(asked or _LARGEST_PAGE, _LARGEST_PAGE)
 
 
 def _last_use(page_token: str) -> float:
-    """Return the number of the use that ended the page before, infinite if there was none."""
+    """Return the number of the use that ended the previous page, or infinity for the first page."""
     if not page_token:
         return math.inf
     if not _PAGE_TOKEN.fullmatch(page_token):

@@ -1,4 +1,4 @@
-"""How many tokens a generation would begin with, and whether it would fit."""
+"""The number of tokens with which a generation would begin, and whether it would fit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specd.errors import InvalidRequestError
 
 @dataclass(frozen=True)
 class CountedPrompt:
-    """Tokens of a prompt, of a session before it and of a source; and what the context has room for behind them.
+    """The tokens of a prompt with its session, and of a source, and the room in the context behind them.
 
-    It `fits` if context and caches have room for it and for the tokens that are to be generated.
+    It `fits` if context and caches have room for it and for the tokens to generate.
     """
 
     prompt_tokens: int
@@ -27,9 +27,9 @@ class CountedPrompt:
 async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> CountedPrompt:
     """Count the tokens of the prompt of a generation, which does not begin.
 
-    Meanwhile it has a place among the requests, as a generation has: templates and tokenizers cost it as much. Raises
-    what Generation raises before a session begins, but for a prompt that does not fit. One that is far longer
-    than the context is not counted to its end, and raises as it does there.
+    It holds a place among the requests, like a generation, because templates and tokenizers cost the same. Raises the
+    errors of a Generation before its session begins, except for a prompt that does not fit. Only a prompt that is far
+    longer than the context raises, because it is not counted to its end.
     """
     request.check_session()
     coordinator.quotas.check(request.client, request.client_limits)
@@ -47,7 +47,7 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
 
 
 def _session(coordinator: Coordinator, request: GenerationRequest) -> KeptSession:
-    """Return the session as it is now, which counts as no use of it; or one that would begin."""
+    """Return the session, without counting a use of it; or a new session that would begin."""
     if request.session_id:
         return replace(coordinator.sessions.get(request.session_id, request.client))
     new = KeptSession("", request.client, created_at=0.0, last_used_at=0.0, idle_since=0.0)

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Matches of so many tokens or more are compared for the longest; of shorter ones the most recent counts.
+# Matches of at least this many tokens are compared for the longest one; among shorter ones the most recent counts.
 _COMPARED = 3
-# It is not told how much longer than this one is.
+# A match that is longer than this counts as this long.
 _LONGEST = 32
-# So many places, the most recent ones, are compared in search of the longest match.
+# The number of most recent places that are compared in search of the longest match.
 _MOST_PLACES = 32
-# Stands between texts. No match goes across.
+# Separates texts, so that no match spans two of them.
 _END = -1
 
 
 class TokenIndex:
-    """Finds where the latest tokens of a text stood before: the longest match, and of equal ones the most recent.
+    """Finds an earlier occurrence of the latest tokens of a text: the longest match, and among equal ones the latest.
 
-    A hash table has the last place of each one, two and three tokens, and a list the place before it for three, as in
-    deflate (RFC 1951, section 4). Of more than 32 places the most recent ones are compared. A match that goes on needs
-    no search. A match of one token is a guess worth making: after an edit the text goes on sooner than three tokens
-    agree, and whoever plans knows by the length how much to trust it. Takes up to 370 bytes a token, where nothing
-    repeats.
+    A hash table has the last place of each one, two and three tokens, and a list has the earlier places of each three,
+    as in deflate (RFC 1951, section 4). Only the 32 most recent places are compared, so each token takes constant time.
+    A match that continues needs no search, because none can be longer. A match of one token is right half of the time,
+    because after an edit the text continues sooner than three tokens agree; the planner trusts it by its length. Takes
+    up to 370 bytes a token, in a text without repetitions.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}
-        self._before: list[int] = []  # by place: the place before with the same three tokens, 0 for none
-        self._short = 0  # the last place before with the same two tokens, or else the same one
-        # Where the match ends: the text went on there as it may go on now. 0 for none.
+        self._before: list[int] = []  # by place: the previous place with the same three tokens, 0 for none
+        self._short = 0  # the last place with the same two tokens, or with the same one
+        # The end of the match, from where the text may repeat itself. 0 for no match.
         self.place = self.length = 0
 
     def add(self, token_ids: Sequence[int]) -> None:
@@ -45,13 +45,13 @@ class TokenIndex:
             self._search()
 
     def end_text(self) -> None:
-        """End the text; what comes next is another."""
+        """End the text; the next tokens belong to another one."""
         self.tokens.append(_END)
         self._before.append(0)
         self.place = self.length = self._short = 0
 
     def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens that followed the match; where they reach the latest one, as they would go on."""
+        """Return up to `most` tokens that followed the match. Where they reach the text's end, they repeat."""
         found: list[int] = []
         if self.place:
             for place in range(self.place, self.place + most):
@@ -86,7 +86,7 @@ class TokenIndex:
             self.place, self.length = self._short, self._common(self._short)
 
     def _common(self, place: int) -> int:
-        """Return how many of the latest tokens stand before `place`."""
+        """Return the number of the latest tokens that also stand before `place`."""
         tokens, end = self.tokens, len(self.tokens)
         length = 0
         while length < min(place, _LONGEST) and tokens[place - 1 - length] == tokens[end - 1 - length] != _END:

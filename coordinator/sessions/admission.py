@@ -1,4 +1,4 @@
-"""Admission: which requests run, which wait, and which are turned away."""
+"""Admission: the decision which requests run, wait, or are turned away."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from coordinator.sessions.place import ClientPlaces, Place
 from specd.errors import ResourceExhaustedError, SpecdError
 from specd.step_costs import MovingAverage
 
-_WEIGHT = 0.2  # of one session that ends, in the average time between two ends
-# Rounds of a session before it yields to another of its client that waits to continue.
+_WEIGHT = 0.2  # of one end in the average time between two ends of sessions
+# Rounds of a session before it yields to another session of its client that waits to continue.
 _ROUNDS_IN_A_ROW = 8
 _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
@@ -22,19 +22,19 @@ _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 class Admission:
     """Lets requests run while there is room for one more session, and for its tokens in the target's cache.
 
-    A session reserves memory for all tokens that it can come to (`Capacity`). The others wait: of one client, first
-    come first served. Of several, `Fairness` decides.
+    A session reserves memory for all tokens to which it can grow (`Capacity`). The others wait. Requests of one client
+    run in their order, and between clients `Fairness` decides.
 
     One client alone can use everything, until others come. Between two rounds a session then yields and pauses, if its
-    client runs more than another that waits, or if more sessions run than all can afford (`affordable_sessions`). To
-    continue needs no memory. Sessions of a client of which some have yielded alternate. A round can be long: so when
-    all places are taken, one more is for a client that runs nothing while another runs several.
+    client runs more sessions than a waiting client, or if more sessions run than all can afford
+    (`affordable_sessions`). A session that continues needs no new memory. If some sessions of a client have yielded,
+    its sessions alternate. A round can be long, so when all places are taken, one more is for a client that runs
+    nothing while another runs several.
 
-    When too many wait, the next ones are turned away at once, unless another client waits with more: then the latest of
-    its requests yields.
+    When too many requests wait, the next ones are turned away at once, unless another client has more waiting requests:
+    then its latest one is turned away.
 
-    A session that waits for its client pauses, too, unless as many are paused as may run and wait: then it keeps its
-    place.
+    A session that waits for its client to read pauses too, unless too many are paused already: then it keeps its place.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Admission:
         seconds_per_token: Callable[[int], float],
         clock: Callable[[], float],
     ) -> None:
-        """`seconds_per_token` is the time of a token of each session, by the number of sessions that run together."""
+        """`seconds_per_token` maps the number of sessions that run together to the time of a token in each of them."""
         self.capacity = capacity
         self.num_running = self.num_paused = 0
         self._num_present = 0
@@ -57,26 +57,26 @@ class Admission:
             self._clients.values(), capacity, max_sessions=max_sessions, seconds_per_token=seconds_per_token
         )
         self._turns = count()
-        self._last_end_at = 0.0  # of a session, or when the first request came
+        self._last_end_at = 0.0  # the last end of a session, or the time of the first request
         self._seconds_between_ends = MovingAverage(_WEIGHT)
 
     @property
     def num_queued(self) -> int:
-        """Requests that have come and do not run yet."""
+        """The number of requests that do not run yet."""
         return self._num_present - self.num_running - self.num_paused
 
     @contextmanager
     def place(self, name: str, max_sessions: int | None = None) -> Iterator[Place]:
-        """Hold a place for a new request of the client of this name, which may have `max_sessions` at a time.
+        """Hold a place for a new request of the client `name`, which may have `max_sessions` at a time.
 
-        Raises ResourceExhaustedError: CLIENT_SESSIONS when it has as many, QUEUE_FULL when too many wait.
+        Raises ResourceExhaustedError: CLIENT_SESSIONS if the client has too many, QUEUE_FULL if too many wait.
         """
         client = self._clients.get(name) or ClientPlaces(next(self._turns))
         if max_sessions is not None and len(client.present) >= max_sessions:
             raise ResourceExhaustedError(
                 "CLIENT_SESSIONS",
-                f"{len(client.present)} requests of this client run or wait, which is as many as it may have: wait "
-                "until one has ended",
+                f"this client has {len(client.present)} requests that run or wait, and may have no more: wait until "
+                "one has ended",
                 retry_after_seconds=self._until(1),
             )
         if self._num_present - self.num_paused >= self._max_present:
@@ -90,17 +90,17 @@ class Admission:
         try:
             yield place
         finally:
-            if place in client.present:  # it was not turned away
+            if place in client.present:  # the request was not turned away
                 self._leave(place)
             if not client.present and self._clients.get(name) is client:
                 del self._clients[name]
 
     async def admit(self, place: Place, num_tokens: int, num_source_tokens: int = 0) -> None:
-        """Wait for a request's turn to run a session of these tokens, prompt and generated ones, and of its source.
+        """Wait for the turn of a request, for a session with these tokens, prompt and generated ones, and its source.
 
-        Raises InvalidRequestError (CACHE_EXCEEDED) when it would never come, also when the target comes back with
-        less memory while it waits, and ResourceExhaustedError (QUEUE_FULL) when it yields to a client that waits with
-        fewer requests.
+        Raises InvalidRequestError (CACHE_EXCEEDED) if the session can never fit, also when the target comes back with
+        less memory during the wait, and ResourceExhaustedError (QUEUE_FULL) when the request yields to a client with
+        fewer waiting requests.
         """
         if place.refusal is not None:
             raise place.refusal
@@ -113,7 +113,7 @@ class Admission:
         await place.turn
 
     def pause(self, place: Place) -> None:
-        """Let others run, as long as a session has to wait for its client. It keeps its memory."""
+        """Let others run while a session waits for its client. It keeps its memory."""
         if place.is_running and self.num_paused < self._max_present:
             self._stop(place)
             self._admit_next()
@@ -139,53 +139,52 @@ class Admission:
             await place.turn
 
     def review(self) -> None:
-        """Measure the queue again, and admit or refuse by the target's memory: it can come back with another.
+        """Measure the queue again, and admit or refuse by the target's memory, which can change with its restart.
 
-        Any request that comes, pauses or leaves notices another capacity. This is for when none does.
+        Each request that comes, pauses or leaves also notices a changed capacity. This is for times without requests.
         """
         self.capacity.notice()
         self._measure_queue()
         self._admit_next()
 
     def _make_way_for(self, client: ClientPlaces) -> None:
-        """Turn away the latest request of the client with most waiting. Raises ResourceExhaustedError if that is this.
+        """Turn away the latest request of the client with most waiting requests.
 
-        It must wait with two more than this client: with one more, they would take turns.
+        That client must have two more than `client`: with one more, the two would turn each other away. Raises
+        ResourceExhaustedError if `client` itself has to be turned away.
         """
 
         def full(cause: str = "", **metadata: str) -> ResourceExhaustedError:
             return ResourceExhaustedError(
                 "QUEUE_FULL",
-                f"{self.num_running} sessions run and {self.num_queued} requests wait, which is as many as may{cause}: "
+                f"{self.num_running} sessions run and {self.num_queued} requests wait, and no more may wait{cause}: "
                 "try again later",
                 metadata=metadata,
-                retry_after_seconds=self._until(self.num_queued + 1),  # when those that wait now will have begun
+                retry_after_seconds=self._until(self.num_queued + 1),  # the present queue will have begun by then
             )
 
         others = [other for other in self._clients.values() if other is not client]
         waiting = max((other.waiting for other in others), key=len, default=[])
         if len(waiting) < len(client.waiting) + 2:
             raise full()
-        self._turn_away(
-            waiting[-1], full(", and the request of a client that waits with fewer has come", gave_way="true")
-        )
+        self._turn_away(waiting[-1], full(", and a client with fewer waiting requests has sent one", gave_way="true"))
 
     def _turn_away(self, place: Place, refusal: SpecdError) -> None:
         place.refusal = refusal
         self._forget(place)
         if place.turn is not None and not place.turn.done():
             place.turn.set_exception(refusal)
-            place.turn.exception()  # read: it may be cancelled before it sees it
+            place.turn.exception()  # mark it as read, because the request may be cancelled before it reads it
 
     def _measure_queue(self) -> None:
-        """Turn away the queued requests for which the target has no room any more, even when nothing else runs."""
+        """Turn away the queued requests that no longer fit into the target's cache, even alone."""
         for client in [*self._clients.values()]:
             for place in [*client.queue]:
                 if (refusal := self.capacity.measure(place)) is not None:
                     self._turn_away(place, refusal)
 
     def _until(self, num_ends: int) -> float:
-        """Return in about how many seconds `num_ends` sessions will have ended, within reason."""
+        """Return an estimate, within bounds, of the seconds until `num_ends` sessions have ended."""
         seconds = num_ends * self._seconds_between_ends.value
         return min(max(seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
 

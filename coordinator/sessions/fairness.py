@@ -1,4 +1,4 @@
-"""Whose turn it is among several clients, and who yields to others."""
+"""Fairness between clients: the turn to run, and the clients that yield."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from coordinator.sessions.place import ClientPlaces
 
 
 def affordable_sessions(wanted: Collection[int], places: int, seconds_per_token: Callable[[int], float]) -> int:
-    """Return how many sessions of several clients may run together, of at most `places`.
+    """Return the number of sessions, at most `places`, that several clients may run together.
 
-    `wanted` is how many each client would run; one that would run none is no party. `seconds_per_token` is the time
-    of a token of each session, by the number of sessions that run together.
+    `wanted` is the number of sessions that each client would run; clients with 0 do not count. `seconds_per_token`
+    maps the number of sessions that run together to the time of a token in each of them.
 
-    No client is to be slower than with an equal part of the machine, the sharing incentive of Ghodsi et al. (NSDI
-    2011): of n clients, the one with the fewest sessions has its tokens in at most n times what they take alone. On a
-    GPU a batch takes little longer than one session, and this limits no client. On a CPU it does.
+    No client may be slower than with an equal share of the machine, the sharing incentive of Ghodsi et al. (NSDI
+    2011): with n clients, the tokens of the client with the fewest sessions take at most n times their time alone. On a
+    GPU a batch takes little longer than one session, and this limits no client. On a CPU, each session of a batch is
+    slower, so fewer sessions run than there are places.
     """
     wanted = [number for number in wanted if number]
     if not wanted:
@@ -30,11 +31,11 @@ def affordable_sessions(wanted: Collection[int], places: int, seconds_per_token:
 
 
 class Fairness:
-    """Decides whose turn it is; the Admission acts on it.
+    """Decides which client has the next turn; the Admission acts on it.
 
-    The client that has least of what it has most of, places or memory, goes next (dominant resource fairness, Ghodsi
-    et al., NSDI 2011), and of those with as little the one whose last turn is longest ago. No client overtakes the one
-    whose turn it is: small requests do not keep a large one waiting for ever.
+    The client with the smallest dominant share, of places or memory, goes next (dominant resource fairness, Ghodsi et
+    al., NSDI 2011), and between equal shares the client that has waited longest since its last turn. No client
+    overtakes the next one, so that small requests do not keep a large one waiting for ever.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Fairness:
         self._seconds_per_token = seconds_per_token
 
     def next(self) -> ClientPlaces | None:
-        """Return whose turn it is, if there is room for one more session."""
+        """Return the client with the next turn, if there is room for one more session."""
         runnable, num_running = self._runnable(), self._num_running
         if not runnable or num_running > self._max_sessions:
             return None
@@ -62,7 +63,7 @@ class Fairness:
         return next((client for client in runnable if not client.num_running), None)
 
     def yields(self, client: ClientPlaces) -> bool:
-        """Return whether a client runs more than its part, so that one of its sessions yields after a round."""
+        """Return whether a client runs more than its share, so that one of its sessions yields after a round."""
         runnable, others = self._runnable(), [other for other in self._clients if other is not client]
         if self._num_running > self._affordable(runnable):
             return client.num_running >= max(other.num_running for other in others)
@@ -74,19 +75,19 @@ class Fairness:
         return sum(client.num_running for client in self._clients)
 
     def _runnable(self) -> list[ClientPlaces]:
-        """Return the clients that wait for a place and not for memory, in the order of their turns."""
+        """Return the clients that wait only for a place, and not for memory, in the order of their turns."""
         waiting = [client for client in self._clients if client.paused or client.queue]
         runnable, is_blocked = [], False
         for client in sorted(waiting, key=lambda each: (self._share(each), each.turn)):
             client.drop_cancelled()
             if client.paused or (client.queue and not is_blocked and self._capacity.fits(client.queue[0])):
-                runnable.append(client)  # a session that continues has its memory, which another may wait for
+                runnable.append(client)  # a session that continues has its memory, for which others may wait
             elif client.queue:
                 is_blocked = True
         return runnable
 
     def _affordable(self, runnable: list[ClientPlaces]) -> int:
-        """Return how many sessions may run, while these clients wait for a place."""
+        """Return the number of sessions that may run while these clients wait for a place."""
         can_run = set(runnable)
         clients = [client for client in self._clients if client.num_running or client in can_run]
         if len(clients) < 2:
@@ -100,6 +101,6 @@ class Fairness:
         return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
 
     def _share(self, client: ClientPlaces) -> float:
-        """Return a client's share of what it has most of: places or memory. To continue needs no memory."""
+        """Return a client's dominant share, of places or memory. A session that continues needs no memory."""
         places = client.num_running / self._max_sessions
         return places if client.paused else max(places, self._capacity.share(client))

@@ -1,4 +1,4 @@
-"""A request's place among those that wait and run, and what its client has of them."""
+"""The places of requests that wait or run, and the places of each client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specd.errors import SpecdError
 class Place:
     """A request's place in the queue, and then among the running ones. Only its Admission changes it.
 
-    `num_tokens` are those of the session and of its source, `num_bytes` what they take in the target's cache. A session
-    `is_paused` while it waits for its client to read, or for its turn to continue. `num_rounds` counts those since it
-    began or continued.
+    `num_tokens` are the tokens of the session and of its source, `num_bytes` their memory in the target's cache. A
+    session `is_paused` while it waits for its client to read, or for its turn to continue. `num_rounds` counts the
+    rounds since it began or continued.
     """
 
     client: ClientPlaces
@@ -30,22 +30,22 @@ class Place:
 
 @dataclass(eq=False)
 class ClientPlaces:
-    """What one client has at a time. `turn` counts up with each of its requests that begins to run."""
+    """The places of one client. `turn` increases with each of its requests that begins to run."""
 
     turn: int
     num_running: int = 0
     reserved_bytes: int = 0
     present: dict[Place, None] = field(default_factory=dict)  # as they came
-    paused: deque[Place] = field(default_factory=deque)  # those that wait for their turn to continue
-    queue: deque[Place] = field(default_factory=deque)  # those that wait for their turn to begin
+    paused: deque[Place] = field(default_factory=deque)  # sessions that wait for their turn to continue
+    queue: deque[Place] = field(default_factory=deque)  # requests that wait for their turn to begin
 
     @property
     def waiting(self) -> list[Place]:
-        """Those that have come and do not run yet."""
+        """The places of requests that do not run yet."""
         return [place for place in self.present if not place.is_running and not place.is_paused]
 
     def drop_cancelled(self) -> None:
-        """Drop the places at the head of each line whose requests are about to leave."""
+        """Drop cancelled requests from the head of each queue."""
         for line in (self.paused, self.queue):
             while line and (turn := line[0].turn) is not None and turn.cancelled():
                 line.popleft()

@@ -13,10 +13,10 @@ from specd.text.chat import Chat
 from specd.text.literals import Literals
 from specd.text.tokenizer import Tokenizer
 
-# Text, token ids, or a conversation; None continues a session from where it ended.
+# Text, token ids, or a conversation; None continues a session from its end.
 Prompt = str | Sequence[int] | Chat | None
 
-# The parts of a long prompt that are encoded first: a short one tells of dense text, a longer one of sparse text.
+# Parts of a long prompt that are encoded first: the short one is enough for dense text, the longer one for sparse text.
 _CHARACTERS_PER_TOKEN = (8, 32)
 
 # The start of an answer, or a prediction of it: text, token ids, or none.
@@ -25,7 +25,7 @@ AnswerStart = str | Sequence[int] | None
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """All tokens that a generation starts from, and the conversation that they are or the source that they answer."""
+    """All tokens from which a generation starts, with their conversation, or the source that they answer."""
 
     token_ids: list[int]
     chat: Chat | None = None
@@ -34,13 +34,12 @@ class EncodedPrompt:
 
 
 def whole_conversation(prompt: Chat, session: KeptSession) -> Chat:
-    """Return a session's conversation with what is new in it.
+    """Return a session's conversation with its new messages.
 
-    It is written anew by the template with all its messages, because templates do not write parts of one, and some
-    leave out of earlier replies what they keep in the last. Raises InvalidRequestError when the session is no
-    conversation.
+    The template writes all messages again, because templates do not write parts of a conversation, and some leave out
+    parts of earlier replies. Raises InvalidRequestError if the session is not a conversation.
     """
-    if session.num_turns and session.chat is None:  # and not one that the request restores
+    if session.num_turns and session.chat is None:  # and the request does not restore it
         raise _contradiction(session, "text or token_ids", "chat")
     if not prompt.messages:
         raise InvalidRequestError("EMPTY_PROMPT", "the conversation has nothing new: set `messages`")
@@ -48,12 +47,12 @@ def whole_conversation(prompt: Chat, session: KeptSession) -> Chat:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int] | None, session: KeptSession) -> EncodedPrompt:
-    """Return the tokens of a session with a prompt after them; of a new one, those of the prompt.
+    """Return the tokens of a session, if there is one, followed by those of a prompt.
 
     It can take a second for a megabyte. Raises InvalidRequestError when the session is a conversation.
     """
     before = list(session.token_ids)
-    if not prompt:  # and not its encoding, which can be a special token
+    if not prompt:  # not the encoded prompt, which can have a special token
         going_on = replace(session.chat, continue_final_message=True) if session.chat is not None else None
         return EncodedPrompt(before, going_on)
     if session.chat is not None:
@@ -64,9 +63,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int] | None, sess
 
 
 def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> None:
-    """Raise InvalidRequestError for a long prompt whose beginning alone is more than the context takes.
+    """Raise InvalidRequestError for a long prompt with a beginning that already exceeds the context.
 
-    Of a conversation, it looks at what is said, before a template writes that several times.
+    It reads the text of a conversation before a template writes it several times.
     """
     if isinstance(prompt, Chat):
         texts = [content for message in prompt.messages if isinstance(content := message.get("content"), str)]
@@ -76,10 +75,11 @@ def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -
 
 
 def check_length(text: str, encode: Callable[[str], list[int]], context_length: int) -> None:
-    """Raise InvalidRequestError for a long text whose beginning alone is more than the context takes.
+    """Raise InvalidRequestError for a long text with a beginning that already exceeds the context.
 
-    Encoding takes 20 times the memory of a text. So of what is far longer than a context, first a part is encoded. The
-    tokens at its end can be others than in the whole, so it must have half as many again as the context.
+    Encoding takes 20 times the memory of a text. So only a part of a text that is far longer than the context is encoded
+    first. The last tokens of the part can differ from those of the whole text, so the part must have half as many tokens
+    again as the context.
     """
     for characters_per_token in _CHARACTERS_PER_TOKEN:
         most = characters_per_token * context_length
@@ -87,7 +87,7 @@ def check_length(text: str, encode: Callable[[str], list[int]], context_length: 
             return
         num_tokens = len(encode(text[:most]))
         if num_tokens > context_length + context_length // 2:
-            # LiteLLM and others know by these words that it is too long.
+            # LiteLLM and others recognise the error by these words.
             maximum = f"this model's maximum context length is {context_length} tokens"
             raise InvalidRequestError(
                 "CONTEXT_EXCEEDED",
@@ -118,8 +118,8 @@ def encode_source(
     if prompt and session.source:
         raise InvalidRequestError(
             "CONTRADICTION",
-            f"session {session.session_id} has its source, and the request has another: leave the prompt out, or begin "
-            "a new session",
+            f"session {session.session_id} has a source already, and the request has another: leave the prompt out, or "
+            "begin a new session",
         )
     start = [model.decoder_start_token_id] if model.decoder_start_token_id is not None else []
     before = list(session.token_ids) or start

@@ -1,4 +1,4 @@
-"""Quotas: how many tokens a client uses in a minute."""
+"""Quotas of clients' tokens per minute."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _SECONDS = 60.0
 
 @dataclass
 class _Account:
-    """Tokens that a client may still use; below 0 it has used more than it may."""
+    """The tokens that a client may still use; a negative number is an overdraft."""
 
     balance: float
     counted_at: float
 
 
 class Quotas:
-    """What is left to each client of its tokens per minute: a bucket of a minute's tokens, which fills up steadily.
+    """The rest of each client's tokens per minute: a bucket of a minute's tokens, which fills up steadily.
 
-    Tokens are counted when they have been used, because nobody knows before how many will be. So sessions that run
-    together can overdraw the account, each by its own tokens, and the next request waits until that is made up for.
+    Tokens are counted after their use, because their number is not known before. So sessions that run together can
+    overdraw the account, each by its own tokens, and the next request waits until the account is positive.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -32,7 +32,7 @@ class Quotas:
         self._accounts: dict[str, _Account] = {}
 
     def check(self, client: str, limits: CallerLimits) -> None:
-        """Raise ResourceExhaustedError (CLIENT_TOKENS) if the client has used up what it may."""
+        """Raise ResourceExhaustedError (CLIENT_TOKENS) if the client has used up its tokens."""
         limit = limits.tokens_per_minute
         if limit is None:
             return
@@ -40,12 +40,12 @@ class Quotas:
         if account.balance <= 0:
             raise ResourceExhaustedError(
                 "CLIENT_TOKENS",
-                f"this client has used its {limit} tokens per minute: wait until it may use more",
+                f"this client has used its {limit} tokens per minute: try again later",
                 retry_after_seconds=(1 - account.balance) * _SECONDS / limit,
             )
 
     def count(self, client: str, limits: CallerLimits, num_tokens: int) -> None:
-        """Count tokens that the client has used, of a prompt or generated."""
+        """Count used tokens of a client, prompt and generated ones."""
         if limits.tokens_per_minute is not None:
             self._account(client, limits.tokens_per_minute).balance -= num_tokens
 

@@ -1,4 +1,4 @@
-"""What a client may ask for."""
+"""Requests of clients, and the checks of their fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.vocabulary import DraftSource
 
-# Tokens that are generated when a request does not say.
+# Tokens to generate if a request sets no number.
 DEFAULT_MAX_TOKENS = 256
 
 _MAX_STOP_STRING_CHARACTERS = 256
@@ -31,7 +31,7 @@ _MAX_STOP_STRING_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class StopConditions:
-    """What ends a generation besides max_tokens; generation.proto explains the fields."""
+    """Conditions that end a generation, in addition to max_tokens; generation.proto explains the fields."""
 
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -79,8 +79,8 @@ class StopConditions:
 class GenerationRequest:
     """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session.
 
-    `traceparent` is the caller's W3C trace context, if it has sent one. `client` is the name of who asks, "" where
-    nobody is asked for one, and `client_limits` is what it may use.
+    `traceparent` is the caller's W3C trace context, if it has sent one. `client` is the client's name, "" where clients
+    have no credentials, and `client_limits` are its limits.
     """
 
     prompt: Prompt = None
@@ -102,11 +102,11 @@ class GenerationRequest:
 
     @property
     def namespace(self) -> bytes:
-        """What the workers know of the client: sessions with the same one share cached prefixes."""
+        """A digest of the client's name for the workers: sessions with the same one share cached prefixes."""
         return sha256(self.client.encode()).digest()[:16] if self.client else b""
 
     def check(self, model: ModelInfo, prompt: EncodedPrompt) -> int:
-        """Return how many tokens to generate at most. Raises InvalidRequestError, naming field and value."""
+        """Return the most tokens to generate. Raises InvalidRequestError, which names field and value."""
         k = self.num_draft_tokens
         if k is not None and k > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(
@@ -192,9 +192,9 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
 
 
 def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None, limit: int | None = None) -> int:
-    """Return how many tokens to generate at most, for a client that may have so many at once.
+    """Return the most tokens to generate, for a client with this limit.
 
-    Raises InvalidRequestError if that or the context has no room for them.
+    Raises InvalidRequestError if the limit or the context has no room for `max_tokens`.
     """
     room = model.context_length - prompt_len
     if max_tokens is None:

@@ -1,4 +1,4 @@
-"""Generations that go on after their stream broke."""
+"""Resumption of generations after their streams broke."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a client has of a generation, or of a session that was lost; generation.proto explains the fields."""
+    """A client's part of a generation, or of a lost session; generation.proto explains the fields."""
 
     token_ids: Sequence[int] = ()
     prompt_fingerprint: str = ""
@@ -32,9 +32,9 @@ class Resumption:
         min_tokens: int,
         end_tokens: frozenset[int],
     ) -> None:
-        """Raise unless the generation can go on behind the tokens.
+        """Check that the generation can continue behind the tokens.
 
-        Raises InvalidRequestError, naming field and value, and CannotResumeError for another model or prompt.
+        Raises InvalidRequestError, which names field and value, and CannotResumeError for another model or prompt.
         """
         vocabulary_size = model.vocabulary_size
         check_token_ids(
@@ -56,7 +56,7 @@ class Resumption:
 
 
 def prompt_fingerprint(model: ModelInfo, prompt: EncodedPrompt) -> str:
-    """Return a digest of the model and of what it continues, hexadecimal."""
+    """Return a hexadecimal digest of the model and of the tokens that it continues."""
     digest = blake2b(f"{model.fingerprint} {model.vocabulary_fingerprint} ".encode(), digest_size=_DIGEST_BYTES)
     for token_ids in (prompt.source, prompt.token_ids):
         digest.update(f"{len(token_ids)} ".encode())

@@ -14,20 +14,20 @@ from specd.errors import ConflictError, NotFoundError
 if TYPE_CHECKING:
     from specd.text.chat import Chat
 
-# A session of a few tokens takes memory, too.
+# Limits the memory of many sessions with few tokens.
 _MOST_SESSIONS = 10_000
 _CHARACTERS_PER_TOKEN = 4
-_MAX_SHOWN_ID = 64  # ours have 16 characters; a foreign one can be longer than a status has room for
+_MAX_SHOWN_ID = 64  # our ids have 16 characters; a foreign one can be too long for a status
 
 
 @dataclass(eq=False)
 class KeptSession:
-    """A session between its turns, or as it was before the turn that runs now. Times are unix seconds, but for
-    `idle_since`, which is of a clock that does not jump.
+    """A session between its turns, or its state before the turn that runs now.
 
-    `size` is what it takes of the budget: its tokens, or more for a conversation of which the template wrote little.
-    `use` is the number of its last use among those of its client's sessions. Only the store changes both. A turn
-    replaces `token_ids` and never changes the array, which others may still read.
+    Times are unix seconds, except for `idle_since`, which comes from a clock that does not jump. `size` is its part of
+    the budget: its tokens, or more for a conversation with much text that the template left out. `use` numbers the uses
+    of all sessions of its client, here the last one. Only the store changes both. A turn replaces `token_ids` and never
+    changes the array, which others may still read.
     """
 
     session_id: str
@@ -45,7 +45,7 @@ class KeptSession:
 
     @property
     def num_tokens(self) -> int:
-        """Its tokens, those of its source included."""
+        """The number of its tokens, with those of its source."""
         return len(self.token_ids) + len(self.source)
 
 
@@ -58,7 +58,7 @@ class _IdleCounts:
         self.sessions: Counter[str] = Counter()
 
     def add(self, session: KeptSession, sign: int = 1) -> None:
-        """Count a session that is idle from now on, or with a `sign` of -1 no longer."""
+        """Count a session that becomes idle, or with a `sign` of -1 one that stops being idle."""
         self.num_tokens += sign * session.size
         for counts, number in ((self.tokens, session.size), (self.sessions, 1)):
             counts[session.client] += sign * number
@@ -69,14 +69,15 @@ class _IdleCounts:
 class SessionStore:
     """Keeps sessions until they are deleted, idle for too long, or together too large.
 
-    A session belongs to the client that began it. For any other it does not exist: the same error, found the same way.
+    A session belongs to the client that began it. Other clients get the same error as for an unknown session, in the
+    same way.
 
     A turn is atomic: `begin` or `acquire` starts it, then `finish` changes the session, or `abandon` leaves it as it
     was. In between it is busy: neither forgotten nor given to another.
 
-    Invariant: the idle sessions have at most `budget_tokens` tokens, and all together are at most `_MOST_SESSIONS`. If
-    they have more, whoever has most loses its least recently used idle one: who has no more than an equal share loses
-    nothing to others. With a budget or a time of 0 nothing is kept. Expired sessions go with the next call.
+    Invariant: the idle sessions have at most `budget_tokens` tokens, and there are at most `_MOST_SESSIONS` sessions.
+    Beyond these limits, the client with most loses its least recently used idle session, so a client with no more than
+    an equal share loses none. With a budget or a time of 0 no session is kept. The next call drops expired sessions.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SessionStore:
         clock: Callable[[], float],
         steady_clock: Callable[[], float],
     ) -> None:
-        """Tell the time by `clock`, in unix seconds, and how long sessions are idle by one that does not jump."""
+        """`clock` returns unix seconds; idle times come from a clock that does not jump."""
         self.idle = _IdleCounts()
         self._keeps = idle_seconds > 0 and budget_tokens > 0
         self._idle_seconds = idle_seconds
@@ -95,11 +96,11 @@ class SessionStore:
         self._steady_clock = steady_clock
         # By owner and id, the least recently used first.
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
-        self._num_kept: Counter[str] = Counter()  # by client, busy ones too
-        self._num_uses: Counter[str] = Counter()  # of each client's own sessions: it tells one nothing of others
+        self._num_kept: Counter[str] = Counter()  # by client, with busy sessions
+        self._num_uses: Counter[str] = Counter()  # by client, so that a client learns nothing about others
 
     def __len__(self) -> int:
-        """Count the sessions, busy ones too."""
+        """Count the sessions, with busy ones."""
         return len(self._sessions)
 
     def begin(self, session_id: str, client: str) -> KeptSession:
@@ -137,15 +138,15 @@ class SessionStore:
         self._release(session)
 
     def abandon(self, session: KeptSession) -> None:
-        """End a turn that did not finish: the session is as it was before, and a new one is forgotten.
+        """End a turn that did not finish: the session stays as it was before, and a new one is forgotten.
 
-        The turn counts as a use, or a long one would leave the session expired.
+        The turn counts as a use, because otherwise a session could expire during a long turn.
         """
         assert session.busy
         self._release(session)
 
     def list(self, client: str, *, before: float = math.inf) -> tuple[KeptSession, ...]:
-        """Return a client's sessions, the most recently used first; with `before`, those whose `use` is smaller."""
+        """Return a client's sessions, the most recently used first, with a `use` smaller than `before`."""
         self.expire()
         return tuple(
             session
@@ -181,7 +182,7 @@ class SessionStore:
             self._forget(oldest)
 
     def expires_at(self, session: KeptSession) -> float | None:
-        """Return when a session is forgotten if it is not used, in unix seconds; None while it is busy."""
+        """Return the time, in unix seconds, at which an unused session is forgotten; None while it is busy."""
         if session.busy:
             return None
         return self._clock() + session.idle_since + self._idle_seconds - self._steady_clock()
@@ -198,7 +199,7 @@ class SessionStore:
         session.busy = False
         self.idle.add(session)
         self._use(session)
-        # A session over the budget goes itself: no other has to go for it.
+        # A session that alone exceeds the budget is dropped, instead of all others.
         if session.num_turns == 0 or not self._keeps or session.size > self._budget_tokens:
             self._forget(session)
         self.expire()

@@ -21,7 +21,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "accepted_tokens": ("Proposed tokens accepted by the target and emitted.",),
     "accepted_tokens_by_position": ("Accepted tokens by draft position, from 0.", "position"),
     "proposed_tokens_by_position": ("Proposed tokens by draft position, from 0.", "position"),
-    "proposed_tokens_by_source": ("Proposed tokens, of the draft model or looked up.", "source"),
+    "proposed_tokens_by_source": ("Proposed tokens, by the draft model or looked up.", "source"),
     "accepted_tokens_by_source": ("Accepted tokens, of the draft model or looked up.", "source"),
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),

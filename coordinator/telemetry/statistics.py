@@ -1,4 +1,4 @@
-"""What a session adds up to."""
+"""Statistics of a session."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class SessionStatistics:
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     tokens_after_first_round: int = 0
     wire_bytes: int = 0
-    # Sums over those of them with an estimate for the target alone.
+    # Sums over the rounds that have a target-only estimate.
     round_seconds: float = 0.0
     target_only_seconds: float = 0.0
 
     @property
     def speedup(self) -> float:
-        """How many times as long the target alone would have taken; 0 if not known."""
+        """The estimated time of the target alone over the measured time; 0 if it is not known."""
         return self.target_only_seconds / self.round_seconds if self.round_seconds else 0.0
 
     @property

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of sessions and their rounds; needs specd[tracing].
 
-Spans are made of rounds once they are over: the round loop knows nothing of them.
+Spans are created from finished rounds, so the round loop does not depend on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coordinator.core import Exchange, Round
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.version import __version__
 
-# Of a session id, its arrival by time.perf_counter, and the caller's traceparent or "".
+# Takes a session id, its arrival by time.perf_counter, and the caller's traceparent or "".
 BeginTrace: TypeAlias = "Callable[[str, float, str], SessionTrace]"
 
 _SESSION_ATTRIBUTES = (
@@ -37,9 +37,9 @@ _EXCHANGE_ATTRIBUTES = ("queue_seconds", "compute_seconds", "num_sessions", "ste
 
 
 class SessionTrace:
-    """A span for a session; in it one for each round, and in that those of its propose and verify.
+    """A span for a session, with a span for each round, which has spans for its propose and verify.
 
-    It is part of the caller's trace if that sent a W3C `traceparent`. Times are those of time.perf_counter, as in
+    It is part of the caller's trace if the caller has sent a W3C `traceparent`. Times are from time.perf_counter, as in
     rounds.
     """
 
@@ -55,7 +55,7 @@ class SessionTrace:
         )
 
     def add(self, round_: Round) -> None:
-        """Add a round that is over."""
+        """Add a finished round."""
         attributes: dict[str, str | int | float] = {
             "specd.proposed_tokens": round_.num_proposed,
             "specd.accepted_tokens": round_.commit.num_accepted,
@@ -77,7 +77,7 @@ class SessionTrace:
         self._session.end(self._ns(time.perf_counter()))
 
     def _add_exchange(self, name: str, parent: Span, exchange: Exchange) -> None:
-        if exchange.sent_at:  # else the worker was not asked
+        if exchange.sent_at:  # otherwise the worker got no request
             attributes = {f"specd.{attribute}": getattr(exchange, attribute) for attribute in _EXCHANGE_ATTRIBUTES}
             span = self._start(name, parent, exchange.sent_at, attributes)
             span.end(self._ns(exchange.sent_at + exchange.seconds))
@@ -102,4 +102,4 @@ def open_tracing(endpoint: str) -> Iterator[BeginTrace]:
     try:
         yield partial(SessionTrace, provider.get_tracer("specd", __version__))
     finally:
-        provider.shutdown()  # sends what is left
+        provider.shutdown()  # sends the remaining spans

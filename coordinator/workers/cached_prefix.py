@@ -1,4 +1,4 @@
-"""What the coordinator knows of a worker's cache."""
+"""The coordinator's knowledge of a worker's cache."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 
 class CachedPrefix:
-    """Tracks how much of a session a worker's cache holds, from what was sent and what the worker said.
+    """Tracks the part of a session that a worker's cache holds, from the sent tokens and the worker's answers.
 
-    The cache holds the first `agreed` tokens of the session, then `ahead`: tokens of a proposal, of which only later
-    rounds tell whether the session has them too. A session's tokens only grow, so nothing before `agreed` is ever
-    looked at again.
+    The cache holds the first `agreed` tokens of the session, then `ahead`: tokens of a proposal, which later rounds may
+    add to the session or not. A session's tokens only grow, so the tokens before `agreed` are never compared again.
     """
 
     def __init__(self) -> None:
@@ -18,7 +17,7 @@ class CachedPrefix:
         self._ahead: list[int] = []
 
     def position(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens of the session the worker need not be sent; it always gets the last one."""
+        """Return the number of tokens that need not be sent again; the last token is always sent."""
         start = self._agreed
         for i, token_id in enumerate(self._ahead):
             if start + i >= len(token_ids) or token_ids[start + i] != token_id:
@@ -26,6 +25,6 @@ class CachedPrefix:
         return min(start + len(self._ahead), len(token_ids) - 1)
 
     def update(self, session_len: int, proposal: Sequence[int], cached_len: int) -> None:
-        """Note that the cache holds `cached_len` tokens: the session's `session_len`, then the proposal."""
+        """Note that the cache holds `cached_len` tokens: the session's `session_len` tokens, then the proposal."""
         self._agreed = min(session_len, cached_len)
         self._ahead = list(proposal[: cached_len - self._agreed])

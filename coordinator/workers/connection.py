@@ -1,4 +1,8 @@
-"""The channel to one worker, which is opened again with each new certificate."""
+"""The channel to one worker, which is opened again with each new certificate.
+
+A channel of gRPC for Python cannot change its certificate. So a new channel serves new sessions, as soon as the worker
+accepts the certificate, and each older one stays until its sessions have ended.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ log = structlog.get_logger()
 
 DESCRIBE_SECONDS = 10.0
 RENEW_SECONDS = 5.0
-_LONGEST_SESSION_SECONDS = 24 * 3600.0  # on the channel of an older certificate
+_LONGEST_SESSION_SECONDS = 24 * 3600.0  # the most time that a channel with an older certificate stays open
 
 
 class WorkerConnection:
@@ -28,23 +32,23 @@ class WorkerConnection:
     def __init__(self, worker: str, address: str, certificates: Certificates | None = None) -> None:
         """Connect to the "draft" or "target" worker.
 
-        With certificates that come with an authority, over TLS, and only to a process with the worker's role.
+        Certificates with an authority turn on TLS, and then only a process with the worker's role is accepted.
         """
         self.worker = worker
         self.address = address
         self.credentials = _credentials(worker, address, certificates)
         self._certificates = certificates
         self.channel, self._generation = self._open()
-        self._retired: dict[grpc.aio.Channel, asyncio.Future[None]] = {}  # and what closes each
+        self._retired: dict[grpc.aio.Channel, asyncio.Future[None]] = {}  # with the task that closes each channel
 
     async def close(self) -> None:
-        """Close all channels, with the streams on them."""
+        """Close all channels and their streams."""
         for channel in (self.channel, *self._retired):
             await channel.close()
 
     async def renew(self, on_change: Callable[[], None]) -> None:
-        """Connect again when the worker takes a new certificate, and call `on_change`. Streams stay where they are."""
-        warned_of = 0  # the generation of certificates whose wait the log has
+        """Connect again when the worker accepts a new certificate, and call `on_change`. Streams keep their channel."""
+        warned_of = 0  # the generation of certificates for which the log has a warning
         while self._certificates is not None and self.credentials.ca is not None:
             await asyncio.sleep(RENEW_SECONDS)
             self._certificates.refresh()
@@ -58,9 +62,9 @@ class WorkerConnection:
                 continue
             try:
                 await describe(channel)
-            except grpc.aio.AioRpcError as error:  # it may not know the new authority yet
+            except grpc.aio.AioRpcError as error:  # the worker may not know the new authority yet
                 if warned_of != (warned_of := generation):
-                    log.warning("the worker takes no new certificate yet", worker=self.worker, error=error.details())
+                    log.warning("the worker refuses the new certificate", worker=self.worker, error=error.details())
                 await channel.close()
                 continue
             old, self.channel, self._generation = self.channel, channel, generation
@@ -80,7 +84,7 @@ class WorkerConnection:
 async def describe(
     channel: grpc.aio.Channel, *, wait_for_whole_fingerprint: bool = False
 ) -> model_pb2.DescribeResponse:
-    """Ask a worker for its model, and if wanted wait until it has digested the weights."""
+    """Return a worker's description of its model, and optionally wait until it has digested the weights."""
     request = model_pb2.DescribeRequest(wait_for_whole_fingerprint=wait_for_whole_fingerprint)
     timeout = None if wait_for_whole_fingerprint else DESCRIBE_SECONDS
     response: model_pb2.DescribeResponse = await model_pb2_grpc.ModelServiceStub(channel).Describe(

@@ -1,4 +1,4 @@
-"""A session's access to the draft worker, which never fails: without a draft there is no proposal."""
+"""A session's access to the draft worker, which never fails: without a draft, the proposal is empty."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class DraftStream(Protocol):
 class Drafter:
     """Gets proposals for one session from the draft worker, while there is one.
 
-    A draft that is lost, late or wrong costs a session speed and nothing else: `propose` then returns an empty proposal
-    with the reason, and tries again after a pause that doubles each time.
+    A draft that is lost, late or wrong costs a session only speed: `propose` then returns an empty proposal with the
+    reason, and tries again after a pause that doubles each time.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Drafter:
         self._last_fault = ""
 
     def start_prefill(self, token_ids: Sequence[int]) -> None:
-        """Let the draft work on the prompt, without waiting for it."""
+        """Start the draft's prefill, without waiting for it."""
         if self._worker.model is not None and len(token_ids) < self._worker.model.context_length:
             self._prefilling = asyncio.ensure_future(self._prefill(token_ids))
 
     async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
-        """Return the draft's tokens after `token_ids`, as planned, or none and the reason."""
+        """Return the draft's tokens after `token_ids`, as planned, or an empty proposal with the reason."""
         if plan.num_draft_tokens == 0:
             return Proposal([])
         model = self._worker.model
@@ -76,7 +76,7 @@ class Drafter:
             return Proposal([], fault=self._worker.fault)
         room = model.context_length - len(token_ids)
         if room <= 0:
-            self.close()  # for good: a session only grows
+            self.close()  # for ever, because a session only grows
             return Proposal([], fault="DRAFT_CONTEXT_EXCEEDED")
         if self._clock() < self._retry_at:
             return Proposal([], fault=self._last_fault)
@@ -86,7 +86,7 @@ class Drafter:
             return Proposal([], fault=self._fail(error))
 
     def close(self) -> None:
-        """Free what the draft worker holds of this session."""
+        """Free the session's cache in the draft worker."""
         if self._prefilling is not None:
             self._prefilling.cancel()
             self._prefilling = None
@@ -98,7 +98,7 @@ class Drafter:
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Proposal:
         give_up_at = self._clock() + self._timeout_seconds
         if self._prefilling is not None:
-            await self._prefilling  # gRPC takes one write at a time
+            await self._prefilling  # gRPC accepts one write at a time
             self._prefilling = None
         stream = self._open_stream()
         position = self._cached.position(token_ids)
@@ -122,7 +122,7 @@ class Drafter:
         return self._stream
 
     def _fail(self, error: WorkerError) -> str:
-        # A late worker goes on with its prefill, so its stream stays; its cache may hold anything.
+        # A late worker continues its prefill, so its stream stays; its cache may hold anything.
         if isinstance(error, WorkerLateError):
             self._cached = CachedPrefix()
         else:

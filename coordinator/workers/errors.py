@@ -1,4 +1,4 @@
-"""What can go wrong with a worker."""
+"""Errors of workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WorkerFullError(WorkerError):
 
 
 class WorkerLateError(WorkerError):
-    """No answer in time. The stream is still open, and the worker may still be at work."""
+    """The worker did not answer in time. The stream is still open, and the worker may still compute."""
 
 
 class RefusedModelError(Exception):
-    """A worker holds a model that the coordinator cannot use; the message names it and says why."""
+    """A worker holds a model that the coordinator cannot use; the message has the model and the reason."""

@@ -1,4 +1,9 @@
-"""The connection to one worker: whether it is there, and which model it holds."""
+"""The link to one worker: its presence, and its model.
+
+A target that comes back is used only if its whole fingerprint is known and the same as before, so that no session has
+tokens of two models. If an earlier life ended before its fingerprint was known, its sessions end (TARGET_REPLACED), and
+new ones begin. The draft's fingerprint does not matter, because the draft decides no token.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +32,17 @@ log = structlog.get_logger()
 
 _REMIND_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
-_MOST_CHARACTERS = 500  # of an error
-_MOST_CONFIG_BYTES = 2 * 2**20  # of a chat template and the special tokens
+_MOST_CHARACTERS = 500  # in an error
+_MOST_CONFIG_BYTES = 2 * 2**20  # in a chat template and the special tokens
 
 Stream = TypeVar("Stream")
 
 
 class WorkerLink(RemoteWorker[Stream]):
-    """A worker that is reached over gRPC, and watched for the life of the coordinator.
+    """A worker over gRPC, watched for the life of the coordinator.
 
-    Its health stream breaks within milliseconds of its death. When it is back, its model is checked again: it can come
-    back with another.
+    Its health stream breaks within milliseconds of its death. When the worker is back, its model is checked again,
+    because it can be another one.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class WorkerLink(RemoteWorker[Stream]):
     ) -> None:
         """Use a connection to a worker; `accept` raises RefusedModelError to refuse its model.
 
-        With `keeps_model`, every life of the worker must have the weights of the one before, to the last byte.
+        With `keeps_model`, every life of the worker must have the same weights as the previous one, to the last byte.
         """
         super().__init__(f"{connection.worker.upper()}_UNAVAILABLE")
         self.worker = connection.worker
@@ -80,9 +85,9 @@ class WorkerLink(RemoteWorker[Stream]):
                 config = response.config
             data += response.chunk
             if len(data) > MAX_TOKENIZER_BYTES or config.ByteSize() > _MOST_CONFIG_BYTES:
-                raise ValueError("its tokenizer is larger than any there is")
+                raise ValueError("its tokenizer is impossibly large")
         template = ChatTemplate(config.chat_template, dict(config.special_tokens), model_name)
-        # Not on the event loop: some take a second.
+        # Not on the event loop, because some tokenizers take a second.
         return await asyncio.to_thread(_read_tokenizer, bytes(data), template)
 
     async def close(self) -> None:
@@ -103,13 +108,13 @@ class WorkerLink(RemoteWorker[Stream]):
                     self._following = asyncio.ensure_future(self._follow_health())
                     await asyncio.wait({self._following})
                     if self._following.cancelled():
-                        continue  # on a new channel
+                        continue  # the connection has a new channel
                     self._following.result()
                     self._why = "it ended the health stream"
                 except grpc.aio.AioRpcError as error:
                     self._why = error.details() or error.code().name
-                except ValueError as error:  # of the checks of what it says
-                    await self._lose_for_a_while(f"what it says of itself cannot be: {error}")
+                except ValueError as error:  # its description is impossible
+                    await self._lose_for_a_while(f"its description of itself is impossible: {error}")
                 except Exception as error:
                     log.exception("cannot use a worker", worker=self.worker, address=self.address)
                     await self._lose_for_a_while(repr(error))
@@ -136,9 +141,9 @@ class WorkerLink(RemoteWorker[Stream]):
         async for update in health.Watch(request, wait_for_ready=True):  # type: ignore[attr-defined]
             if update.status == health_pb2.HealthCheckResponse.SERVING:
                 await self._check_model()
-                await asyncio.sleep(_RETRY_SECONDS)  # so that one that says so again and again gets little attention
+                await asyncio.sleep(_RETRY_SECONDS)  # a process that repeats this answer must not cost much
             elif update.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-                await self._refuse(f"the process at {self.address} is no {self.worker} worker")
+                await self._refuse(f"the process at {self.address} is not a {self.worker} worker")
             else:
                 self._why = "it is loading or stopping"
                 await self._lose()
@@ -148,7 +153,7 @@ class WorkerLink(RemoteWorker[Stream]):
         response = await describe(self._connection.channel)
         must_match = self.life.whole_fingerprint if self._keeps_model else ""
         if must_match and not response.model.whole_fingerprint:
-            self._why = "it has yet to say which weights it holds"
+            self._why = "its weights are not known yet"
             await self._lose()
             response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
         model, footprint = model_from(response.model), footprint_from(response)
@@ -172,7 +177,7 @@ class WorkerLink(RemoteWorker[Stream]):
             self._learning = asyncio.ensure_future(self._learn_fingerprint(self.life))
 
     async def _learn_fingerprint(self, life: WorkerLife) -> None:
-        """Wait until the worker has digested its model, to know it again when it comes back."""
+        """Wait until the worker has digested its model, to recognise it when it comes back."""
         while not life.whole_fingerprint:
             try:
                 response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
@@ -218,7 +223,7 @@ class WorkerLink(RemoteWorker[Stream]):
                 if self._is_away
                 else ""
             )
-            if self._is_away:  # still
+            if self._is_away:  # after the pause too
                 why = why or self._why
                 log.info("waiting for a worker", worker=self.worker, address=self.address, why=why)
             await asyncio.sleep(_REMIND_SECONDS)
@@ -228,5 +233,5 @@ def _read_tokenizer(data: bytes, template: ChatTemplate) -> Tokenizer:
     """Return a tokenizer from its bytes. Raises ValueError."""
     try:
         return Tokenizer(data, template)
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         raise ValueError(f"its tokenizer cannot be read: {error}"[:_MOST_CHARACTERS]) from error

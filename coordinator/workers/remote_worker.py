@@ -1,4 +1,4 @@
-"""A worker as its sessions see it."""
+"""The view of a worker that all sessions share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class WorkerLife:
     whole_fingerprint: str = ""
 
     def continues(self, earlier: WorkerLife) -> bool:
-        """Whether a session of an earlier life can go on in this one: its model is the same for sure."""
+        """Return whether sessions of an earlier life can continue in this one: the model is certainly the same."""
         is_same_model = "" != self.whole_fingerprint == earlier.whole_fingerprint
         return self.incarnation == earlier.incarnation or is_same_model
 
 
 class RemoteWorker(Generic[Stream_co]):
-    """Whether a worker is there, with which model, and what it costs; all sessions share it. This one never comes.
+    """The presence, the model and the costs of a worker, for all sessions. This class is a worker that never comes.
 
-    `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason, such as
-    DRAFT_UNAVAILABLE, and `refusal` says for people why a worker that is there cannot be used. Its `life`,
-    `step_costs`, in seconds by sessions and tokens, `cache_bytes` for the caches of all sessions and the `footprint` of
-    one are as last known.
+    `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason for
+    programs, such as DRAFT_UNAVAILABLE, and `refusal` the reason for people if a worker is there and cannot be used.
+    Its `life`, its `step_costs` in seconds by sessions and tokens, its `cache_bytes` for the caches of all sessions and
+    the `footprint` of one session are the last known ones.
     """
 
     def __init__(self, fault: str, model: ModelInfo | None = None) -> None:
@@ -52,7 +52,7 @@ class RemoteWorker(Generic[Stream_co]):
         raise AssertionError(self.fault)
 
     async def wait_until_ready(self, timeout_seconds: float) -> bool:
-        """Wait until the worker is there with a model that can be used; return whether it is."""
+        """Wait until the worker is there with a usable model; return whether it is."""
         return await self._wait_until(lambda: self.model is not None, timeout_seconds)
 
     async def wait_until_judged(self, timeout_seconds: float) -> bool:

@@ -19,7 +19,7 @@ from specd.errors import ResourceExhaustedError, UnavailableError
 log = structlog.get_logger()
 
 # The pause before a session is sent again doubles with each loss of the target in the same round. After the last of
-# these losses the session fails: what kills the target each time must not take the other sessions' caches for ever.
+# these losses the session fails, because a request that kills the target each time would also end the caches of others.
 _FIRST_PAUSE_SECONDS = 0.05
 _MOST_LOSSES = 5
 _RETRY_SECONDS = 5.0
@@ -40,9 +40,9 @@ class TargetStream(Protocol):
 class Verifier:
     """Gets verdicts for one session from the target worker.
 
-    When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back: nothing is
-    lost, because the coordinator has them all, and nothing is repeated, because only verdicts commit tokens. When it
-    is late, they are sent again on the same stream.
+    When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back. No token is
+    lost, because the coordinator has them all, and none is repeated, because only verdicts commit tokens. When the
+    worker is late, the tokens are sent again on the same stream.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Verifier:
         self._stream: TargetStream | None = None
         self._cached = CachedPrefix()
         self._vocabulary_size = 0
-        self._life: WorkerLife | None = None  # of the target that said the latest tokens
+        self._life: WorkerLife | None = None  # the life of the target that chose the latest tokens
         self._stream_life: WorkerLife | None = None
 
     async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
-        """Return the target's verdict on a proposal to come after `token_ids`.
+        """Return the target's verdict on a proposal after `token_ids`.
 
         Raises UnavailableError when the target is lost and not back in time, or lost too often in this round, or back
         with weights that may be others (TARGET_REPLACED),
@@ -83,7 +83,7 @@ class Verifier:
                 now = self._clock()
                 give_up_at = now + self._recovery_seconds if give_up_at is None else give_up_at
                 if isinstance(error, WorkerLateError):
-                    # It may still be at work: the next request takes over what this one has done.
+                    # It may still compute: the next request reuses the tokens that are in its cache by then.
                     self._cached = CachedPrefix()
                 else:
                     num_losses += self._stream is not None and isinstance(error, WorkerLostError)
@@ -94,7 +94,7 @@ class Verifier:
                 await self._wait_for_target(pause, seconds_left, error)
 
     def close(self) -> None:
-        """Free what the target worker holds of this session."""
+        """Free the session's cache in the target worker."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -107,8 +107,8 @@ class Verifier:
             if self._life is not None and not self._worker.life.continues(self._life):
                 raise UnavailableError(
                     "TARGET_REPLACED",
-                    "the target worker was lost before it could say which weights it held, and the session cannot go "
-                    "on with others: send the request again",
+                    "the target worker was lost before its weights were known, and the session cannot continue with "
+                    "others: send the request again",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
             self._stream_life = self._worker.life

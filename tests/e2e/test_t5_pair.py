@@ -172,7 +172,7 @@ async def test_a_source_that_cannot_be_answered_is_refused(
 
 async def test_a_session_has_one_source(t5_client: RawClient) -> None:
     session = (await answer(t5_client, SOURCES[0], max_tokens=2)).last.session_id
-    with pytest.raises(grpc.aio.AioRpcError, match="has its source"):
+    with pytest.raises(grpc.aio.AioRpcError, match="has a source already"):
         await answer(t5_client, SOURCES[1], session_id=session)
 
 

@@ -52,7 +52,7 @@ async def test_a_new_certificate_that_waits_for_its_worker_is_said_once(
                 async with asyncio.timeout(20):
                     while tries < 30:  # noqa: ASYNC110 - the link tells nobody
                         await asyncio.sleep(0.01)
-                warnings = [entry for entry in logs if "takes no new certificate" in entry["event"]]
+                warnings = [entry for entry in logs if "refuses the new certificate" in entry["event"]]
                 assert len(warnings) == number
         finally:
             await link.close()
