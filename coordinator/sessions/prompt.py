@@ -77,9 +77,9 @@ def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -
 def check_length(text: str, encode: Callable[[str], list[int]], context_length: int) -> None:
     """Raise InvalidRequestError for a long text with a beginning that already exceeds the context.
 
-    Encoding takes 20 times the memory of a text. So only a part of a text that is far longer than the context is encoded
-    first. The last tokens of the part can differ from those of the whole text, so the part must have half as many tokens
-    again as the context.
+    Encoding takes 20 times the memory of a text. So only a part of a text that is far longer than the context is
+    encoded first. The last tokens of the part can differ from those of the whole text, so the part must have half as
+    many tokens again as the context.
     """
     for characters_per_token in _CHARACTERS_PER_TOKEN:
         most = characters_per_token * context_length
