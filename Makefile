@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards page-image top-image readme-demo lock bench clean
+.PHONY: help demo test-fast test test-thorough test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards page-image top-image readme-demo lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -27,11 +27,14 @@ test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of 
 test: $(READY) ## Run all tests but those of clients, security, families and containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
-	@$(PYTEST) tests/e2e $(PARALLEL) $(PYTEST_ARGS)
-	@$(PYTEST) tests/gateway $(PARALLEL) $(PYTEST_ARGS)
+	@$(PYTEST) tests/e2e tests/gateway $(PARALLEL) $(PYTEST_ARGS)
 
 test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
 	@$(PYTEST) tests/clients $(PYTEST_ARGS)
+
+test-thorough: $(READY) ## Run the examples that make test leaves out; SHARD=1/3 runs a third
+	@$(PYTEST) tests/unit tests/worker tests/e2e tests/gateway -m thorough --thorough --ignore=tests/e2e/test_chat_model.py \
+	  $(PARALLEL) $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
 
 test-chat-model: $(READY) ## Hold 40 conversations with a published chat model, greedy and sampled, as mlx-lm does
 	@$(PYTEST) tests/e2e/test_chat_model.py --thorough $(PARALLEL) $(PYTEST_ARGS)

@@ -118,7 +118,7 @@ async def greedy(client: RawClient) -> Completion:
     return completion
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def stack_to_harm() -> AsyncIterator[Stack]:
     async with at_the_pace_of_tests(
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT)
@@ -128,19 +128,19 @@ async def stack_to_harm() -> AsyncIterator[Stack]:
 
 @pytest.fixture
 async def harmed_stack(stack_to_harm: Stack) -> Stack:
-    """A stack of the module's own, whole again after what the test before did to it."""
+    """A stack that tests harm, whole again after what the test before did to it."""
     await eventually(lambda: is_whole(stack_to_harm))
     return stack_to_harm
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def harmed_client(stack_to_harm: Stack) -> AsyncIterator[RawClient]:
     """A client of `harmed_stack`."""
     async with RawClient(stack_to_harm.address) as connected:
         yield connected
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(harmed_client: RawClient) -> Undisturbed:
     """What the target alone makes of a prompt while nothing happens; computed once."""
     return undisturbed_by(harmed_client)

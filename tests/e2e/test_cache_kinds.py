@@ -22,6 +22,7 @@ from tests.e2e.memory import lasting_growth
 from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, read_metric, resident_mib, wait_until_idle
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.thorough import examples
 from tests.worker.models import LARGE_WINDOW, SAVED, save_random_model
 
 MAX_TOKENS = 80  # more than twice the window, and than a state can go back by
@@ -61,7 +62,7 @@ def prompt(token_ids: list[int], length: int) -> list[int]:
     return [1 + token_id % 8000 for token_id in (token_ids * 5)[:length]]
 
 
-@pytest.mark.parametrize("length", PROMPT_LENGTHS)
+@pytest.mark.parametrize("length", examples(sorted(PROMPT_LENGTHS, key=lambda n: n not in (LARGE_WINDOW, 300)), 2))
 async def test_an_echo_has_the_log_probabilities_of_the_prompt(
     kind_client: RawClient, pair: tuple[str, str], token_ids: list[int], length: int
 ) -> None:
@@ -92,19 +93,19 @@ async def test_every_k_gives_the_tokens_of_mlx_lm(
     kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]], k: int | None
 ) -> None:
     # A round of so many draft steps takes half a second for five sessions.
-    lengths = PROMPT_LENGTHS[-2:] if k == MAX_NUM_DRAFT_TOKENS else PROMPT_LENGTHS
+    lengths, max_tokens = ((70,), 40) if k == MAX_NUM_DRAFT_TOKENS else (PROMPT_LENGTHS, MAX_TOKENS)
     completions = await asyncio.gather(
         *(
             complete(
                 kind_client,
                 prompt(token_ids, n),
-                max_tokens=MAX_TOKENS,
+                max_tokens=max_tokens,
                 **({} if k is None else {"num_draft_tokens": k}),
             )
             for n in lengths
         )
     )
-    assert [completion.token_ids for completion in completions] == [expected[n] for n in lengths]
+    assert [completion.token_ids for completion in completions] == [expected[n][:max_tokens] for n in lengths]
     if k:
         accepted = sum(completion.statistics.accepted_tokens for completion in completions)
         assert 0 < accepted < sum(completion.statistics.proposed_tokens for completion in completions)
@@ -164,6 +165,7 @@ async def test_a_target_killed_between_turns_changes_nothing(
     assert second.statistics.target_reused_tokens == 0
 
 
+@pytest.mark.parametrize("pair", examples(reversed(SAVED), 1), indirect=True, scope="module")
 async def test_a_draft_may_be_of_another_kind(
     pair: tuple[str, str], token_ids: list[int], expected: dict[int, list[int]]
 ) -> None:
@@ -177,6 +179,7 @@ async def test_a_draft_may_be_of_another_kind(
         assert [each.token_ids for each in await asyncio.gather(*asked)] == [expected[n] for n in PROMPT_LENGTHS]
 
 
+@pytest.mark.thorough  # what sessions hold, by kinds: tests/worker/test_held_memory.py
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 async def test_two_hundred_sessions_on_a_small_budget_leave_memory_flat(tmp_path: Path, token_ids: list[int]) -> None:
     """Of 300 tokens each, with states that the prefix cache keeps: those between the compared readings are 50 MiB and
@@ -204,7 +207,7 @@ async def test_two_hundred_sessions_on_a_small_budget_leave_memory_flat(tmp_path
         assert lasting_growth(memory) < 24, (child.name, memory)
 
 
-@pytest.mark.parametrize(("bits", "near"), [("8", 0.05), ("4", 0.5)])
+@pytest.mark.parametrize(("bits", "near"), examples([("8", 0.05), ("4", 0.5)], 1))
 async def test_with_quantised_caches_a_draft_changes_no_token(token_ids: list[int], bits: str, near: float) -> None:
     """But of two that are nearly as likely: rounding moves a value on the border of two levels by a whole one."""
     own = {"KV_BITS": bits, "KV_GROUP_SIZE": "32"}

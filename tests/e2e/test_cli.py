@@ -39,6 +39,7 @@ from tests.e2e.processes import (
     start_specd,
 )
 from tests.e2e.readme_demo import README, block_in, shortened, without_numbers
+from tests.thorough import examples
 
 PROMPT = "def fibonacci(n):"
 
@@ -161,7 +162,9 @@ def test_generate_says_what_the_coordinator_refuses(stack: Stack) -> None:
     assert "max_tokens 3000" in complaint(done.stderr)
 
 
-@pytest.mark.parametrize(("option", "value"), [("-k", "33"), ("-k", str(2**32)), ("-n", "0"), ("-n", str(2**32))])
+@pytest.mark.parametrize(
+    ("option", "value"), examples([("-k", "33"), ("-n", "0"), ("-k", str(2**32)), ("-n", str(2**32))], 2)
+)
 def test_generate_refuses_numbers_out_of_range(option: str, value: str) -> None:
     done = run_specd("generate", PROMPT, option, value)
     assert done.returncode == 2
@@ -261,7 +264,7 @@ def assert_nothing_left(directory: Path) -> None:
 UP = ["up", "--listen", "127.0.0.1:0", "--no-metrics"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", examples([signal.SIGINT, signal.SIGTERM], 1))
 async def test_up_serves_until_a_signal(directory: Path, number: signal.Signals) -> None:
     async with start_specd(*UP, TMPDIR=str(directory)) as running:
         address = await up(running)

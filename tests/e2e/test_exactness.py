@@ -8,7 +8,8 @@ in test_kills.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -29,36 +30,40 @@ SEED = 1_000_003
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and a temperature, and two of the ks."""
+    """A prompt and a temperature, and some of the ks; half of all cases run with `--thorough` only."""
 
     name: str
     prompt: str
     temperature: float
-    ks: tuple[int, int]
+    ks: tuple[int, ...]
+    is_thorough: bool
 
 
 def cases() -> Iterator[Case]:
     """Every prompt greedily, and every other at each of two temperatures in turn; every k meets each temperature."""
     for i, path in enumerate(TWENTY_PROMPTS):
-        yield Case(path.stem, path.read_text(), 0.0, (i % 9, (i + 4) % 9))
+        yield Case(path.stem, path.read_text(), 0.0, (i % 9, (i + 4) % 9), is_thorough=i % 2 > 0)
     for i, path in enumerate(TWENTY_PROMPTS[1::2]):
-        first = i - i % 2
-        temperature = (0.7, 1.0)[i % 2]
-        yield Case(f"{path.stem} at {temperature}", path.read_text(), temperature, (first % 9, (first + 1) % 9))
+        temperature, first = (0.7, 1.0)[i % 2], (0, 3, 0, 3, 6)[i // 2]
+        ks = (first, first + 1, first + 2)
+        yield Case(f"{path.stem} at {temperature}", path.read_text(), temperature, ks, is_thorough=4 <= i < 8)
 
 
 CASES = list(cases())
+USUAL = [case for case in CASES if not case.is_thorough]
+Reference = Callable[[Case], list[int]]
 
 
 @pytest.fixture(scope="module")
-def references(target: LoadedModel, tokenizer: Tokenizer) -> dict[str, list[int]]:
-    """What the target alone gives for each case, up to and with an end token."""
-    return {
-        case.name: sample_with_mlx_lm(
-            target, tokenizer.encode(case.prompt), MAX_TOKENS, temperature=case.temperature, seed=SEED
-        )
-        for case in CASES
-    }
+def reference(target: LoadedModel, tokenizer: Tokenizer) -> Reference:
+    """What the target alone gives for a case, up to and with an end token."""
+
+    @functools.cache
+    def compute(case: Case) -> list[int]:
+        prompt_ids = tokenizer.encode(case.prompt)
+        return sample_with_mlx_lm(target, prompt_ids, MAX_TOKENS, temperature=case.temperature, seed=SEED)
+
+    return compute
 
 
 async def generate(client: RawClient, case: Case, k: int | None) -> tuple[list[int], SessionStatistics]:
@@ -79,28 +84,29 @@ def test_there_are_prompts_of_every_length(tokenizer: Tokenizer) -> None:
 
 def test_every_k_meets_every_temperature() -> None:
     for temperature in (0.0, 0.7, 1.0):
-        assert {k for case in CASES if case.temperature == temperature for k in case.ks} == set(range(9))
+        assert {k for case in USUAL if case.temperature == temperature for k in case.ks} == set(range(9))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_every_k_gives_the_tokens_of_mlx_lm(
-    client: RawClient, references: dict[str, list[int]], case: Case
-) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[pytest.mark.thorough] if case.is_thorough else ()) for case in CASES],
+)
+async def test_every_k_gives_the_tokens_of_mlx_lm(client: RawClient, reference: Reference, case: Case) -> None:
     for k in (*case.ks, None):
         token_ids, statistics = await generate(client, case, k)
-        assert token_ids == references[case.name], f"k = {k}"
+        assert token_ids == reference(case), f"k = {k}"
         assert statistics.draft_fault == ""
         assert k is None or (statistics.proposed_tokens > 0) == (k > 0)
 
 
-async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: RawClient, references: dict[str, list[int]]) -> None:
+async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: RawClient, reference: Reference) -> None:
     kind = odd_client.draft_kind  # type: ignore[attr-defined]
     accepted = proposed = 0
     first = DRAFT_KINDS.index(kind)
     # Every sixth, others for each draft: with these each takes some seconds.
-    for i, case in enumerate(CASES[first::6]):
-        token_ids, statistics = await generate(odd_client, case, (1, 8, 3, 6, 5)[i])
-        assert token_ids == references[case.name]
+    for i, case in enumerate(USUAL[first::6]):
+        token_ids, statistics = await generate(odd_client, case, (1, 8, 3)[i])
+        assert token_ids == reference(case)
         assert statistics.proposed_tokens > 0
         if case.temperature == 0:
             if kind == "always wrong":
@@ -113,7 +119,7 @@ async def test_every_draft_gives_the_tokens_of_mlx_lm(odd_client: RawClient, ref
     assert low <= accepted / proposed <= high
 
 
-async def test_sessions_at_the_same_time_do_not_mix(client: RawClient, references: dict[str, list[int]]) -> None:
+async def test_sessions_at_the_same_time_do_not_mix(client: RawClient, reference: Reference) -> None:
     """Sessions of all lengths, temperatures and ks at once, some of them given up on the way."""
 
     async def give_up(case: Case) -> None:
@@ -122,14 +128,14 @@ async def test_sessions_at_the_same_time_do_not_mix(client: RawClient, reference
             return
 
     async with asyncio.TaskGroup() as tasks:
-        for case in CASES[::6]:
+        for case in USUAL[::4]:
             tasks.create_task(give_up(case))
         running = {
-            case.name: tasks.create_task(generate(client, case, i % 9 if i % 9 else None))
-            for i, case in enumerate(CASES[::3])
+            case: tasks.create_task(generate(client, case, i % 9 if i % 9 else None))
+            for i, case in enumerate(USUAL[::2])
         }
-    for name, task in running.items():
-        assert task.result()[0] == references[name]
+    for case, task in running.items():
+        assert task.result()[0] == reference(case)
 
 
 async def test_text_is_the_decoding_of_the_tokens(client: RawClient, target: LoadedModel, prompts: list[str]) -> None:

@@ -18,6 +18,7 @@ from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import PATIENCE_SECONDS, run_specd
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.thorough import examples
 from tests.worker.gpt2_models import NUM_POSITIONS, save_gpt2, weights_on_the_hub
 
 IGNORE_EOS = StopConditions(ignore_eos=True)
@@ -49,7 +50,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("options", examples(SAMPLINGS, 2), ids=str)
 async def test_a_draft_changes_no_token(gpt2_client: RawClient, pair: tuple[str, str], options: dict[str, Any]) -> None:
     sampling = SamplingParameters(seed=7, **options)
     fields: dict[str, Any] = {"max_tokens": 60, "sampling": sampling, "stop": IGNORE_EOS}

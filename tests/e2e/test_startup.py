@@ -24,6 +24,7 @@ from specd.supervisor import Stack
 from specd.v1 import generation_pb2
 from specd.v1.generation_pb2 import SessionStatistics
 from tests.e2e.processes import complaint, processes_mentioning, run_specd, start_specd
+from tests.thorough import examples
 
 WORKERS = ["draft-worker", "target-worker"]
 
@@ -47,7 +48,7 @@ def test_a_worker_refuses_a_model_in_one_line(tmp_path: Path) -> None:
     assert f"{model} is a file: name the directory" in message
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", examples(WORKERS, 1))
 def test_a_repository_that_cannot_be_had(worker: str) -> None:
     message = refused_start(worker, "--model", "nobody/nothing", "--listen", "127.0.0.1:0", "--metrics-listen", "")
     assert "there is no directory nobody/nothing" in message
@@ -63,10 +64,10 @@ def port_in_use() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-COMMANDS = [*WORKERS, "coordinator"]
+COMMANDS = ["draft-worker", "coordinator", "target-worker"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", examples(COMMANDS, 2))
 def test_a_port_in_use(command: str, port_in_use: int) -> None:
     address = f"127.0.0.1:{port_in_use}"
     message = refused_start(command, "--listen", address, "--metrics-listen", "")
@@ -74,7 +75,7 @@ def test_a_port_in_use(command: str, port_in_use: int) -> None:
     assert "choose another" in message
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", examples(COMMANDS, 2))
 def test_a_metrics_port_in_use(command: str, port_in_use: int) -> None:
     address = f"127.0.0.1:{port_in_use}"
     message = refused_start(command, "--listen", "127.0.0.1:0", "--metrics-listen", address)
@@ -99,13 +100,13 @@ async def test_a_unix_socket_left_behind_by_a_dead_process_is_used_again(tmp_pat
 BAD_ADDRESSES = ["nonsense", "127.0.0.1", ":50051", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:²", "unix:", ""]
 
 
-@pytest.mark.parametrize("address", BAD_ADDRESSES)
+@pytest.mark.parametrize("address", examples(BAD_ADDRESSES, 2))
 def test_a_malformed_address(address: str) -> None:
     message = refused_start("coordinator", "--listen", address)
     assert f"listen: {address!r} is not an address: write HOST:PORT or unix:PATH" in message
 
 
-@pytest.mark.parametrize("option", ["target", "draft", "metrics-listen"])
+@pytest.mark.parametrize("option", examples(["metrics-listen", "draft", "target"], 1))
 def test_the_malformed_address_is_named_by_its_setting(option: str) -> None:
     message = refused_start("coordinator", f"--{option}", "nonsense")
     assert f"{option.replace('-', '_')}: 'nonsense'" in message
@@ -237,7 +238,7 @@ async def test_the_coordinator_waits_for_its_target(tmp_path: Path) -> None:
             assert await health_of(client) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", examples([signal.SIGTERM, signal.SIGINT], 1))
 async def test_a_signal_ends_the_wait_for_a_worker(tmp_path: Path, number: signal.Signals) -> None:
     options = ["--target", f"unix:{tmp_path}/target", "--listen", f"unix:{tmp_path}/own", "--metrics-listen", ""]
     async with start_specd("coordinator", *options) as coordinator:

@@ -17,7 +17,15 @@ from specd.settings import EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGE
 from specd.supervisor import Child, Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import session_pb2, session_pb2_grpc
-from specd.v1.generation_pb2 import Chat, ChatMessage, FinishReason, StopConditions, TokenIds
+from specd.v1.generation_pb2 import (
+    DRAFT_SOURCE_LOOKUP,
+    DRAFT_SOURCE_NONE,
+    Chat,
+    ChatMessage,
+    FinishReason,
+    StopConditions,
+    TokenIds,
+)
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.worker.engine.forward import bare_cache, forward
 from specd.worker.engine.jobs import Feed
@@ -26,6 +34,7 @@ from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, are_free, eventually, is_whole, kill
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import draft_of, read_metric, resident_mib, run_specd, wait_until_idle
+from tests.thorough import examples
 
 SOURCES = [
     "summarize: def add(a, b):\n    return a + b\n",
@@ -75,10 +84,10 @@ async def test_greedy_answers_are_those_of_the_model_alone(t5_client: RawClient)
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 async def test_a_draft_changes_no_token(t5_client: RawClient, temperature: float) -> None:
-    for source in SOURCES:
+    for number, source in enumerate(SOURCES):
         sampling = sampled(temperature)
         alone = await answer(t5_client, source, num_draft_tokens=0, sampling=sampling)
-        for k in (*range(1, 9), None):
+        for k in (1 + 2 * number % 8, 2 + 2 * number % 8, None):
             given = {} if k is None else {"num_draft_tokens": k}
             drafted = await answer(t5_client, source, sampling=sampling, **given)
             assert drafted.token_ids == alone.token_ids
@@ -93,6 +102,12 @@ async def test_sessions_with_other_sources_go_together(t5_client: RawClient, tem
         *(answer(t5_client, source, num_draft_tokens=k, sampling=sampling) for source in SOURCES for k in (0, 3))
     )
     assert [each.token_ids for each in together] == [each.token_ids for each in alone for _ in (0, 3)]
+
+
+async def test_a_source_is_looked_up(t5_client: RawClient) -> None:
+    expected = await answer(t5_client, SOURCES[2], draft_source=DRAFT_SOURCE_NONE)
+    for given in ({}, {"draft_source": DRAFT_SOURCE_LOOKUP}, {"prediction_text": "    with open(path) as file:"}):
+        assert (await answer(t5_client, SOURCES[2], **given)).token_ids == expected.token_ids
 
 
 async def test_an_answer_ends_with_its_end_token(t5_client: RawClient) -> None:
@@ -127,7 +142,7 @@ async def test_an_answer_goes_on_in_its_session_and_from_its_tokens(t5_client: R
     assert by_text.token_ids == (await answer(t5_client, SOURCES[2], answer_token_ids=by_ids)).token_ids
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", examples([1.0, 0.0], 1))
 @pytest.mark.parametrize("victim", ["draft", "target"])
 async def test_a_killed_worker_changes_nothing(
     t5_stack: Stack, t5_client: RawClient, victim: str, temperature: float
@@ -192,6 +207,7 @@ def test_a_pair_of_both_kinds_is_refused(target: str, draft: str) -> None:
     assert "has an encoder and" in done.stderr
 
 
+@pytest.mark.thorough  # what sessions hold, by kinds: tests/worker/test_held_memory.py
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 async def test_hundreds_of_sources_on_a_small_budget_leave_memory_flat() -> None:
     """Of 200 tokens each: what the layers hold of the sources between the compared readings is some 90 MiB."""
