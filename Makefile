@@ -66,7 +66,7 @@ test-newest: $(READY) ## Run the core of the suite on the newest mlx and mlx-lm 
 	  $(NEWEST)/venv/bin/python -m pytest tests/worker tests/e2e/test_exactness.py --fast $(PYTEST_ARGS); \
 	else echo "test-newest: the newest mlx and mlx-lm of the index are those of requirements.lock"; fi
 
-# It goes on where `make test`, which has them in one process, ends.
+# `make test` runs the families in one process; this target runs them in real processes.
 test-families: $(READY) ## Decode with every family of mlx-lm, in real processes; SHARD=1/3 runs a third
 	@$(PYTEST) tests/families -n 2 $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
 
@@ -81,7 +81,7 @@ test-security: $(READY) ## Attack the three processes, each check for itself, in
 	@$(PYTEST) tests/security -m 'not alone' $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/security -m alone $(PYTEST_ARGS)
 
-audit: $(READY) ## Ask for known vulnerabilities of what is locked; needs the index's advisories
+audit: $(READY) ## List known vulnerabilities of the locked packages; needs the index's advisories
 	@$(BIN)/uv tool run pip-audit==2.10.1 --disable-pip --require-hashes -r requirements.lock
 
 sbom: $(READY) ## Write what the images install to dist, as CycloneDX
@@ -134,8 +134,8 @@ readme-demo: $(READY) ## Write what specd demo prints into the README
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 LOCKS := deploy/locks
-# What only workers need. A coordinator downloads nothing either, which is what hf-xet is for. Of mlx-lm a gateway, which
-# has the coordinator's image, needs the parsers of tool calls: they run without MLX.
+# Packages that only workers need. hf-xet is for downloads, which a coordinator does not do. mlx-lm stays in the
+# coordinator's image for the gateway, which needs its parsers of tool calls; they run without MLX.
 WORKERS_ONLY := greenlet psutil mlx sentencepiece scipy-openblas32 lief hf-xet
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images

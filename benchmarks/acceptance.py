@@ -1,4 +1,4 @@
-"""How often a draft's tokens are accepted, computed and not counted: python benchmarks/acceptance.py.
+"""The acceptance of a draft's tokens, computed and not counted: python benchmarks/acceptance.py.
 
 The target samples texts after the benchmark's prompts, and at each place the distributions of both models, p and q,
 give the exact probability that a token of the draft is accepted there: no noise is left but that of the texts.
@@ -30,7 +30,7 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Text:
-    """What the target sampled after a prompt, and the scores of both models there, [tokens, vocabulary]."""
+    """The target's samples after a prompt, and the scores of both models there, [tokens, vocabulary]."""
 
     prompt: str
     token_ids: NDArray[np.int64]
@@ -98,7 +98,7 @@ def estimate(statistic: Callable[[Floats], float], count: int) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Counts:
-    """What a method comes to in the texts of each prompt, [prompts]."""
+    """The result of a method in the texts of each prompt, [prompts]."""
 
     sums: Floats  # of the probabilities of acceptance at all places
     places: Floats

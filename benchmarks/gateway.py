@@ -1,4 +1,4 @@
-"""What the HTTP gateway adds to gRPC: `python benchmarks/gateway.py [--streams 8] [--turns 12] [--singles 60]`.
+"""The time of the HTTP gateway over gRPC: `python benchmarks/gateway.py [--streams 8] [--turns 12] [--singles 60]`.
 
 One stack, the same prompts over gRPC and over HTTP in turns. The time to the first token is that of one stream at a
 time on a short prompt: among several it is the time of the others' prompts. The time per token after it is that of so

@@ -40,7 +40,7 @@ OUTPUT_TOKENS = (32, 128)
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for."""
+    """A client's request."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request came to, in seconds; turned away if it has no tokens.
+    """The times of a request, in seconds; it was turned away if it has no tokens.
 
     `waited` is whether it was turned away later, for the request of another client.
     """

@@ -58,7 +58,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairResult:
-    """How a pair does with adaptive k, beside its target alone: ratios of tokens per second, after the first session.
+    """A pair with adaptive k compared with its target alone: ratios of tokens per second, after the first session.
 
     `ratios` are those of all sessions, the first one's first; 0 for one that ended with its first token.
     """
@@ -77,7 +77,7 @@ class PairResult:
 
     @property
     def is_slower(self) -> bool:
-        """Whether adaptive k loses more than it may."""
+        """Whether adaptive k loses more than the tolerance."""
         return self.ratio < 1 - MOST_LOST
 
 
@@ -119,7 +119,7 @@ async def measure(
         if pair.slow_milliseconds:
             assert stack.draft is not None
             script = Path(__file__).with_name("slow_draft_worker.py")
-            stack.draft.command[1:3] = [str(script), str(pair.slow_milliseconds)]  # in place of `-m specd`
+            stack.draft.command[1:3] = [str(script), str(pair.slow_milliseconds)]  # instead of `-m specd`
         async with stack, RawClient(stack.address) as client:
             contenders: dict[str, Contender] = {
                 TARGET_ONLY: Specd(client, Setup(SPECD, 0, pair.temperature)),

@@ -1,7 +1,7 @@
 """Prompts whose answers repeat them, and ones whose answers do not: four kinds of work for look-up.
 
-A small model of code does not follow instructions. So each prompt shows the beginning of the answer, and the model goes
-on with it.
+A small model of code does not follow instructions. So each prompt shows the beginning of the answer, and the model
+continues it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def tables() -> list[str]:
 
 
 def free_code() -> list[str]:
-    """Code to go on with, which the prompt does not have."""
+    """Code to continue, which is not in the prompt."""
     return list(load_prompts().values())[2:14]
 
 

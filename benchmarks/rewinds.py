@@ -1,4 +1,4 @@
-"""What it costs that caches can be rewound: rounds on random models of a hundred million parameters, in process.
+"""The cost of caches that can be rewound: rounds on random models of a hundred million parameters, in process.
 
     python benchmarks/rewinds.py [--kinds falcon_h1 …] [-k 3] [--acceptance 0.7] [--prompt 300] [--rounds 60] [--json F]
 

@@ -1,4 +1,4 @@
-"""A draft worker each of whose steps takes so much longer; what comes after the milliseconds is `specd`'s.
+"""A draft worker with steps that take longer by some milliseconds; the further arguments are `specd`'s.
 
 python benchmarks/slow_draft_worker.py 20 draft-worker --listen 127.0.0.1:50052
 """

@@ -5,7 +5,7 @@
 Needs PyTorch (the extra `convert`) and a pair as Hugging Face has it. transformers decodes plainly and with the draft
 as its assistant (its own number of assistant tokens, then those of -k); specd with the target alone, each k, and an
 adaptive one. They take turns source by source, without prefix caches. Speeds are medians of tokens over seconds, the
-encoder and the first token included. *same texts* compares with what transformers generates plainly.
+encoder and the first token included. *same texts* compares with transformers' plain generation.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Clients have tokens. The calls of an attack carry the token of another client, t
 or none: `--attackers`.
 
 Undisturbed and attacked periods take turns, so that both see the same machine. Attackers are processes of their own, at
-a lower priority and a fixed rate, for they share the cores with what they attack. Token times are those of a round by
+a lower priority and a fixed rate, because they share the cores with their victim. Token times are those of a round by
 its tokens, as a client sees them, over all rounds of a period.
 """
 
@@ -59,7 +59,7 @@ ATTACKS = {
 
 @dataclass
 class Period:
-    """What a client saw under one attack, over all turns."""
+    """A client's times under one attack, over all turns."""
 
     seconds_per_token: list[float] = field(default_factory=list)
     seconds_to_first_token: list[float] = field(default_factory=list)
@@ -179,7 +179,7 @@ def table_of(results: dict[str, Result]) -> Table:
 def main() -> None:
     """Measure from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6, help="Of each period. (default: 6)")
+    parser.add_argument("--seconds", type=float, default=6, help="Length of each period. (default: 6)")
     parser.add_argument("--rounds", type=int, default=2, help="Turns of each attack. (default: 2)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--attackers", nargs="+", choices=ATTACKERS, default=["another"], help="Whose token.")

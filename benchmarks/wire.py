@@ -1,4 +1,4 @@
-"""What a message there and back costs on an open stream, by wire and by how long both ends have slept, and what of it
+"""The cost of a message and its answer on an open stream, by wire and by how long both ends have slept, and what of it
 TLS costs: python benchmarks/wire.py.
 
 Two processes and no model: TargetService.Verify answered at once, over a Unix socket, over loopback, and over loopback

@@ -11,8 +11,8 @@ _CHUNK_BYTES = 1 << 16
 class Wire:
     """An async context manager that listens on one Unix socket and connects to another.
 
-    Each piece of data goes on `delay_seconds` after it came, in order, however many come in between: there is no limit
-    to what is under way. While the wire is held nothing goes on, and nobody is told: half-open connections look so.
+    Each piece of data is forwarded `delay_seconds` after its arrival, in order, with no limit to the data in between.
+    While the wire is held nothing is forwarded, and neither end is told, as on half-open connections.
     """
 
     def __init__(self, listen: str, connect: str, delay_seconds: float = 0.0) -> None:
@@ -58,7 +58,7 @@ class Wire:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(self._connect)
-        except OSError:  # the server is not there yet: whoever calls will try again
+        except OSError:  # the server is not there yet, and the caller will try again
             writer.close()
             return
         try:

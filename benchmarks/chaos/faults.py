@@ -16,7 +16,7 @@ from tests.e2e.faults import is_whole
 
 _LONGEST_SECONDS = 2.0  # of a fault that passes
 _DELAY_SECONDS = 0.05
-# How often each fault comes. A process that starts anew takes a core for seconds, and few of many faults are such.
+# The frequency of each fault. A process that restarts takes a core for seconds, so few faults are restarts.
 _OF_WORKERS = {"kill": 1, "drain": 1, "stop": 1, "cut": 4, "hold": 4, "delay": 2}
 _OF_COORDINATOR = {"kill": 2, "drain": 2, "stop": 1}
 _ON_LINUX = {"descriptors": 1}
@@ -71,7 +71,7 @@ class Faults:
         return kind
 
     async def _end(self, number: signal.Signals) -> None:
-        """Send a signal, and wait until the supervisor has started the process anew and all is well."""
+        """Send a signal, and wait until the supervisor has restarted the process and all is well."""
         pid = self._child.pid
         os.kill(pid, number)
         while self._child.pid == pid or not await is_whole(self._stack):  # noqa: ASYNC110 - of other processes

@@ -29,7 +29,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """Tokens of all turns; what the server says of each; the longest time between two messages, seconds."""
+    """Tokens of all turns, the server's statistics of each, and the longest time between two messages, seconds."""
 
     token_ids: list[int] = field(default_factory=list)
     statistics: list[pb.SessionStatistics] = field(default_factory=list)

@@ -43,7 +43,7 @@ class Run:
         return await self._while_asking(partial(ask, client), lambda _: asyncio.sleep(seconds))
 
     async def while_harmed(self, client: RawClient, faults: Faults, num_faults: int) -> Tally:
-        """Return what comes of requests while a worker has so many faults."""
+        """Return the outcome of requests while a worker has this number of faults."""
         before = await counted(self.stack.coordinator)
         tally = await self._while_asking(partial(ask, client), partial(self._harm, faults, num_faults))
         if not tally.failed:
@@ -52,7 +52,7 @@ class Run:
         return tally
 
     async def while_restarted(self, client: AsyncClient, faults: Faults, num_faults: int) -> Tally:
-        """Return what comes of requests of clients that resume, while the coordinator has so many faults."""
+        """Return the outcome of clients that resume, while the coordinator has this number of faults."""
         return await self._while_asking(partial(ask_patiently, client), partial(self._harm, faults, num_faults))
 
     async def ask(self, how: Ask, request: Request, tally: Tally) -> None:

@@ -1,4 +1,4 @@
-"""What came of the requests of one phase, by the clients and by the counters."""
+"""The outcome of the requests of one phase, by the clients and by the counters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _COUNTED = ("generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", 
 
 
 async def counted(coordinator: Child) -> Counter[str]:
-    """Return the counters of what sessions' statistics say too."""
+    """Return the counters that sessions' statistics have too."""
     values = await scrape(coordinator)
     return Counter({name: int(values[f"specd_{name}_total"]) for name in _COUNTED})
 
 
 @dataclass
 class Tally:
-    """Texts by whether they are right, the faults meanwhile, and the sums of what the sessions say of themselves."""
+    """Right and wrong texts, the faults during them, and the sums of the sessions' statistics."""
 
     right: int = 0
     wrong: int = 0

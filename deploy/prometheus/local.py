@@ -91,7 +91,7 @@ class LocalPrometheus:
         self._directory.cleanup()
 
     async def query(self, expression: str) -> list[Series]:
-        """Evaluate an expression now. Raises ValueError, in Prometheus' words, if it is none."""
+        """Evaluate an expression now. Raises ValueError, in Prometheus' words, if it is invalid."""
         return await self._get("query", query=expression)
 
     async def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.14"
 # dependencies = ["litellm==1.110.2"]
 # ///
-"""LiteLLM against a gateway, whose model says what is arranged: `uv run litellm_client.py URL`."""
+"""LiteLLM against a gateway with a model that follows scripts: `uv run litellm_client.py URL`."""
 
 from __future__ import annotations
 

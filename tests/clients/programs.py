@@ -15,7 +15,7 @@ from specd.supervisor import Stack
 
 NODE = Path(__file__).parent / "node"
 _MOST_SECONDS = 240
-# What uv and npm say when they cannot reach an index.
+# Messages of uv and npm when they cannot reach an index.
 _NO_INDEX = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "Failed to fetch")
 
 

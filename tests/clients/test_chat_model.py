@@ -51,6 +51,6 @@ async def test_opencode_holds_a_conversation(chat_stack: Stack, tmp_path: Path) 
     """It always offers tools, and this model knows none: its replies are text."""
     agent = {"build": {"prompt": "You are a helpful assistant.", "temperature": 0}}
     opencode = Opencode(tmp_path, url=url_of(chat_stack), model=MODEL, context_length=8192, agent=agent)
-    # What it says of itself, such as the date, is part of its prompts, and may change what so small a model says.
+    # Its texts about itself, such as the date, are part of its prompts, and may change the replies of a small model.
     assert "Paris" in await opencode.run(TURNS[0])
     assert (await opencode.run("--continue", "What did I ask?")).strip()

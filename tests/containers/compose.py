@@ -81,7 +81,7 @@ def _run(*command: str, timeout_seconds: float, **variables: str) -> str:
 
 
 class Project:
-    """A project under a name and on ports that nobody else has."""
+    """A project under a name and on ports of its own."""
 
     def __init__(self, file: str, **variables: str) -> None:
         """Make a project of a compose file, named from the root of the repository; `up` starts it.

@@ -188,7 +188,7 @@ GATEWAY_UP = {"gateway:8080": "1"}
 
 
 def scraped(project: Project) -> dict[str, str]:
-    """Return what Prometheus scrapes besides itself, and whether it can."""
+    """Return the targets of Prometheus, without itself, and whether it reaches them."""
     return {sample["metric"]["instance"]: sample["value"][1] for sample in project.query('up{job!="prometheus"}')}
 
 

@@ -1,4 +1,4 @@
-"""Calls to the processes of a stack, with what they answer and refuse."""
+"""Calls to the processes of a stack, with their answers and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specd.v1.sampling_pb2 import (
 )
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric
 
-# Of the embedded pair.
+# Numbers of the embedded pair.
 VOCABULARY_SIZE = 8192
 CONTEXT_LENGTH = 2048
 END_TOKEN = 0

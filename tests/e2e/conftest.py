@@ -47,7 +47,7 @@ async def client(stack: Stack) -> AsyncIterator[RawClient]:
 async def odd_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RawClient]:
-    """A client of a stack with a draft that is not the usual one; its `draft_kind` says which."""
+    """A client of a stack with a draft that is not the usual one; its `draft_kind` names the kind."""
     from tests.worker.models import save_odd_draft
 
     draft = save_odd_draft(request.param, tmp_path_factory.mktemp("drafts") / "draft")
@@ -112,7 +112,7 @@ async def token_ids(client: RawClient) -> list[int]:
 
 @pytest.fixture(scope="session")
 async def greedy(client: RawClient) -> Completion:
-    """What the target alone says when nothing else is asked for."""
+    """The text of the target alone, with default options."""
     completion = await complete(client, max_tokens=MAX_TOKENS, num_draft_tokens=0)
     assert len(completion.tokens) == MAX_TOKENS
     return completion
@@ -142,5 +142,5 @@ async def harmed_client(stack_to_harm: Stack) -> AsyncIterator[RawClient]:
 
 @pytest.fixture(scope="session")
 def undisturbed(harmed_client: RawClient) -> Undisturbed:
-    """What the target alone makes of a prompt while nothing happens; computed once."""
+    """The completion of a prompt by the target alone, without faults; computed once."""
     return undisturbed_by(harmed_client)

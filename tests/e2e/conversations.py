@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Conversation:
-    """What its user says, turn after turn, and where the replies are to stop."""
+    """The user's messages, turn after turn, and the stop strings of the replies."""
 
     turns: tuple[str, ...]
     system: str = ""

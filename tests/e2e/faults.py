@@ -1,4 +1,4 @@
-"""What tests of faults do to the processes of a stack, and how they see that nothing came of it."""
+"""Faults in the processes of a stack, and checks that no trace of them stays."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def scrape(child: Child) -> dict[str, float]:
 
 
 async def sessions_and_tokens(*workers: Child) -> list[tuple[float, float]]:
-    """Say how many sessions each worker holds and how many tokens they have cached."""
+    """Return the number of sessions and of cached tokens of each worker."""
     scraped = await asyncio.gather(*map(scrape, workers))
     return [(metrics["specd_worker_active_sessions"], metrics["specd_worker_cached_tokens"]) for metrics in scraped]
 
@@ -88,7 +88,7 @@ async def are_free(*workers: Child) -> bool:
 
 
 async def is_whole(stack: Stack) -> bool:
-    """Whether all processes run and the coordinator has both workers."""
+    """Return whether all processes run and the coordinator has both workers."""
     try:
         coordinator, *_ = await asyncio.gather(*map(scrape, stack.children))
     except OSError:  # one is not back yet

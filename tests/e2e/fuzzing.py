@@ -52,7 +52,7 @@ _LOST_STATUS = "Internal error from Core"
 
 @dataclass
 class Outcomes:
-    """What came of the messages."""
+    """The outcome of the messages."""
 
     num_messages: int = 0
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method and code
@@ -84,7 +84,7 @@ class Fuzzer:
         self._session_ids = deque(["nosuch"], maxlen=20)
 
     async def send(self, num_messages: int) -> None:
-        """Send so many messages, in calls of one or several."""
+        """Send this number of messages, in calls of one or several."""
         async with contextlib.AsyncExitStack() as connections:
             channels = {
                 process: [

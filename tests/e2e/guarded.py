@@ -111,7 +111,7 @@ class Guarded:
         self.children[child.name] = child
         stack.push_async_callback(child.stop)
         await child.start()
-        command[command.index("--listen") + 1] = child.facts["address"]  # also when it is started anew
+        command[command.index("--listen") + 1] = child.facts["address"]  # also after a restart
 
 
 @asynccontextmanager

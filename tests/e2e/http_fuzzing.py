@@ -47,7 +47,7 @@ async def send(client: httpx2.AsyncClient, generator: RequestGenerator) -> str:
     content = _body(path, generator) if method == "POST" else b""
     async with client.stream(method, path, content=content, headers=headers) as response:
         if chance() < 0.1:
-            return f"{method} {path} LEFT"  # in the middle of a reply, or of what there is of it
+            return f"{method} {path} LEFT"  # in the middle of a reply
         text = (await response.aread()).decode()
     if response.status_code >= 400 and method != "HEAD" and response.status_code not in {403, 404, 405}:
         assert json.loads(text)["error"]["message"], text

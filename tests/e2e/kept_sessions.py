@@ -13,7 +13,7 @@ from specd.v1.generation_pb2 import GenerateResponse, StopConditions
 from specd.v1.session_pb2 import GetSessionRequest, GetSessionResponse
 from specd.v1.session_pb2_grpc import SessionServiceStub
 
-# What a proposal and the token before it can put between the end of a session and the end of what is cached of it.
+# The most tokens between the end of a session and the end of its cached part: a proposal and the token before it.
 MAX_LOST = 34
 
 IGNORE_EOS = StopConditions(ignore_eos=True)

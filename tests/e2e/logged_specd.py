@@ -18,7 +18,7 @@ from tests.e2e.processes import environment, eventually, processes_mentioning
 
 @dataclass
 class Log:
-    """What the processes under `specd up` logged since they are ready."""
+    """The logs of the processes under `specd up` since they are ready."""
 
     lines: list[str]
     seconds: float
@@ -49,13 +49,13 @@ class SpecdUp:
 
     @property
     def url(self) -> str:
-        """Where the gateway listens."""
+        """The gateway's address."""
         (found,) = re.findall(r"OpenAI's API: (http://\S+)/v1", self.log.read_text())
         return str(found)
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the processes listen."""
+        """The addresses of the processes."""
         (sockets,) = self.directory.glob("specd-*")
         return {"coordinator": f"unix:{self.directory}/coordinator"} | {
             name: f"unix:{sockets / name}" for name in ("draft", "target")
@@ -66,7 +66,7 @@ class SpecdUp:
         return self.log.read_text().splitlines()[self._num_first_lines :]
 
     def mark(self) -> None:
-        """Take note of what there is now."""
+        """Record the present state."""
         self._num_first_lines = len(self.log.read_text().splitlines())
         self.pids = set(processes_mentioning(str(self.directory)))
         self.started_at = time.monotonic()

@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from specd.supervisor import Child, Stack
 
-# Whatever a test waits for comes within seconds, and within this on a machine that does much else.
+# An awaited event comes within seconds, or within this time on a busy machine.
 PATIENCE_SECONDS = 120
 
 _COMMAND = [sys.executable, "-m", "specd"]

@@ -1,4 +1,4 @@
-"""What mlx-lm's own decoding with the target alone gives, which is what specd must give."""
+"""The tokens of mlx-lm's own decoding with the target alone, which specd must give too."""
 
 from __future__ import annotations
 

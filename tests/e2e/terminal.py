@@ -1,4 +1,4 @@
-"""A `specd` command on a pseudo-terminal: what somebody types, and what they see."""
+"""A `specd` command on a pseudo-terminal, with its input and its screen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was shown, without colours."""
+        """The shown text, without colours."""
         return _ESCAPES.sub("", self.shown)
 
     @property
@@ -99,7 +99,7 @@ class Terminal:
         return self._process.wait(PATIENCE_SECONDS)
 
     def _read(self, deadline: float) -> bool:
-        """Take in what is shown next; False at the end, or after the deadline."""
+        """Read the next output; returns False at the end, or after the deadline."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""What callers can get wrong: every mistake gets a status that says so, nothing crashes and nothing stays behind.
+"""Mistakes of callers: each gets a status with the reason, nothing crashes and nothing stays behind.
 
 One case for each check that a process makes; tests/unit/test_validation.py has the limits of every field.
 """

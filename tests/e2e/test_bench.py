@@ -42,7 +42,7 @@ async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they
 async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decoded(
     client: RawClient, target: LoadedModel
 ) -> None:
-    """Of three texts of twelve tokens, two at once, the third is alone for most of its time."""
+    """With three texts of twelve tokens, two at once, the third is alone for most of its time."""
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
     contenders: list[Any] = [throughput.SpecdClients(client, Setup(SPECD, 0)), throughput.MlxLmBatch(target)]
     ours, theirs = [await contender.decode(prompts, 2, 12) for contender in contenders]
@@ -55,7 +55,7 @@ async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decode
 
 
 async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_path: Path) -> None:
-    """Of some 170 tries: 0.15 is more than four standard deviations."""
+    """With some 170 tries, 0.15 is more than four standard deviations."""
     report = tmp_path / "report.json"
     models = ["--target", str(EMBEDDED_DRAFT), "--draft", "none of them"]
     options = ["--replay", "0.7", "--step-ms", "1", "-k", "4", "--num-prompts", "3", "-n", "64", "--json", str(report)]

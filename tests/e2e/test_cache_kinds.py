@@ -92,7 +92,7 @@ async def test_an_echo_has_the_log_probabilities_of_the_prompt(
 async def test_every_k_gives_the_tokens_of_mlx_lm(
     kind_client: RawClient, token_ids: list[int], expected: dict[int, list[int]], k: int | None
 ) -> None:
-    # A round of so many draft steps takes half a second for five sessions.
+    # A round with this number of draft steps takes half a second for five sessions.
     lengths, max_tokens = ((70,), 40) if k == MAX_NUM_DRAFT_TOKENS else (PROMPT_LENGTHS, MAX_TOKENS)
     completions = await asyncio.gather(
         *(

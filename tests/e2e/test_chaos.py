@@ -1,4 +1,4 @@
-"""The benchmark of faults, in small: whatever is harmed, no text is wrong and nothing is left."""
+"""The benchmark of faults, in small: after any fault no text is wrong and nothing is left."""
 
 from __future__ import annotations
 

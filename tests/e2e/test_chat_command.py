@@ -1,4 +1,4 @@
-"""`specd chat`: from a pipe and at a terminal, with a model that says what is arranged."""
+"""`specd chat`: from a pipe and at a terminal, with a model that follows scripts."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_statistics_are_those_of_the_coordinator(arranged_stack: Stack) -> None:
 def test_a_conversation_begins_anew_and_leaves_nothing_behind(arranged_stack: Stack) -> None:
     shown = said_to(arranged_stack, ["/stats", "hello", "sunny", "/what", "/reset", "/stats", "hello", "/exit"])
     first, again = (match.start() for match in re.finditer(re.escape(SCRIPTS["hello"]), shown))
-    anew = shown.index("a new conversation")
-    assert first < shown.index(SCRIPTS["sunny"]) < anew < again
+    reset = shown.index("a new conversation")
+    assert first < shown.index(SCRIPTS["sunny"]) < reset < again
     assert "no answer yet" in shown[:first]
-    assert "no answer yet" in shown[anew:again]
+    assert "no answer yet" in shown[reset:again]
     assert shown.count("/exit ends") == 2  # at the beginning, and after what is no command
     assert read_metric(arranged_stack.coordinator, "specd_kept_sessions") == 0
 

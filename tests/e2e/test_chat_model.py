@@ -40,7 +40,7 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Variant:
-    """Who proposes and how many tokens, which None leaves to specd; and whether a session keeps the conversation."""
+    """The source and number of draft tokens (None: specd chooses), and whether a session keeps the conversation."""
 
     source: Any
     k: int | None = None
@@ -129,7 +129,7 @@ def test_it_is_the_published_model(model: LoadedModel, tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What mlx-lm says in a turn."""
+    """mlx-lm's reply in a turn."""
 
     num_prompt_tokens: int
     token_ids: list[int]

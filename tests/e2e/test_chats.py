@@ -1,4 +1,4 @@
-"""Chats, through real processes: the prompts that they become, how they go on in a session, and a second end token."""
+"""Chats, through real processes: their prompts, their continuation in a session, and a second end token."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_what_is_wrong_with_a_conversation_is_said(client: RawClient, chat
     reason, message = await refusal(client, chat_of([QUESTION]))
     assert reason == "NO_CHAT_TEMPLATE"
     assert Path(EMBEDDED_TARGET).name in message
-    assert EMBEDDED_TARGET not in message  # where it lies is nobody's business
+    assert EMBEDDED_TARGET not in message  # clients must not learn its directory
     # What the template says can be more than a status has room for.
     for content in ("this", "\N{SNOWMAN}" * 10_000):
         said = [QUESTION, {"role": "nobody", "content": content}]
@@ -176,7 +176,7 @@ async def test_a_conversation_goes_on(chat_client: RawClient) -> None:
     said.append(QUESTION)
     await same_as_a_new_one(third, chat_of(said, tools, {"opening": ""}))
 
-    # The reply itself goes on.
+    # The reply itself continues.
     fourth = await complete(chat_client, "", session_id=session_id, **fields)
     num_before = third.statistics.prompt_tokens + len(third.tokens)
     assert fourth.statistics.prompt_tokens == num_before

@@ -1,4 +1,4 @@
-"""The command line, as somebody at a terminal or a script sees it."""
+"""The command line, at a terminal and in scripts."""
 
 from __future__ import annotations
 
@@ -198,8 +198,8 @@ def test_health_of_a_service_that_is_not_there(stack: Stack) -> None:
 
 async def test_health_of_a_process_that_does_not_serve_yet(directory: Path) -> None:
     address = f"unix:{directory / 'coordinator'}"
-    nobody = f"unix:{directory / 'target'}"
-    options = ("--target", nobody, "--draft", "none", "--listen", address, "--metrics-listen", "none")
+    absent = f"unix:{directory / 'target'}"
+    options = ("--target", absent, "--draft", "none", "--listen", address, "--metrics-listen", "none")
     async with start_specd("coordinator", *options):
         await eventually((directory / "coordinator").exists)
         done = await asyncio.to_thread(run_specd, "health", address)
@@ -224,7 +224,7 @@ def test_health_of_something_that_does_not_answer() -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Where the sockets of a test's processes are. What a failing test leaves running ends here."""
+    """The directory of the sockets of a test's processes. Processes that a failing test leaves running end here."""
     yield tmp_path
     for pid in processes_mentioning(str(tmp_path)):
         os.kill(pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ def blocking(stack: Stack) -> Iterator[Client]:
 
 
 def in_thread(function: Any, *arguments: Any) -> Any:
-    """Return a future of what a thread returns, so that the event loop, which watches the processes, goes on."""
+    """Return a future of a thread's result, so that the event loop, which watches the processes, keeps running."""
     return asyncio.wait_for(asyncio.to_thread(function, *arguments), PATIENCE_SECONDS)
 
 

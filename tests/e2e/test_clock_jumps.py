@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to go by it. The clock that never jumps stays as it is."""
+        """The environment in which a process reads this clock. The monotonic clock stays as it is."""
         return {
             "LD_PRELOAD": str(_LIBRARY),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),

@@ -31,7 +31,7 @@ from tests.thorough import examples
 
 @dataclass(frozen=True)
 class Plan:
-    """One session of a mix; `cancelled_after` so many messages, if at all."""
+    """One session of a mix; `cancelled_after` is the number of messages before its cancellation, if there is one."""
 
     prompt_ids: tuple[int, ...]
     num_draft_tokens: int | None
@@ -154,7 +154,7 @@ async def small_client(small_stack: Stack) -> AsyncIterator[RawClient]:
 async def test_beyond_the_queue_requests_are_turned_away_and_those_in_it_run(
     small_stack: Stack, small_client: RawClient
 ) -> None:
-    """8 run, 4 wait, and whoever else comes is told when to come again."""
+    """8 run, 4 wait, and further requests get the time of their next try."""
 
     async def ask() -> list[int] | grpc.aio.AioRpcError:
         try:

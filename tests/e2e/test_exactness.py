@@ -56,7 +56,7 @@ Reference = Callable[[Case], list[int]]
 
 @pytest.fixture(scope="module")
 def reference(target: LoadedModel, tokenizer: Tokenizer) -> Reference:
-    """What the target alone gives for a case, up to and with an end token."""
+    """The tokens of the target alone for a case, up to and with an end token."""
 
     @functools.cache
     def compute(case: Case) -> list[int]:

@@ -1,4 +1,4 @@
-"""A client that comes to one with many sessions: these give way, and no text changes."""
+"""A client that comes to one with many sessions: these yield, and no text changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_sessions_of_who_has_many_give_way_and_keep_their_texts(tmp_path: 
         expected = [await generate(modest, seed) for seed in range(5)]
         running = [asyncio.create_task(generate(greedy, seed)) for seed in range(4)]
         await eventually(lambda: read_metric(stack.coordinator, "specd_queued_requests") == 2)
-        # It comes again and again, so that sessions give way and go on in many of their rounds.
+        # It comes again and again, so that sessions yield and continue in many of their rounds.
         done, num_paused = asyncio.gather(*running), 0.0
         while not done.done():
             one = asyncio.create_task(generate(modest, 4))
@@ -48,6 +48,6 @@ async def test_sessions_of_who_has_many_give_way_and_keep_their_texts(tmp_path: 
                 num_paused = max(num_paused, read_metric(stack.coordinator, "specd_paused_sessions"))
             assert await one == expected[4]
         assert await done == expected[:4]
-        assert num_paused >= 1, "two ran, and one of them gave way"
+        assert num_paused >= 1, "two ran, and one of them yielded"
         await wait_until_idle(stack)
         assert read_metric(stack.coordinator, "specd_paused_sessions") == 0

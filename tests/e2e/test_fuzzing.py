@@ -1,4 +1,4 @@
-"""Whatever bytes come, every call and request ends with a status that says so, and nothing else happens."""
+"""With any bytes, every call and request ends with a suitable status, and nothing else happens."""
 
 from __future__ import annotations
 

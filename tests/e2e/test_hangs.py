@@ -40,7 +40,7 @@ from tests.e2e.faults import (
 )
 from tests.e2e.processes import draft_of
 
-# Of the coordinator of `impatient_stack`.
+# A timeout of the coordinator of `impatient_stack`.
 TARGET_RECOVERY_SECONDS = 1.0
 DRAFT_TIMEOUT_SECONDS = 0.5
 

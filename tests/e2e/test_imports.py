@@ -1,4 +1,4 @@
-"""What processes import, and what they leave alone."""
+"""The imports of processes, and those that they must not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents for launchd, and the compose files, are what the programs that read them take."""
+"""The programs that read the launchd agents and the compose files accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target worker whose memory is limited by its system: what it gives up, and that no text is lost."""
+"""A target worker with memory that its system limits: it frees memory, and no text is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryGroup:
         (path / "cgroup.procs").write_text(str(pid))
 
     def leave(self, num_bytes: int) -> None:
-        """Limit the process to what it uses and so much more."""
+        """Limit the process to its present memory and this number of bytes."""
         used = int((self._path / "memory.usage_in_bytes").read_text())
         (self._path / "memory.limit_in_bytes").write_text(str(used + num_bytes))
 

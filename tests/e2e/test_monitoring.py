@@ -93,7 +93,7 @@ class Load:
             self.statistics.append(last.statistics)
 
     async def go_away(self) -> None:
-        """Begin a session and leave it. Without a draft: nobody would be told what it had proposed until then."""
+        """Begin a session and leave it, without a draft, because its proposals would not be reported."""
         call = self.client.generate(self.prompts[0], max_tokens=400, num_draft_tokens=0)
         await anext(aiter(call))
         call.cancel()  # type: ignore[attr-defined]

@@ -115,7 +115,7 @@ async def test_a_target_that_fails_later_fails_the_session_then(poisoned: RawCli
 
 
 async def test_a_prefill_that_is_not_finite_is_not_kept(poisoned: RawClient, token_ids: list[int]) -> None:
-    """A prefill computes no logits. The session ends before the draft proposes, so that nobody notices."""
+    """A prefill computes no logits. The session ends before the draft proposes, so no error is seen."""
     prefix = [11, *token_ids[:30]]
     at_once = SamplingParameters(logit_bias={END_TOKEN: 100})
     prompt = [*prefix, DRAFT_NAN, *token_ids]

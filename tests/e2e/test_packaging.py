@@ -24,7 +24,7 @@ print(len(load_prompts()))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the wheel installs."""
+    """A directory with the installed wheel."""
     directory = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

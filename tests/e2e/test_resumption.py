@@ -1,4 +1,4 @@
-"""Generations that go on after their stream broke, asked for with the protocol's own messages."""
+"""Generations that continue after their stream broke, with the protocol's own messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def tokens_of(responses: Sequence[GenerateResponse]) -> list[Any]:
-    """What a client can compare: whatever a token comes with but its source, which depends on the rounds."""
+    """The comparable part of a token: all of its fields but the source, which depends on the rounds."""
     tokens = [token for response in responses for token in response.tokens]
     return [(token.id, token.text, token.log_probabilities.sampling, token.log_probabilities.model) for token in tokens]
 
@@ -150,7 +150,7 @@ async def test_a_whole_stop_string_is_not_gone_beyond(client: RawClient) -> None
 
 
 async def test_rejection_goes_on_too(client: RawClient, stack: Stack) -> None:
-    """Which sample of the target's distribution it is depends on the rounds, so here only its form is looked at."""
+    """The sample of the target's distribution depends on the rounds, so this checks only its form."""
     fields: dict[str, Any] = {
         "max_tokens": 16,
         "sampling": SamplingParameters(temperature=1.0, seed=SEED, acceptance=ACCEPTANCE_METHOD_REJECTION),

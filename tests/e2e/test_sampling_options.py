@@ -1,4 +1,4 @@
-"""What a request asks of sampling, through real processes: biases, penalties, seeds, REJECTION, log-probabilities."""
+"""Sampling parameters of a request, through real processes: biases, penalties, seeds, REJECTION, log-probabilities."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_tokens_that_cannot_be_chosen_have_no_probability(client: RawClien
 async def test_any_tokens_become_the_text_that_they_are(
     client: RawClient, tokenizer: Tokenizer, temperature: float
 ) -> None:
-    """Most of what is sampled like this is nonsense, with characters that are never completed."""
+    """Most texts that are sampled like this are nonsense, with characters that are never completed."""
     sampling = SamplingParameters(temperature=temperature, seed=5)
     stop = StopConditions(ignore_eos=True, strings=["\N{SNOWMAN}", "\N{REPLACEMENT CHARACTER}" * 3])
     completion = await complete(client, sampling=sampling, stop=stop, max_tokens=60, num_draft_tokens=8)

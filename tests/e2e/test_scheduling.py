@@ -1,4 +1,4 @@
-"""What computes does not take a core from what answers."""
+"""Computing processes do not take a core from answering ones."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def test_a_session_whose_first_turn_does_not_finish_is_forgotten(
         while session_id in await kept():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert await refusal(client.generate("x", session_id=session_id)) == GONE
-    # Others may end meanwhile, since all tests share the stack; none may begin.
+    # Other sessions may end during the test, since all tests share the stack; none may begin.
     before = await kept()
     with pytest.raises(grpc.aio.AioRpcError):
         await complete(client, "x", num_draft_tokens=33)
@@ -116,7 +116,7 @@ async def test_sessions_expire(stack: Stack, tmp_path: Path) -> None:
         while (await kept.ListSessions(ListSessionsRequest())).sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         assert await refusal(client.generate("", session_id=turn.last.session_id)) == GONE
-        # While it runs, a session does not expire, however long that takes.
+        # A running session does not expire, for any time.
         call = client.generate("def", **LONG)
         session_id = (await anext(aiter(call))).session_id
         await asyncio.sleep(1.2)

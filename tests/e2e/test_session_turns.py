@@ -131,7 +131,7 @@ async def test_tokens_that_were_known_are_counted(client: RawClient) -> None:
     assert again.token_ids == first.token_ids
     assert first.statistics.target_reused_tokens == first.statistics.draft_reused_tokens == 0
     assert again.statistics.prompt_tokens == len(prompt)
-    # The last one is always computed: what comes after it is what the request is for.
+    # The last token is always computed, because the request asks for its successor.
     assert again.statistics.target_reused_tokens == len(prompt) - 1
     assert len(prompt) - 1 <= again.statistics.draft_reused_tokens <= len(prompt)
     alone = await complete(client, prompt, max_tokens=8, num_draft_tokens=0)

@@ -1,4 +1,4 @@
-"""Where the settings of a command come from, and what it says about wrong ones."""
+"""The sources of a command's settings, and its messages about invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can keep processes from starting: each says so in a line, or says what it waits for and goes on by itself."""
+"""Problems at start-up: each process reports them in a line, or reports its wait and continues by itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused_start(*arguments: str) -> str:
 
 
 def test_a_worker_refuses_a_model_in_one_line(tmp_path: Path) -> None:
-    """What it refuses, and why, is in tests/worker/test_unservable_models.py."""
+    """tests/worker/test_unservable_models.py has the refused models."""
     (tmp_path / "model").write_text("weights")
     model = str(tmp_path / "model")
     message = refused_start("draft-worker", "--model", model, "--listen", f"unix:{tmp_path}/s", "--metrics-listen", "")
@@ -297,7 +297,7 @@ async def test_a_stop_waits_for_generations_and_then_hands_them_back(
         assert await coordinator.exit_code() == 0
         assert "Traceback" not in "".join(coordinator.lines)
 
-    # What came is right, and going on from it elsewhere gives what one generation would have.
+    # The received tokens are right, and a continuation elsewhere gives the text of one generation.
     whole = await tokens_of(client, PROMPT_IDS, len(token_ids) + 10)
     assert token_ids + await tokens_of(client, PROMPT_IDS + token_ids, 10) == whole
 

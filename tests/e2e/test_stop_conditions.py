@@ -1,4 +1,4 @@
-"""When a completion ends, through real processes: stop strings and tokens, end tokens, min_tokens and max_tokens."""
+"""Stop conditions, through real processes: stop strings and tokens, end tokens, min_tokens and max_tokens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_what_only_begins_a_stop_string_is_shown(
     assert completion.token_ids == greedy.token_ids
     assert completion.last.finish_reason == FINISH_REASON_LENGTH
     assert completion.last.WhichOneof("stopped_by") is None
-    # What may go on as a stop string is held back at the time.
+    # Text that may become a stop string is held back.
     assert any(not token.text for token in completion.tokens)
 
 

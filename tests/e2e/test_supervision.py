@@ -1,4 +1,4 @@
-"""What the supervisor does about a process that hangs, and about one that ends again and again."""
+"""The supervisor ends a process that hangs, and gives up one that ends repeatedly."""
 
 from __future__ import annotations
 

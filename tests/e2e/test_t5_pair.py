@@ -68,7 +68,7 @@ async def answer(client: RawClient, source: Any, **fields: Any) -> Completion:
 
 
 async def test_greedy_answers_are_those_of_the_model_alone(t5_client: RawClient) -> None:
-    """Which equals transformers (tests/worker/test_t5.py)."""
+    """The reference equals transformers (tests/worker/test_t5.py)."""
     model = load(EMBEDDED_T5_TARGET, blas="")
     tokenizer = Tokenizer(model.tokenizer_json)
     for source in SOURCES:
@@ -192,7 +192,7 @@ async def test_a_session_has_one_source(t5_client: RawClient) -> None:
 
 
 async def test_a_source_longer_than_any_in_training_is_answered(t5_client: RawClient) -> None:
-    """In parts of the encoder's layers, while another session goes on."""
+    """In parts of the encoder's layers, while another session continues."""
     source = [5 + i % 8000 for i in range(2500)]
     alone, _ = await asyncio.gather(answer(t5_client, source, num_draft_tokens=0), answer(t5_client, SOURCES[0]))
     assert (await answer(t5_client, source, num_draft_tokens=3)).token_ids == alone.token_ids

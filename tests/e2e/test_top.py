@@ -67,7 +67,7 @@ def watch_and_kill(harmed_stack: Stack) -> None:
         terminal.wait_for(f"the metrics at {address} cannot be read")
         terminal.type(CTRL_C)
         assert terminal.exit_code() == 0
-        assert "\x1b[?1049l" in terminal.shown  # the screen is what it was before
+        assert "\x1b[?1049l" in terminal.shown  # the screen is restored
 
 
 def test_q_ends_it(stack: Stack) -> None:

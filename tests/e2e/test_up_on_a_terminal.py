@@ -1,4 +1,4 @@
-"""`specd up` as somebody at a terminal sees it: how far the models are, where they are, and a stop at any time."""
+"""`specd up` at a terminal: the progress of the models, the addresses, and a stop at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UP = ("up", "--listen", "127.0.0.1:0", "--no-metrics")
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Where the sockets of a test's processes are. What a failing test leaves running ends here."""
+    """The directory of the sockets of a test's processes. Processes that a failing test leaves running end here."""
     yield tmp_path
     for pid in processes_mentioning(str(tmp_path)):
         os.kill(pid, signal.SIGKILL)

@@ -47,13 +47,13 @@ class Load:
             self.num_right += 1
 
     async def some_more(self) -> None:
-        """Wait until each client has had texts meanwhile, of which one began after now."""
+        """Wait until each client has had further texts, one of which began after this call."""
         enough = self.num_right + 2 * len(PROMPTS)
-        while self.num_right < enough:  # noqa: ASYNC110 - whichever of them ends
+        while self.num_right < enough:  # noqa: ASYNC110 - any of the clients ends
             await asyncio.sleep(0.02)
 
     def end(self) -> None:
-        """Let the clients end with what they have begun."""
+        """Let the clients finish their texts and end."""
         self._ending.set()
 
     async def _ask(self, number: int) -> list[int]:

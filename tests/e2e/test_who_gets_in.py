@@ -209,7 +209,7 @@ async def test_a_token_opens_and_closes_the_door_of_a_running_coordinator(
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await client.model_info()
         assert error_info(raised.value).reason == "TOKEN_UNKNOWN"
-        # What has begun goes on.
+        # The running generation continues.
         assert [*first, *[each async for each in running]][-1].statistics.generated_tokens == 200
 
 
@@ -260,7 +260,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
                 assert served == (new / f"{name}.crt").read_text()
                 served = await asyncio.to_thread(presented, child.facts["metrics_address"], monitoring)
                 assert served == (new / f"{name}.crt").read_text()
-            await asyncio.sleep(RENEW_SECONDS + 1)  # by then the coordinator has connected to its workers anew
+            await asyncio.sleep(RENEW_SECONDS + 1)  # by then the coordinator has connected to its workers again
             got += [each async for each in call]
             assert [t.id for r in got for t in r.tokens] == [t.id for r in expected for t in r.tokens]
 

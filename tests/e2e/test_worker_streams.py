@@ -1,4 +1,4 @@
-"""A session's stream to a worker: whatever comes in which order, the answer is that of a fresh cache."""
+"""A session's stream to a worker: for any order of requests, the answer is that of a fresh cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong: it is refused before a process starts, and the last line says why and what to do."""
+"""Mistakes of newcomers: refused before a process starts, with the reason and the remedy in the last line."""
 
 from __future__ import annotations
 

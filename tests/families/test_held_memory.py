@@ -1,4 +1,4 @@
-"""Every family of mlx-lm: what sessions hold is what they count."""
+"""Every family of mlx-lm: sessions count the memory that they hold."""
 
 from __future__ import annotations
 

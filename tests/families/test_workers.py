@@ -21,7 +21,7 @@ from tests.worker.family_configs import NETWORKS
 MAX_TOKENS = 24
 PROMPTS = [[1 + 37 * i * length % 8000 for i in range(length)] for length in (5, 40, 300)]
 SEEDED = PROMPTS[1]
-# Nobody waits for a good choice of k here.
+# These tests do not need a good choice of k.
 QUICK = {f"SPECD_{worker}_WORKER_CALIBRATION_SECONDS": "0.05" for worker in ("DRAFT", "TARGET")}
 
 

@@ -1,4 +1,4 @@
-"""A tiny model that says what is arranged: each of its scripts, token after token, as its chat template asks for it."""
+"""A tiny model that follows scripts, token after token; its chat template selects the script."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCRIPTS = {
     "sunny": "It is sunny in Zürich: 21 °C.",
 }
 
-# The last message says which script: by its first word, or as the result of a tool; other words say hello. Of what is
+# The last message selects the script: by its first word, or as the result of a tool; other words say hello. Of what is
 # long, such as the instructions of agents, the end is enough. `<tool_call>` and `tool_call.name` tell, as in Qwen's
 # template, in which form tools are called.
 CHAT_TEMPLATE = (

@@ -48,7 +48,7 @@ async def openai(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 async def arranged_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A model that says what is arranged, and a gateway in front of it."""
+    """A model that follows scripts, and a gateway in front of it."""
     model = save_arranged_model(tmp_path_factory.mktemp("models") / "arranged")
     async with Stack(target=model, draft=model, http="127.0.0.1:0", environment=PATIENT) as running:
         yield running
@@ -56,7 +56,7 @@ async def arranged_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 @pytest.fixture(scope="session")
 async def arranged(arranged_stack: Stack) -> AsyncIterator[AsyncOpenAI]:
-    """openai-python for the model that says what is arranged."""
+    """openai-python for the model that follows scripts."""
     assert arranged_stack.gateway is not None
     address = arranged_stack.gateway.facts["address"]
     async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as connected:

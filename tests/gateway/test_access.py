@@ -1,4 +1,4 @@
-"""Who may ask: tokens and TLS on the way to the coordinator, and pages of other sites."""
+"""Access: tokens and TLS on the way to the coordinator, and pages of other sites."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_without_the_token_nothing_is_told(guarded_gateway: str, token: st
 async def test_headers_that_grpc_has_no_room_for_are_a_401_or_nothing(
     guarded_gateway: str, installation: Guarded
 ) -> None:
-    """gRPC calls both RESOURCE_EXHAUSTED, which would be a 429 that says when to try again."""
+    """gRPC calls both RESOURCE_EXHAUSTED, which would be a 429 with the time of the next try."""
     door, token = HttpDoor(guarded_gateway), (installation.certs / "token").read_text()
     body = json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()
     for answer in (

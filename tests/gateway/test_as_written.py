@@ -19,7 +19,7 @@ from tests.e2e.faults import PATIENT
 from tests.gateway.http_client import HttpClient
 from tests.worker.models import copy_variant
 
-# In the form of Qwen: what the model says for a call is what the template writes for it.
+# In the form of Qwen, in which the template writes a call as the model says it.
 CALLS = """\
 {%- if tools %}{{ 'Tools: ' + (tools | tojson) + '\\n' }}{% endif %}
 {%- if note is defined %}{{ 'Note: ' + (note | tojson) + '\\n' }}{% endif %}
@@ -157,7 +157,7 @@ async def test_the_turn_after_a_long_call_reuses_the_cache(
     assert len(tokenizer.encode(said)) > 500
     # As token ids, because a conversation has no special token in front.
     first = tokenizer.encode(f"{tools}# user\nWrite it.\n# assistant\n{said}", add_special_tokens=False)
-    # What the model says is what it is given here, and a token more, without which its last one would not be cached.
+    # The model says the given tokens and one more, without which the last of them would not be cached.
     response = await calling_http.post(COMPLETIONS, {"prompt": first, "temperature": 0, "max_tokens": 2})
     assert response.status_code == 200, response.text
 

@@ -100,7 +100,7 @@ async def test_responses_hold_the_same_conversation(
 async def test_all_sources_say_the_same(chat_http: HttpClient, conversation: list[dict[str, Any]]) -> None:
     messages, said = before(conversation)[-1]
     sources = set()
-    # With a fixed number of draft tokens, the draft proposes whatever it seems to gain.
+    # With a fixed number of draft tokens, the draft proposes with any expected gain.
     for fields in ({}, {"draft_source": "model", "num_draft_tokens": 4}, {"draft_source": "lookup"}):
         body = {"messages": messages, "token_sources": True, **fields, **GREEDY}
         (choice,) = (await chat_http.post("/v1/chat/completions", body)).json()["choices"]

@@ -1,4 +1,4 @@
-"""What the gateway answers, checked with openai-python's own types in strict mode."""
+"""The gateway's answers, checked with openai-python's own types in strict mode."""
 
 from __future__ import annotations
 

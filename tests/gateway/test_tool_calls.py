@@ -1,4 +1,4 @@
-"""Tool calls and reasoning, of a model that says what is arranged."""
+"""Tool calls and reasoning of a model that follows scripts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attacks on a gRPC server, each in a process of its own and bounded in time: see --help.
 
-An attacker keeps within its rate and its niceness, so that what it costs is what the server spends on it. It stops
+An attacker keeps within its rate and its niceness, so that its cost is the time that the server spends on it. It stops
 after its time, or when its parent ends.
 """
 
@@ -75,7 +75,7 @@ class Attacker:
         self._connections.clear()
 
     async def pace(self, num_operations: int = _BATCH) -> None:
-        """Wait until so many more operations keep within the rate."""
+        """Wait until this number of further operations keeps within the rate."""
         self.num_operations += num_operations
         due_at = self._began_at + self.num_operations / self.operations_per_second
         await asyncio.sleep(max(due_at - time.monotonic(), 0))
@@ -141,7 +141,7 @@ async def large_metadata(attacker: Attacker) -> None:
 
 
 async def _flood(attacker: Attacker, frame: Callable[[int], Frame]) -> None:
-    """Send frames of one kind, and read nothing of what comes back."""
+    """Send frames of one kind, and read no answers."""
     connection = await attacker.connect()
     number = 0
     while True:
@@ -265,7 +265,7 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack came to: its operations, the connections that it took, and the seconds it lasted."""
+    """The size of an attack: its operations, its connections, and its seconds."""
 
     num_operations: int
     num_connections: int
@@ -333,8 +333,8 @@ def main() -> None:
     parser.add_argument("address", help="HOST:PORT or unix:PATH of a server of yours.")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1000, help="Operations a second. (default: 1000)")
-    parser.add_argument("--seconds", type=float, default=10, help="How long. (default: 10)")
-    parser.add_argument("--token", default="", help="Of the calls. (default: none)")
+    parser.add_argument("--seconds", type=float, default=10, help="Duration. (default: 10)")
+    parser.add_argument("--token", default="", help="Token of the calls. (default: no token)")
     options = parser.parse_args()
     os.nice(10)
     outcome = asyncio.run(

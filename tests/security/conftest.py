@@ -17,7 +17,7 @@ from tests.security.standing import Standing, standard_error_to, standing_of
 
 @pytest.fixture(scope="session")
 def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the processes of `stack` log."""
+    """The log of the processes of `stack`."""
     return tmp_path_factory.mktemp("logs") / "log"
 
 

@@ -1,4 +1,4 @@
-"""The longest requests that a door lets in, in shapes that take much more of what reads them than their bytes."""
+"""The longest accepted requests, in shapes that need much more memory or time than their bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest
 
-BYTES = 4 * 2**20 - 64  # of the most that both doors take by default, with room for what is around the shape
+BYTES = 4 * 2**20 - 64  # the limit of both doors by default, with room for the parts around the shape
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _MESSAGES = '"messages":[{"role":"user","content":"x"}]'

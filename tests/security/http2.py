@@ -50,7 +50,7 @@ def headers_frame(stream_id: int, block: bytes, *flags: str) -> HeadersFrame:
 class Connection:
     """A connection to a gRPC server.
 
-    `h2` keeps its state and makes what is legal, and `flush` sends that; `send_frames` asks nobody.
+    `h2` keeps its state and makes legal frames, which `flush` sends; `send_frames` bypasses it.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.processes import PATIENCE_SECONDS
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What came back, whole."""
+    """The whole answer."""
 
     status: int
     headers: bytes
@@ -49,7 +49,7 @@ class HttpDoor:
                 while part := await reader.read(65536):
                     answer += part
         except ConnectionError:
-            pass  # a refusal does not wait for the rest of what it refuses
+            pass  # a refusal does not wait for the rest of the request
         finally:
             writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")

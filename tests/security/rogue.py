@@ -26,7 +26,7 @@ _TARGET = "specd.v1.TargetService"
 
 
 async def truth(answer: Any) -> AsyncIterator[Any]:
-    """Say what the real worker says."""
+    """Answer like the real worker."""
     yield answer
 
 
@@ -65,7 +65,7 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         await self._channel.close()
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell those who watch: they describe the worker anew when it serves again."""
+        """Notify the watchers, which ask for the description again when the worker serves again."""
         status = health_pb2.HealthCheckResponse
         name = _DRAFT if self._is_draft else _TARGET
         await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)

@@ -1,4 +1,4 @@
-"""What an attack must leave as it was: processes, memory, sessions, answers and a log without surprises."""
+"""The state that an attack must not change: processes, memory, sessions, answers and a log without surprises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORE_LINE = re.compile(r"[IWE]\d{4} ")
 
 @contextlib.contextmanager
 def standard_error_to(path: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile write their standard error to a file."""
+    """Make processes that are started within the context write their standard error to a file."""
     saved = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -75,7 +75,7 @@ class Standing:
 
 
 def is_expected(line: str) -> bool:
-    """Whether a line of a log is an event without a traceback and without our own INTERNAL."""
+    """Return whether a line of a log is an event without a traceback and without our own INTERNAL."""
     if CORE_LINE.match(line):
         return True
     entry = json.loads(line) if line.startswith("{") else {}

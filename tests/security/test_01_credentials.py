@@ -152,7 +152,7 @@ async def test_there_is_a_rule_for_each_method_that_a_process_has(
 
 @pytest.mark.parametrize("process", PROCESSES)
 async def test_the_right_credentials_open_every_method(installation: Guarded, tokens: Tokens, process: str) -> None:
-    """Whatever is wrong with an empty request, it is not the caller."""
+    """An empty request can be refused for any reason but the caller."""
     given, address = right(installation, tokens, process), installation.address(process)
     for method in await methods_of(address, given):
         status = await status_of(address, given, method)
@@ -195,7 +195,7 @@ async def test_no_method_answers_who_has_not_the_token(installation: Guarded, to
 
 
 async def test_a_token_on_a_connection_counts_for_its_own_call_alone(installation: Guarded, tokens: Tokens) -> None:
-    """Of calls at once on one connection, each shows a token of its own, or none."""
+    """Simultaneous calls on one connection each have a token of their own, or no token."""
     method = "/specd.v1.SessionService/ListSessions"
     good, bad = [("authorization", f"Bearer {tokens.good}")], [("authorization", f"Bearer {tokens.expired}")]
     calls: list[tuple[str, Sequence[tuple[str, str]]]] = [(method, metadata) for metadata in (good, (), bad) * 5]

@@ -95,7 +95,7 @@ async def test_a_coordinator_knows_its_workers_by_their_role(installation: Guard
 
 
 def test_the_table_lets_each_in_where_it_belongs_and_no_further() -> None:
-    """What the review asked for, in its words."""
+    """Each role can call its own methods and no others."""
     for process, table in MAY_CALL.items():
         for method, allowed in table.items():
             if allowed is not ANYBODY:

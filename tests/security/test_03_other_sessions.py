@@ -66,7 +66,7 @@ async def test_what_one_has_asked_is_not_found_by_another(owners: dict[str, Owne
         request = GenerateRequest(text=PROMPT, max_tokens=2)
         return int((await responses_to(owner.generation.Generate(request)))[-1].statistics.target_reused_tokens)
 
-    assert await reused(owners["alice"]) <= 3  # of what she asked before
+    assert await reused(owners["alice"]) <= 3  # of her earlier prompt
     assert await reused(owners["alice"]) > 50
     assert await reused(owners["bob"]) == 0
     assert await reused(owners["bob"]) > 50

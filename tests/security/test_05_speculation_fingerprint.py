@@ -1,4 +1,4 @@
-"""Check 5: whoever watches an encrypted link sees the rounds of a generation, and with intervals sees none of them."""
+"""Check 5: an eavesdropper on an encrypted link sees the rounds of a generation, and with intervals none of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RECORD_HEADER_BYTES = 5
 
 @dataclass
 class Watcher:
-    """What a TCP proxy in front of a coordinator sees of its answers: the time and length of each TLS record."""
+    """The view of a TCP proxy in front of a coordinator: the time and length of each TLS record."""
 
     coordinator: str
     records: list[tuple[float, int]] = field(default_factory=list)

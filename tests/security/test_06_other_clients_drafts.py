@@ -38,7 +38,7 @@ async def generate(owner: Owner, **fields: Any) -> tuple[list[int], SessionStati
 
 
 async def test_a_client_that_spoils_acceptance_spoils_its_own(owners: dict[str, Owner]) -> None:
-    """What is learnt is by temperature, so both ask for the same; top_k says whether the text can be guessed."""
+    """Learning is by temperature, so both ask for the same one; top_k decides whether the text can be guessed."""
 
     async def drafted(owner: Owner, top_k: int, max_tokens: int, seed: int = 1) -> tuple[list[int], int]:
         sampling = SamplingParameters(temperature=100, top_k=top_k, seed=seed)

@@ -27,7 +27,7 @@ async def test_others_are_served_while_headers_flood(standing: Standing, attack:
 
 
 def call_with(metadata: list[tuple[str, str]]) -> list[Frame]:
-    """Return the frames of a call with this metadata, however large."""
+    """Return the frames of a call with this metadata, of any size."""
     block = encoded(call_headers(MODEL_INFO, metadata))
     chunks = [block[at : at + 2**14] for at in range(0, len(block), 2**14)]
     frames: list[Frame] = [headers_frame(1, chunks[0], *(["END_HEADERS"] if len(chunks) == 1 else []))]

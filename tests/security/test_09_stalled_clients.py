@@ -1,4 +1,4 @@
-"""Check 9, by a client: one that does not read keeps its place from nobody, and its session not for long."""
+"""Check 9, by a client: one that does not read frees its place for others, and soon loses its session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_sessions_whose_clients_never_read_give_up_their_places_and_end(na
         await connection.flush()
         began_at = time.perf_counter()
         reading = asyncio.ensure_future(keep_reading(connection))
-        # Long before the first of them ends, all have run ahead as far as they may, and wait in nobody's way.
+        # Long before the first of them ends, all have run ahead up to the limit, and wait without a place.
         await eventually(lambda: count(narrow_stack, "paused_sessions") >= 3)
         async with RawClient(narrow_stack.address) as client, asyncio.timeout(PATIENCE_SECONDS):
             responses = await responses_to(client.generate("import", max_tokens=3))
@@ -60,7 +60,7 @@ async def test_sessions_whose_clients_never_read_give_up_their_places_and_end(na
         )
         assert errors == 4
 
-        # Whoever reads again learns why it ended.
+        # A client that reads again learns the reason of the end.
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         connection.h2.increment_flow_control_window(2**20, streams[0])

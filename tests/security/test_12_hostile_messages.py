@@ -42,7 +42,7 @@ def field(number: int, content: bytes) -> bytes:
 def hostile(method: MethodDescriptor) -> Iterator[tuple[str, bytes]]:
     """Yield messages to a method, as bytes: for each field of its request the values at the edges."""
     message: Any = method.input_type
-    yield "a field nobody knows", field(2**29 - 1, b"x")
+    yield "an unknown field", field(2**29 - 1, b"x")
     yield "a length that lies", b"\x0a\xff\xff\xff\x7f"
     yield "a group without end", b"\x0b" * 10_000
     for descriptor in message.fields:
@@ -59,7 +59,7 @@ def hostile(method: MethodDescriptor) -> Iterator[tuple[str, bytes]]:
         elif descriptor.is_repeated:
             yield f"{name}: a million", field(number, b"\x01" * (4_000_000 if descriptor.type == 2 else 1_000_000))
         elif descriptor.type not in {FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_FLOAT}:
-            for value in (2**64 - 1, 2**63, 2**31, 2**32 - 1):  # also -1, INT_MIN, and enums that nobody knows
+            for value in (2**64 - 1, 2**63, 2**31, 2**32 - 1):  # also -1, INT_MIN, and unknown enum values
                 yield f"{name}: {value}", varint(number << 3) + varint(value)
 
 
@@ -87,7 +87,7 @@ async def test_a_hostile_message_gets_a_status_that_blames_it(stack: Stack, stan
 
 
 async def outcome_of(channel: Any, path: str, data: bytes, takes_stream: bool) -> str:
-    """Return the status of a call with these bytes; of one that goes on, after its first answers."""
+    """Return the status of a call with these bytes; for a call that continues, after its first answers."""
     call: Any = channel.stream_stream(path)(iter([data]), timeout=30) if takes_stream else None
     call = call or channel.unary_stream(path)(data, timeout=30)
     try:

@@ -1,4 +1,4 @@
-"""Check 14: what looks like a control token in what people say is text, and changes nothing for others."""
+"""Check 14: text in a message that looks like a control token is text, and changes nothing for others."""
 
 from __future__ import annotations
 

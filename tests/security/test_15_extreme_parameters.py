@@ -79,7 +79,7 @@ async def doors(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Doors
 
 @asynccontextmanager
 async def another_generates(doors: Doors) -> AsyncIterator[None]:
-    """Let the quiet client generate meanwhile; it gets the tokens that it gets undisturbed."""
+    """Let the quiet client generate within the context; it gets the same tokens as without disturbance."""
     over = asyncio.Event()
 
     async def generate() -> list[list[int]]:
@@ -109,7 +109,7 @@ def other(**fields: Any) -> GenerateRequest:
     return GenerateRequest(**{"text": "import", "max_tokens": 4, **fields})
 
 
-# Requests by what the message must name: the field, and its value.
+# Requests by the field and the value that the message must name.
 GRPC: dict[tuple[str, str], GenerateRequest] = {
     **{("temperature", f"{value:g}"): sampled(temperature=value) for value in (-1, 3e38, 1e-30, NAN, INF, -INF)},
     **{("top_p", f"{value:g}"): sampled(top_p=value) for value in (-1, 0, 1e-30, 2, 3e38, NAN, INF, -INF)},

@@ -35,7 +35,7 @@ MIB = 2**20
     ids=lambda value: str(value)[:50],
 )
 async def test_numbers_are_bounded(http_door: HttpDoor, path: str, body: dict[str, Any], status: int) -> None:
-    """The coordinator is away, so that whatever is not refused before would be a 503."""
+    """The coordinator is away, so that a request that is not refused before would be a 503."""
     assert (await http_door.post(path, json.dumps(body).encode())).status == status
 
 
@@ -63,7 +63,7 @@ async def test_a_body_in_chunks_without_end_is_refused_at_the_limit(http_door: H
     sent = 0
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     answer = asyncio.ensure_future(reader.readline())
-    # The answer can be lost: who is refused and goes on sending is cut off.
+    # The answer can be lost, because a client that continues to send after a refusal is cut off.
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not answer.done() and sent < 64 * MIB:

@@ -128,7 +128,7 @@ async def test_a_target_with_a_byte_swapped_between_the_samples_is_not_used_agai
                     raise AssertionError("a token came from other weights")
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
-            # The same bytes again, in a third life: it goes on.
+            # The same bytes again, in a third life: the session continues.
             content[weights.stat().st_size // 15 + 100_000] ^= 1
             weights.write_bytes(content)
             process = stack.target.process

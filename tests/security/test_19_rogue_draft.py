@@ -105,7 +105,7 @@ LIES: dict[str, Lie] = {
     "times of NaN": changed(lambda a: setattr(a.time, "compute_seconds", math.nan)),
     "times before the start": changed(lambda a: setattr(a.time, "queue_seconds", -1e300)),
     "endless times": changed(lambda a: setattr(a.time, "compute_seconds", math.inf)),
-    "steps of nobody": changed(lambda a: a.ClearField("time")),
+    "steps of no session": changed(lambda a: a.ClearField("time")),
     "old rounds": answer_old_rounds,
     "future rounds": changed(lambda a: setattr(a, "round", 2**64 - 1)),
     "an answer twice": answer_twice,
@@ -156,7 +156,7 @@ async def test_distributions_that_are_none_do_not_end_the_session(victim: Victim
 
 
 async def test_an_answer_of_an_older_life_gives_no_proposal(victim: Victim) -> None:
-    victim.rogue.incarnation = "of before"
+    victim.rogue.incarnation = "an earlier life"
     completion = await victim.complete(num_draft_tokens=4)
     victim.rogue.incarnation = ""
     assert completion.token_ids == victim.target_only.token_ids

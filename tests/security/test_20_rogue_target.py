@@ -25,7 +25,7 @@ Victim = tuple[Rogue, RawClient, Completion, RunningSpecd]
 
 @pytest.fixture(scope="module")
 async def victim(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Victim]:
-    """A coordinator whose target lies, with what the text should be."""
+    """A coordinator with a lying target, and the right text."""
     address = f"unix:{tmp_path_factory.mktemp('rogue') / 'target'}"
     async with (
         Rogue("target", stack.target, address) as rogue,
@@ -50,7 +50,7 @@ async def answer_twice(answer: VerifyResponse) -> AsyncIterator[VerifyResponse]:
 
 
 async def repeat_the_first(answer: VerifyResponse) -> AsyncIterator[VerifyResponse]:
-    """Answer the third round with the verdict of before, as a proxy that replays would."""
+    """Answer the third round with the previous verdict, like a proxy that replays."""
     if answer.round == 3:
         answer.num_accepted, answer.cached_len = 0, answer.cached_len - 1
     yield answer
@@ -95,7 +95,7 @@ async def fail_late(answer: VerifyResponse) -> AsyncIterator[VerifyResponse]:
 HARMLESS: dict[str, Lie] = {
     "times of NaN": in_round(2, lambda a: setattr(a.time, "compute_seconds", math.nan)),
     "times of 1e300": in_round(2, lambda a: setattr(a.time, "queue_seconds", -1e300)),
-    "steps of nobody": in_round(2, lambda a: a.ClearField("time")),
+    "steps of no session": in_round(2, lambda a: a.ClearField("time")),
 }
 
 
@@ -110,10 +110,10 @@ async def test_times_decide_no_token(victim: Victim, case: str) -> None:
 async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
     """All its streams are lost ones: the session ends when it has been replayed as often as may be."""
     rogue, client, expected, _ = victim
-    rogue.incarnation = "of before"
+    rogue.incarnation = "an earlier life"
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in client.generate(PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=0):
-            raise AssertionError("a token came from a target whose model nobody has checked")
+            raise AssertionError("a token came from a target with an unchecked model")
     rogue.incarnation = ""
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (await complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4)).text == expected.text
@@ -121,7 +121,7 @@ async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
 
 async def test_a_stream_of_another_life_is_replayed_on_the_right_one(victim: Victim) -> None:
     rogue, client, expected, _ = victim
-    rogue.incarnation, rogue.lies_once = "of before", True
+    rogue.incarnation, rogue.lies_once = "an earlier life", True
     completion = await complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4)
     assert completion.text == expected.text
     assert completion.statistics.target_replays == 1

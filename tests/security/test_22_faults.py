@@ -25,7 +25,7 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "SPECD_LOG_FORMAT": "json"}
 
 @contextlib.contextmanager
 def limited(what: int, value: int) -> Iterator[None]:
-    """Let processes that are started meanwhile have no more than this of something."""
+    """Limit a resource of the processes that are started within the context."""
     soft, hard = resource.getrlimit(what)
     resource.setrlimit(what, (value, hard))
     try:
@@ -44,7 +44,7 @@ async def test_connections_do_not_take_the_last_files(standing: Standing, tmp_pa
             await complete(client)
             streams = [await connect(stack.address) for _ in range(150)]
             assert (await complete(client)).token_ids == standing.token_ids
-            # Files are left for what the process itself needs, such as a scrape.
+            # Files are left for the process itself, such as for a scrape.
             text = await asyncio.wait_for(asyncio.to_thread(read_metrics_text, stack.coordinator), PATIENCE_SECONDS)
             assert "specd_active_sessions" in text
             for _, writer in streams:

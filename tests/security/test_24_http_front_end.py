@@ -74,7 +74,7 @@ async def test_paths_lead_to_no_file_and_no_address(http_door: HttpDoor, path: s
     ],
 )
 async def test_a_request_inside_a_request_is_not_served(http_door: HttpDoor, headers: str) -> None:
-    """What a proxy in front and the gateway could read differently."""
+    """Requests that a proxy in front and the gateway could read differently."""
     inner = f"GET /health HTTP/1.1\r\nhost: {http_door.address}\r\n\r\n"
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {http_door.address}\r\n{headers}\r\n\r\n0\r\n\r\n{inner}"
     answer = await http_door.request(head.encode())

@@ -20,7 +20,7 @@ SOURCES = sorted(
 LOCKS = [ROOT / "requirements.lock", *sorted((ROOT / "deploy" / "locks").glob("*.lock"))]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
-# Modules and functions that run code which comes with what they read, or a shell on what they are given.
+# Modules and functions that run code in the data that they read, or a shell on their arguments.
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads"}
 UNSAFE_YAML = {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"}

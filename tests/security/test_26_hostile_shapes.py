@@ -101,7 +101,7 @@ async def door(shaped_stack: Stack) -> HttpDoor:
 
 @pytest.fixture(scope="module")
 async def honest(shaped_stack: Stack, door: HttpDoor) -> dict[str, float]:
-    """What each process takes for the longest honest text, in bodies; it is refused, since no context is that long."""
+    """Memory of each process for the longest honest text, in bodies; it is refused, since no context is that long."""
     body = json.dumps({"prompt": "word " * (BYTES // 5 - 10)}).encode()
     before = peaks_from_now(shaped_stack)
     assert (await door.post(COMPLETIONS, body)).status == 400
@@ -118,7 +118,7 @@ async def watch(door: HttpDoor) -> AsyncIterator[Watch]:
 
 
 def memory_bytes(child: Child, name: str) -> int:
-    """Return a line of what the system says of a process's memory."""
+    """Return a line of the system's report of a process's memory."""
     assert child.process is not None
     status = Path(f"/proc/{child.process.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{name}:"))

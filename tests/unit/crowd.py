@@ -75,7 +75,7 @@ class Request:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it waits for its turn to go on."""
+        """Whether it waits for its turn to continue."""
         return self._going_on is not None and not self._going_on.done()
 
     def next_round(self) -> None:
@@ -84,7 +84,7 @@ class Request:
         self._going_on = self._crowd.loop.create_task(self._go_on(self._place))
 
     def stop_waiting(self) -> None:
-        """Wait for the turn to go on no longer."""
+        """Stop waiting for the turn to continue."""
         if self._going_on is not None:
             self._going_on.cancel()
 
@@ -97,7 +97,7 @@ class Request:
                 crowd.running.remove(self)
                 crowd.paused.append(self)
             await turn
-            if self in crowd.paused:  # it may have left meanwhile
+            if self in crowd.paused:  # it may have left during the wait
                 crowd.paused.remove(self)
                 crowd.running.append(self)
         finally:
@@ -126,7 +126,7 @@ class Request:
         if self.reason == "CACHE_EXCEEDED":
             # By what the worker has now: it can have come back with less while this one waited.
             assert self.num_tokens * crowd.bytes_per_token > crowd.capacity
-        elif not crowd.has_several_clients:  # of several, one may give way to another
+        elif not crowd.has_several_clients:  # with several clients, one may yield to another
             assert self.reason == expected_reason
 
 
@@ -165,7 +165,7 @@ class Crowd:
         self.paused: list[Request] = []
         self.begun: list[Request] = []  # all that ever ran, in the order in which they began
         self.overtaken: list[Request] = []
-        self.noticed_capacity = capacity  # when somebody last asked or left
+        self.noticed_capacity = capacity  # at the last request or departure
 
     @property
     def has_several_clients(self) -> bool:
@@ -198,7 +198,7 @@ class Crowd:
         return request
 
     def begin(self, request: Request) -> None:
-        # One that runs as soon as it asks goes on before those that its asking admits, which are ready by now.
+        # A session that runs as soon as it asks continues before the sessions that its request admits.
         ahead = [one for one in self.waiting[: self.waiting.index(request)] if one.client == request.client]
         self.loop.call_soon(self._note_overtaken, ahead)
         self.waiting.remove(request)
@@ -218,7 +218,7 @@ class Crowd:
                 those.remove(request)
 
     def check_books(self) -> None:
-        """Check the admission's numbers against ours, once nobody is on the way from one state to the next."""
+        """Check the admission's numbers against ours, once no session is between two states."""
         assert self.admission.num_running == len(self.running)
         assert self.admission.num_paused == len(self.paused)
         assert self.admission.capacity.reserved_bytes == sum(

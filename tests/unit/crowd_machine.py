@@ -1,4 +1,4 @@
-"""What may happen to the requests of a crowd, as rules for Hypothesis."""
+"""The events of the requests of a crowd, as rules for Hypothesis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.crowd import Crowd, Request
 
 
 class CrowdMachine(RuleBasedStateMachine):
-    """Sessions that run, pause and end in any order; subclasses say who comes, and what must hold."""
+    """Sessions that run, pause and end in any order; subclasses define the clients and the invariants."""
 
     loop: asyncio.AbstractEventLoop
     crowd: Crowd
@@ -31,7 +31,7 @@ class CrowdMachine(RuleBasedStateMachine):
 
     @property
     def sleeping(self) -> list[Request]:
-        """The requests that have paused, and do not ask to go on."""
+        """The paused requests that do not ask to continue."""
         return [one for one in self.crowd.paused if not one.goes_on]
 
     @precondition(lambda self: self.crowd.running)
@@ -58,7 +58,7 @@ class CrowdMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sleeping)
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
-        """Let one that has paused ask to go on."""
+        """Let a paused request ask to continue."""
         data.draw(st.sampled_from(self.sleeping)).next_round()
         self.settle()
 
@@ -74,7 +74,7 @@ class CrowdMachine(RuleBasedStateMachine):
         assert self.crowd.present == []
 
     def teardown(self) -> None:
-        """Let all go on and end: all get their turn, or a refusal."""
+        """Let all requests continue and end: each gets its turn, or a refusal."""
         if not hasattr(self, "crowd"):
             return
         try:

@@ -130,7 +130,7 @@ class FakeDraftStream:
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
         if self.broken:
             self.uses_when_broken += 1
-            assert self.uses_when_broken == 1, "after a prefill whose error nobody saw, one use may find it broken"
+            assert self.uses_when_broken == 1, "after a prefill with an unseen error, only one use may find it broken"
             raise WorkerLostError("DRAFT_UNAVAILABLE", "gone")
         self.event = self.worker.events.pop(0) if self.worker.events else "ok"
         self.broken = self.event in {"lost", "full", "refuses"}

@@ -1,4 +1,4 @@
-"""How the time of some work grows with its size."""
+"""The growth of the time of some work with its size."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from specd.v1.generation_pb2 import GenerateRequest, GenerateResponse
 
 END_TOKEN = 256
 MODEL = ModelInfo("mortal", "fake", "f", "v", 257, 4096, (END_TOKEN,), "", "")
-# Characters of one, two and four bytes, and so many tokens.
+# Characters of one, two and four bytes, which are as many tokens.
 ALPHABET = "ab äß🙂"
 _BYTES = [list(character.encode()) for character in ALPHABET]
 
@@ -106,9 +106,9 @@ class _SeededStream:
 
 @dataclass
 class Death:
-    """How a call ends: after so many of its messages, and whether the coordinator and its sessions go with it.
+    """The end of a call: the number of its messages before it, and whether the coordinator and its sessions end too.
 
-    `is_unheard`: what it did goes on to its end, and only its messages do not arrive. The status is gRPC's own for a
+    `is_unheard`: the call runs to its end, and only its messages do not arrive. The status is gRPC's own for a
     connection that broke, or CANCELLED, as of servers and proxies that exit at once.
     """
 
@@ -196,14 +196,14 @@ class _Call:
         return self._responses
 
     def cancel(self) -> None:
-        """Nothing of it runs while nobody reads."""
+        """The generation does not run while no client reads."""
 
 
 Clock = Callable[[], float]
 
 
 def ticking() -> Iterator[float]:
-    """Yield the times of a clock that goes on by a millisecond at each look."""
+    """Yield the times of a clock that advances by a millisecond at each reading."""
     now = 0.0
     while True:
         yield now

@@ -1,4 +1,4 @@
-"""How many proposed tokens each way to accept takes, by formula."""
+"""The number of proposed tokens that each rule accepts, by formula."""
 
 from __future__ import annotations
 

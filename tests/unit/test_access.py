@@ -1,4 +1,4 @@
-"""Who makes a call, as its service sees it."""
+"""The caller, as a service sees it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def generate(request: bytes, context: Context) -> AsyncIterator[bytes]:
 
 async def read(_: Any, context: Context) -> None:
     while await context.read() is not grpc.aio.EOF:
-        await asyncio.sleep(0.01)  # other calls run meanwhile
+        await asyncio.sleep(0.01)  # other calls run during the pause
         await context.write(current_caller().name.encode())
 
 

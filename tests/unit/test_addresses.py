@@ -1,4 +1,4 @@
-"""Where processes are reached."""
+"""Addresses of processes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ capacities = st.integers(1, 12)
 
 
 class Capacity(CrowdMachine):
-    """Three clients whose sessions come, run, pause and end in any order, and a capacity that changes meanwhile."""
+    """Three clients with sessions that come, run, pause and end in any order, and a capacity that changes."""
 
     @initialize(
         max_sessions=st.integers(1, 5),
@@ -29,9 +29,9 @@ class Capacity(CrowdMachine):
         crowd = self.crowd
         if crowd.capacity != crowd.noticed_capacity:
             return
-        assert all(one.num_tokens <= crowd.capacity for one in crowd.waiting), "it waits for what never comes"
+        assert all(one.num_tokens <= crowd.capacity for one in crowd.waiting), "it waits for memory that never comes"
         if not crowd.running:
-            assert not any(one.goes_on for one in crowd.paused), "nothing runs, and one waits to go on"
+            assert not any(one.goes_on for one in crowd.paused), "nothing runs, and a session waits to continue"
             assert crowd.paused or not crowd.waiting, "nothing runs, and one that fits waits"
 
     @rule(client=clients, num_tokens=st.integers(1, 12))

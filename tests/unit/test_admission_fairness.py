@@ -1,4 +1,4 @@
-"""Admission between clients: each gets its share, whatever the others do, and nobody waits for ever."""
+"""Admission between clients: each gets its share under any behaviour of the others, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.crowd import Crowd, Request, settle
 from tests.unit.crowd_machine import CrowdMachine
 
 CLIENTS = ("a", "b", "c")
-# Seconds per token of each of so many sessions that run together: on a large GPU, on a small one, on a CPU.
+# Seconds per token of each session, by the number of sessions that run together: on a large GPU, a small one, a CPU.
 SECONDS_PER_TOKEN: dict[str, Callable[[int], float]] = {
     "constant": lambda _: 1.0,
     "mixed": lambda number: 3.0 + number,
@@ -26,7 +26,7 @@ clients = st.sampled_from(CLIENTS)
 
 
 class Clients(CrowdMachine):
-    """Three clients, whose sessions run, pause and go on in any order."""
+    """Three clients with sessions that run, pause and continue in any order."""
 
     @initialize(
         max_sessions=st.integers(1, 6),
@@ -72,7 +72,7 @@ class Clients(CrowdMachine):
 
     @rule(cost=st.sampled_from(sorted(SECONDS_PER_TOKEN)))
     def all_end_rounds(self, cost: str) -> None:
-        """Let what a batch costs change, and all that run end so many rounds that they have noticed it."""
+        """Change the cost of a batch, and let all running sessions end enough rounds to notice it."""
         self.cost = cost
         for _ in range(2 * len(self.crowd.running) + _ROUNDS_IN_A_ROW):
             before = self.num_by_client(self.crowd.running)
@@ -114,13 +114,13 @@ class Clients(CrowdMachine):
 
     @property
     def is_clear(self) -> bool:
-        """Whether nobody waits for memory, or for another's."""
+        """Whether no request waits for memory, or for another's."""
         return (
             self.fits(self.crowd.waiting) and sum(one.num_tokens for one in self.crowd.present) <= self.crowd.capacity
         )
 
     def is_affordable(self, number: int) -> bool:
-        """Return whether so many may run for all that those with the fewest are to have."""
+        """Return whether this number may run without making the clients with the fewest sessions too slow."""
         crowd = self.crowd
         going_on = [one for one in crowd.paused if one.goes_on]
         wanted = self.num_by_client([*crowd.running, *going_on, *crowd.waiting])

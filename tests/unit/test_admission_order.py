@@ -1,4 +1,4 @@
-"""Admission: in which order requests run, whatever comes, goes and is cancelled meanwhile."""
+"""Admission: the order in which requests run while others come, leave and are cancelled."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.crowd.waiting:
             reserved = sum(one.num_tokens for one in self.crowd.running)
             is_full = len(self.crowd.running) == self.crowd.max_sessions
-            assert self.crowd.running, "nobody runs, and somebody waits"
+            assert self.crowd.running, "no session runs, but one waits"
             assert is_full or reserved + self.crowd.waiting[0].num_tokens > self.crowd.noticed_capacity, "there is room"
 
     @invariant()

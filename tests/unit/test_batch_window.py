@@ -24,7 +24,7 @@ class Session:
 
 
 def taught(away_seconds: float, *, shares_cores: bool = False) -> BatchWindow:
-    """Return a window that knows the fixed cost, and sessions that stay away for so long."""
+    """Return a window that knows the fixed cost, and the time that sessions stay away."""
     window, session = BatchWindow(shares_cores=shares_cores), Session()
     for num_tokens in (1, 2, 3, 4):
         window.stepped(num_tokens, FIXED + 0.1 * num_tokens)
@@ -236,7 +236,7 @@ def test_sessions_that_are_soon_back_come_to_be_served_in_lockstep(
 
 
 def test_sessions_that_change_their_pace_are_followed() -> None:
-    """Also when nobody ever waits for the slower ones: then they can still teach how slow they are."""
+    """Also when no step waits for the slower sessions: the window still learns how slow they are."""
     window, sessions = taught(0.05), [Session(), Session()]
     for i in range(100):
         at = 10.0 * i

@@ -1,4 +1,4 @@
-"""What the benchmark says of its contenders, side by side."""
+"""The benchmark's ratios of its contenders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_greedy_comparison_is_of_speed_only() -> None:
 
 
 def results_at(speeds: dict[Setup, float]) -> list[SetupResult]:
-    """Results of contenders that are so many times as fast as `SAMPLE`."""
+    """Results of contenders with these speeds, relative to `SAMPLE`."""
     return [summarise(setup, [replace(SAMPLE, decode_seconds=1 / speed)], [SAMPLE]) for setup, speed in speeds.items()]
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark measures, and what it makes of its measurements."""
+"""The measurements of the benchmark, and their summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What caches take by the number of tokens, and its way over the wire."""
+"""The memory of caches by the number of tokens, and its message."""
 
 from __future__ import annotations
 

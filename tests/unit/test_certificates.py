@@ -112,7 +112,7 @@ def test_what_cannot_be_used_is_named_with_the_file_and_what_to_do(directory: Pa
     assert "was not issued by the authority in" in refusal(CertificateFiles(files.cert, files.key, strange.ca))
     assert f"the certificate {files.cert} expired on" in refusal(files, after_days=31)
     assert f"the certificate {files.cert} is not valid before" in refusal(files, after_days=-1)
-    # Whoever is known by the host only can be of another authority than its peers.
+    # A process that is known by its host only can have another authority than its peers.
     Certificates(CertificateFiles(files.cert, files.key, strange.ca), role=None)
 
 

@@ -1,4 +1,4 @@
-"""Chat prompts: what transformers makes of a conversation, and errors that say what is wrong with it."""
+"""Chat prompts: equal to those of transformers, or errors that name the problem."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ times = st.floats(0.0, 1e6)
 
 
 def run(chunk: PrefillChunk, seconds_of: Callable[[int], float], count: int) -> list[int]:
-    """Compute so many chunks, and return their sizes."""
+    """Compute a number of chunks, and return their sizes."""
     sizes = []
     for _ in range(count):
         sizes.append(chunk.num_tokens)
@@ -26,7 +26,7 @@ def run(chunk: PrefillChunk, seconds_of: Callable[[int], float], count: int) -> 
 
 
 def settled(num_tokens: int) -> PrefillChunk:
-    """Learn a device without a fixed cost that computes so many tokens in the wanted time."""
+    """Learn a device without a fixed cost that computes this number of tokens in the wanted time."""
     chunk = PrefillChunk(SECONDS)
     run(chunk, lambda n: n * SECONDS / num_tokens, 30)
     assert abs(chunk.num_tokens - num_tokens) <= MULTIPLE
@@ -46,7 +46,7 @@ def test_a_chunk_is_a_multiple_of_16_within_bounds_whatever_chunks_take(took: li
 @given(fitting=st.integers(MULTIPLE, MOST))
 @settings(max_examples=50)
 def test_chunks_come_to_take_the_wanted_time(fixed_part: float, fitting: int) -> None:
-    """Whatever a pass costs besides its tokens."""
+    """With any fixed cost of a pass."""
     fixed = fixed_part * SECONDS
     sizes = run(PrefillChunk(SECONDS), lambda n: fixed + (SECONDS - fixed) * n / fitting, 200)
     assert all(abs(size - fitting) <= MULTIPLE for size in sizes[100:])

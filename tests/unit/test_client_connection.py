@@ -56,7 +56,7 @@ class Serving:
 
 async def until_begun(stream: Any) -> None:
     """Wait until a stream that something else reads has brought all that come before it stalls."""
-    while len(stream.tokens) < 3:  # noqa: ASYNC110 - its reader tells nobody
+    while len(stream.tokens) < 3:  # noqa: ASYNC110 - its reader raises no event
         await asyncio.sleep(0.01)
 
 

@@ -22,7 +22,7 @@ WORKERS = ("draft-worker", "target-worker")
 
 
 def services_of(file: str) -> dict[str, dict[str, Any]]:
-    """Return the services of a compose file, with what they extend."""
+    """Return the services of a compose file, with the services that they extend."""
     return {name: service_of(file, name) for name in read(file)["services"]}
 
 

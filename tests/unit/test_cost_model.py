@@ -1,4 +1,4 @@
-"""What the cost model learns from rounds."""
+"""The cost model learns from rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_queues_of_a_session_alone_are_overheads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verify_queue", "wait"), [(0.002, 0.005), pytest.param(0.5, 0.006, id="somebody's prompt was computed")]
+    ("verify_queue", "wait"), [(0.002, 0.005), pytest.param(0.5, 0.006, id="another session's prompt was computed")]
 )
 def test_queues_of_several_sessions_are_waits_of_no_more_than_a_proposal(verify_queue: float, wait: float) -> None:
     costs = model()

@@ -1,4 +1,4 @@
-"""What a supervisor is told of a download."""
+"""The reports of a download to the supervisor."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.unit.mortal_server import MortalServer
 
 
 async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
-    """A megabyte takes a second, in which other sessions go on."""
+    """A megabyte takes a second, during which other sessions continue."""
 
     class SlowTokenizer:
         template = ChatTemplate()

@@ -8,12 +8,12 @@ from tests.unit.crowd import Crowd, Request, settle
 
 
 def linear(number: int) -> float:
-    """What a token takes of each of so many sessions, where they are computed one after the other."""
+    """The time of a token in each of several sessions that are computed one after the other."""
     return float(number)
 
 
 async def rounds(crowd: Crowd, count: int) -> Counter[str]:
-    """Let all that run have so many rounds, and return how many of each client run."""
+    """Let all running sessions have this number of rounds, and return the number of running sessions by client."""
     for _ in range(count):
         for each in [*crowd.running]:
             each.next_round()

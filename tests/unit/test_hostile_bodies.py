@@ -64,7 +64,7 @@ def read(body: bytes) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_four_times_the_body_takes_about_four_times_as_long(shape: str) -> None:
     bodies = {size: SHAPES[shape](size) for size in (2**14, 2**16)}
-    assert growth(lambda size: read(bodies[size]), 2**14) < 8  # 16 times for what is quadratic
+    assert growth(lambda size: read(bodies[size]), 2**14) < 8  # quadratic growth would be 16 times
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -76,7 +76,7 @@ def test_the_longest_body_takes_less_memory_than_three_of_its_kind(shape: str) -
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 2 * len(body)  # besides the body
+    assert peak < 2 * len(body)  # in addition to the body
 
 
 @pytest.mark.parametrize("shape", SHAPES)

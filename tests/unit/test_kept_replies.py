@@ -70,7 +70,7 @@ SECOND = [*TOKENIZER.encode("Sunny", add_special_tokens=False), IDS[END]]
 
 
 class ScriptedTarget(SeededTarget):
-    """A target whose sessions say what is written, turn after turn."""
+    """A target that says the scripted replies, turn after turn."""
 
     def __init__(self, *turns: list[int]) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ pieces = st.lists(st.sampled_from(["cat", " sat", "\n", "Grüße", "☃", " ", "
 
 @given(st.lists(pieces, min_size=1, max_size=4), pieces, st.booleans())
 def test_tokens_that_say_the_same_are_kept(runs: list[list[str]], more: list[str], is_ended: bool) -> None:
-    """Whatever tokens a text has: up to its end, if the tokenizer has a token that begins there."""
+    """With any tokens for a text: up to its end, if the tokenizer has a token that begins there."""
     before: list[int] = []
     for run in runs:
         before += [IDS[START], *spelled("".join(run))]

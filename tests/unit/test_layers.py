@@ -1,4 +1,4 @@
-"""Which package may import which: the rule of docs/design.md, for every module of every package."""
+"""The allowed imports between packages: the rule of docs/design.md, for every module of every package."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    del names["Generation"]  # until the gateway uses the client's options in place of its own class of this name
+    del names["Generation"]  # until the gateway uses the client's options instead of its own class of this name
     assert not [name for name, count in names.items() if count > 1]
 
 

@@ -1,4 +1,4 @@
-"""What sessions teach the planner stays with their client, and takes a bounded place."""
+"""The planner's learning from sessions stays with their client, and takes bounded memory."""
 
 from __future__ import annotations
 

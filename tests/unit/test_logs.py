@@ -1,4 +1,4 @@
-"""What the log leaves out."""
+"""The events that the log leaves out."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ plans = st.lists(
 def test_looked_up_tokens_change_no_text(
     prompt: list[int], max_tokens: int, planned: list[Plan], prediction: list[int], offsets: list[int]
 ) -> None:
-    """Alone, behind the draft's, and in place of a lost draft's; whatever the prediction says."""
+    """Alone, behind the draft's tokens, and instead of a lost draft's; with any prediction."""
     session = make_session(prompt, max_tokens)
     expected = decode_with_target_alone(prompt, max_tokens)
     draft = FakeDraft(lambda ids: (next_token(ids) + (offsets or [0])[len(ids) % len(offsets or [0])]) % 5, ["lost"])

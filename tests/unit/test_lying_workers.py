@@ -195,7 +195,7 @@ def test_a_target_sends_the_log_probabilities_of_the_prompt_that_were_asked_for(
 def test_whatever_a_target_says_the_tokens_are_of_the_vocabulary(
     prompt: list[int], num_true: int, lie: Callable[[Verdict], Verdict]
 ) -> None:
-    """What could be true cannot be told from the truth: it is that session's own text."""
+    """A possible lie cannot be recognised, and changes only its own session."""
     session = make_session(prompt, 30)
     try:
         _, statistics = run(session, 4, FakeDraft(next_token, []), LyingTarget(num_true, lie))

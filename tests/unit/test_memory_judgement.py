@@ -20,7 +20,7 @@ MOST_MIB = 16  # what a test allows a process
     growth=st.floats(0, 100),
 )
 def test_one_reading_decides_nothing(number: int, place: int, reading: float, growth: float) -> None:
-    """Whatever it is, and however much the process had to grow to its size."""
+    """With any steady growth, and any growth at the beginning."""
     flat = [198.0] * number
     flat[0] -= growth
     flat[place % number] = reading

@@ -1,4 +1,4 @@
-"""How many values a message has is told before it is parsed."""
+"""The values of a message are counted before it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md says of each family in which forms its replies are read, as the gateway's tables have it."""
+"""docs/models.md lists the forms of each family's replies that the gateway's tables have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a model before its weights are read."""
+"""The outline of a model, before its weights are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets of a session's rounds: in linear time, whatever the tokens are."""
+"""The output of a session's rounds: in linear time for any tokens."""
 
 from __future__ import annotations
 

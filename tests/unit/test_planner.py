@@ -60,7 +60,7 @@ def test_what_each_proposal_takes_besides_its_tokens_makes_them_no_dearer() -> N
 
 @pytest.mark.parametrize("wire", [0.0005, 0.010])
 def test_predicted_tokens_per_second_come_true_where_proposals_end_early(wire: float) -> None:
-    """What ends early is judged by fewer accepted tokens, too, not only by fewer seconds: k was chosen too large."""
+    """An early end is judged also by fewer accepted tokens, not only by fewer seconds: k was chosen too large."""
     simulation = Simulation(World(wire=wire, verify=lambda n, w: 0.010 + 0.006 * math.ceil(n * w / 4)))
     simulation.run(num_sessions=32, at_once=1, tokens=128)
     with mock.patch.object(planner_module, "choose_k", wraps=choose_k) as choosing:

@@ -1,4 +1,4 @@
-"""Quotas of clients: what they use in a minute on average is what they may."""
+"""Quotas of clients: their average use per minute equals the quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model says in each form that is read comes out as it was meant, however the reply comes in pieces."""
+"""A model's reply in each known form is parsed correctly, for any division into pieces."""
 
 from __future__ import annotations
 

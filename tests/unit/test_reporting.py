@@ -1,4 +1,4 @@
-"""What the log says of a request that is refused: what was wrong and with which session, and not what it said."""
+"""The log of a refused request has the problem and the session, and no text of the client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAILING = "{{ raise_exception('I cannot answer ' + messages[0].content) }}"
 
 
 async def logged(directory: Path, error: SpecdError) -> dict[str, Any]:
-    """Return what the log says of a call that ends with this error."""
+    """Return the log of a call that ends with this error."""
     errors = Counter("errors", "Calls that ended with an error.", ["code", "reason"], registry=None)
 
     async def call(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""A text is the same however often its stream breaks: the client's own code, against the coordinator's."""
+"""A text is the same for any number of breaks of its stream: the client's code against the coordinator's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_completion(prompt: str, options: dict[str, Any], minimum: int, deaths
 
 
 def test_there_are_deaths_in_the_middle() -> None:
-    """The examples above are what they look like: streams break where tokens have come."""
+    """In the examples above, streams do break behind tokens."""
     server = MortalServer(
         [Death(3, loses_sessions=True), Death(0, loses_sessions=False), Death(2, loses_sessions=True)]
     )

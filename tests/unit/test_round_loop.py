@@ -1,4 +1,4 @@
-"""The round loop against fake workers: whatever draft and faults do, the target's own tokens come out."""
+"""The round loop against fake workers: with any draft and any faults, the text is the target's own."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_draft_that_is_always_right_is_always_accepted(prompt: list[int], max_
 
 
 def test_a_target_that_is_lost_in_the_same_round_again_and_again_fails_the_session() -> None:
-    """What kills the target each time must not take the caches of the others for ever."""
+    """A request that kills the target each time must not end the caches of the others for ever."""
     losses = verifier_module._MOST_LOSSES
     target = FakeTarget(["ok", *["lost"] * losses])
     with pytest.raises(UnavailableError, match=f"{losses} losses"):

@@ -1,4 +1,4 @@
-"""What a client may say about sampling, and how it travels to a worker."""
+"""Clients' sampling parameters, their checks and their messages to workers."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Store(RuleBasedStateMachine):
         if len(last.token_ids) > BUDGET_TOKENS:
             self.expected.remove(last)
         while sum(map(self.idle_tokens, ("", "a", "b"))) > BUDGET_TOKENS:
-            # Which of two with as much, is left open: whatever the store has forgotten.
+            # Between two with equally much, the store may forget either.
             most = max(map(self.idle_tokens, ("", "a", "b")))
             oldest = {client: None for client in ("", "a", "b") if self.idle_tokens(client) == most}
             candidates = [next(o for o in self.expected if not o.busy and o.client == client) for client in oldest]
@@ -228,7 +228,7 @@ def test_a_turn_is_seen_only_when_it_has_finished(store: SessionStore, clock: Cl
     before = seen.token_ids
     clock.now += 1
     store.finish(turn, [0, 1, 2, 3], None)
-    assert before.tolist() == [0, 1]  # whoever reads it is not disturbed
+    assert before.tolist() == [0, 1]  # readers of it are not disturbed
     seen = store.get("a", "")
     assert (seen.token_ids.tolist(), seen.num_turns, seen.busy) == ([0, 1, 2, 3], 2, False)
     assert (seen.created_at, seen.last_used_at) == (clock.now - 2, clock.now)

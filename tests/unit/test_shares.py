@@ -1,4 +1,4 @@
-"""How many sessions of several clients can run together, by what a batch costs."""
+"""The number of sessions of several clients that can run together, by the cost of a batch."""
 
 from __future__ import annotations
 

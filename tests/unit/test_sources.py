@@ -1,4 +1,4 @@
-"""Which sources may propose tokens for a request, and how many."""
+"""The sources that may propose tokens for a request, and their numbers of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token takes of several sessions: seen, or taken from what was seen."""
+"""The time of a token in several sessions: measured, or derived from measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs: interpolation, the width that is padded to, and what is learnt from real steps."""
+"""Step costs: interpolation, padding to a cheaper width, and learning from real steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_beyond_the_last_width_it_goes_on_as_it_did_but_never_down() -> None:
 
 @given(table=tables, sessions=st.floats(0.5, 256), width=st.floats(1, 1024))
 def test_it_is_never_nothing(table: dict[int, dict[int, float]], sessions: float, width: float) -> None:
-    # Beyond the widths that one number of sessions was measured at, its line goes on: no bound from above.
+    # Beyond the measured widths, the line of a number of sessions continues without an upper bound.
     assert StepCosts(table).seconds(sessions, width) >= min(min(curve.values()) for curve in table.values()) * (
         1 - 1e-9
     )

@@ -10,7 +10,7 @@ from specd.text.stop_strings import StopStrings
 
 
 def expected(strings: list[str], text: str) -> tuple[str, str | None]:
-    """What of a whole text is shown, and which stop string ended it: the definition, word for word."""
+    """The shown part of a whole text, and the stop string that ended it: the definition, word for word."""
     for end in range(1, len(text) + 1):
         if complete := [string for string in strings if text[:end].endswith(string)]:
             longest = max(complete, key=len)

@@ -168,7 +168,7 @@ def expected_of(source: str, chat: Chat) -> str | None:
             tokenize=False,
             **chat.template_arguments,
         )
-    except Exception:  # whatever a template can do with a conversation that it was not made for
+    except Exception:  # a template can raise any error on an unsuitable conversation
         return None
     return cast(str, prompt)
 
@@ -190,7 +190,7 @@ def in_structs(chat: Chat) -> GenerateRequest:
 
 @dataclass
 class Count:
-    """Templates and conversations, by what came of them."""
+    """Templates and conversations, by their outcome."""
 
     others: list[tuple[str, str]] = field(default_factory=list)
     in_structs: set[str] = field(default_factory=set)

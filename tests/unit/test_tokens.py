@@ -112,7 +112,7 @@ def test_a_token_expires_in_its_second(path: Path) -> None:
 
 
 def test_all_digests_are_compared_and_each_in_constant_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long it takes tells neither which one fits nor how much of it."""
+    """Its time reveals neither the matching token nor the length of a match."""
     made = [new_token(f"client-{i}") for i in range(7)]
     write_tokens(path, [line for _, line in made])
     tokens = TokenFile(path)

@@ -1,4 +1,4 @@
-"""What `specd top` makes of scrapes."""
+"""The frames of `specd top` from scrapes."""
 
 from __future__ import annotations
 

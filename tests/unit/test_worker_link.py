@@ -1,4 +1,4 @@
-"""The connection to a worker: what it says while the worker is away."""
+"""The link to a worker, also while the worker is away."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_new_certificate_that_waits_for_its_worker_is_said_once(
                 authority.issue(leaf, days=30 + number, replace=True)
                 tries = 0
                 async with asyncio.timeout(20):
-                    while tries < 30:  # noqa: ASYNC110 - the link tells nobody
+                    while tries < 30:  # noqa: ASYNC110 - the link raises no event
                         await asyncio.sleep(0.01)
                 warnings = [entry for entry in logs if "refuses the new certificate" in entry["event"]]
                 assert len(warnings) == number

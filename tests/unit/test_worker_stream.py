@@ -167,7 +167,7 @@ def test_answers_to_nothing_end_the_stream(rounds: Sequence[int]) -> None:
 def test_only_a_worker_at_work_has_its_call_cancelled(
     num_answers: int, is_ended_by_worker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or one that goes on when it is told that nothing more comes."""
+    """Or a worker that continues after the end of its requests."""
     monkeypatch.setattr("coordinator.workers.stream._SECONDS_TO_END", 0.01)
 
     async def exchange() -> None:
@@ -185,7 +185,7 @@ def test_only_a_worker_at_work_has_its_call_cancelled(
 
 @pytest.mark.parametrize("is_asked_before", [True, False])
 def test_a_stream_whose_channel_is_closed_is_lost(is_asked_before: bool) -> None:
-    """Its call is cancelled, which grpc.aio says as if whoever waits for it were."""
+    """Its call is cancelled, which grpc.aio reports as if the waiting task were cancelled."""
 
     async def exchange() -> None:
         call = Call(*[VerifyResponse(round=1)] * (not is_asked_before))

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from specd.worker.engine.engine import Engine
     from tests.worker.fake_model import FakeModel
 
-# Before any test imports MLX. One thread: those that share a product wait for each other, and for whoever else computes
-# on this machine.
+# Before any test imports MLX. One thread, because threads that share a product wait for each other, and for other
+# processes on this machine.
 load_blas(num_threads=1)
 
 

@@ -20,7 +20,7 @@ from specd.worker.session.stream import Worker
 
 
 class Chunks(PrefillChunk):
-    """Chunks of always as many tokens, however long they take."""
+    """Chunks with a constant number of tokens, for any time that they take."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(1.0)
@@ -46,7 +46,7 @@ class Driven:
 
     @staticmethod
     def step_together(jobs: Sequence[Driven]) -> None:
-        """Take a step of several jobs, or of those that have not ended, in one forward pass."""
+        """Compute a step of the jobs that have not ended, in one forward pass."""
         going_on = [job for job in jobs if not job.has_ended]
         feeds = {job: job._wants for job in going_on if isinstance(job._wants, Feed)}
         for job in going_on:
@@ -57,7 +57,7 @@ class Driven:
                 job._send(logits)
 
     def drop(self) -> None:
-        """End the job, as the engine does with one that nobody waits for."""
+        """End the job, as the engine does with a cancelled one."""
         self._steps.close()
 
     def _send(self, output: Any) -> None:
@@ -72,7 +72,7 @@ class Driven:
 
 
 def idle_worker(model: LoadedModel) -> Worker:
-    """Return a worker that says what its model is, and computes nothing."""
+    """Return a worker that describes its model, and computes nothing."""
     nothing: Any = None
     caches = CacheCapacity(1, CacheFootprint())
     return Worker(nothing, model, caches, PrefixCache(0), nothing, nothing, StepCosts({1: {1: 0.01}}))

@@ -1,4 +1,4 @@
-"""A model that an engine runs without one: it keeps a record of what it is fed, and makes no logits."""
+"""A fake model for an engine: it records the feeds, and makes no logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specd.worker.engine.jobs import Encode, Feed, Steps
 
 @dataclass(frozen=True)
 class FakeFeed:
-    """Something to feed, of so many tokens; its logits are its name."""
+    """A feed with a number of tokens; its logits are its name."""
 
     name: str
     num_tokens: int = 1
@@ -23,7 +23,7 @@ class FakeFeed:
 
 
 class FakeModel:
-    """Keeps a record of its forward passes, each the names of what was fed."""
+    """Records its forward passes, each as the names of the feeds."""
 
     def __init__(self) -> None:
         self.passes: list[list[str]] = []
@@ -43,7 +43,7 @@ def feed(name: str, **fields: Any) -> Feed:
 
 def steps(name: str, count: int, **fields: Any) -> Steps[str]:
     for _ in range(count):
-        assert (yield feed(name, **fields)) == name  # and not somebody else's logits
+        assert (yield feed(name, **fields)) == name  # and not the logits of another job
     return name
 
 
@@ -55,7 +55,7 @@ def hold_until(event: threading.Event) -> Steps[None]:
 
 @asynccontextmanager
 async def held_up(engine: Engine) -> AsyncIterator[None]:
-    """Keep the engine busy, so that all that is submitted meanwhile has arrived when it goes on."""
+    """Keep the engine busy, so that all jobs submitted within the context have arrived when it continues."""
     start = threading.Event()
     holding = engine.submit(hold_until(start))
     try:

@@ -122,7 +122,7 @@ sessions at once: the tokens are those that mlx-lm gives one by one. `make model
 Families that are not in the table are tried when they are loaded. specd refuses those that compute something else after
 a rewind. Sessions take turns where one pass for several of them gives other logits.
 
-Every model with a chat template chats, whatever its family. The gateway reads its reasoning and its tool calls in the
+Every model with a chat template chats, in any family. The gateway reads its reasoning and its tool calls in the
 form that the template or the special tokens show: the last two columns name those of the family's published models. In
 a form that it does not know, or without one, all is content, and requests with `tools` are answered as
 [http.md](http.md) says.
@@ -131,7 +131,7 @@ a form that it does not know, or without one, all is content, and requests with 
 |---|---|---|---|---|"""
 _FORMS = "The gateway also reads, of models of any family, reasoning in {reasoning}, and tool calls of {tools}."
 _NOT_TRIED = """
-Of mlx-lm's families, these are not in the table:
+These families of mlx-lm are not in the table:
 """
 _CHAT_MODEL = """
 ## A model that chats

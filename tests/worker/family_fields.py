@@ -1,4 +1,4 @@
-"""What families of mlx-lm must have that has no default."""
+"""Fields without a default that families of mlx-lm need."""
 
 from __future__ import annotations
 

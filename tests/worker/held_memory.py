@@ -1,4 +1,4 @@
-"""How much memory sessions hold, over what they count: budgets, admission and the prefix cache go by the count."""
+"""The memory that sessions hold, over the counted memory, on which budgets, admission and prefix cache rely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACK = ((0, 3, 1), (2, 0, 0), (0, 1, 0))
 
 @contextmanager
 def exact_allocations() -> Iterator[None]:
-    """Let MLX free what is not in use: otherwise it reuses buffers that are larger than what is asked for."""
+    """Make MLX free unused buffers: otherwise it reuses buffers that are larger than requested."""
     before = mx.set_cache_limit(0)
     yield
     mx.set_cache_limit(before)
@@ -69,7 +69,7 @@ def shares(make_session: Any, *, before: int) -> list[float]:
 
 
 def check_held_memory(make_session: Any) -> None:
-    """Check that sessions of a network hold hardly more than what they count."""
+    """Check that sessions of a network hold hardly more memory than they count."""
     with exact_allocations():
         shares(make_session, before=0)  # what a network makes once
         gc.collect()

@@ -22,7 +22,7 @@ from specd.worker.model.loader import LoadedModel
 
 TINY_VOCABULARY_SIZE = 16
 
-# Architectures of mlx-lm that differ in what their layers are made of.
+# Architectures of mlx-lm with different kinds of layers.
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "mistral3")
 LARGE_WINDOW = 32  # of every other layer of the Gemma 3 that is saved
 WINDOW = 8  # of every other layer of mistral3, which has plain KV caches: its windows are masks

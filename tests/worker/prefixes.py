@@ -18,7 +18,7 @@ from tests.worker.driving import Chunks, feed_now, finish
 from tests.worker.models import tiny_model
 
 MODEL = tiny_model()
-# Of the fixture `small_sizes`.
+# A limit of the fixture `small_sizes`.
 BLOCK = 4  # tokens by which a buffer grows
 MAX_LOST = 3  # tokens of an entry that is moved
 BLOCK_BYTES = 1024  # of the tiny model: 2 layers of keys and values, 2 heads of 8 floats, 4 tokens

@@ -1,6 +1,6 @@
 """Tiny random T5s and what transformers computes with them: `python -m tests.worker.t5_reference` writes tests/data/t5.
 
-Needs torch, which the tests do not: they compare with what is written.
+Needs torch, which the tests do not need, because they compare with the written file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions that are computed together: whoever is in a pass, each gets what it would get alone."""
+"""Sessions that are computed together: each gets the same logits as alone, for any sessions in a pass."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def small_last_pass() -> Any:
 @settings(max_examples=150)
 @given(st.data())
 def test_each_session_gets_what_it_gets_alone(data: st.DataObject) -> None:
-    """Any sessions, any of which come, go on, are dropped and rewind in any order, any of them in the same pass."""
+    """Sessions that come, continue, are dropped and rewind in any order, any of them in the same pass."""
     num_sessions = data.draw(st.integers(1, 5))
     prompts = [data.draw(token_lists) for _ in range(num_sessions)]
     samplers = [data.draw(samplings) for _ in range(num_sessions)]
@@ -177,7 +177,7 @@ def test_logits_are_those_of_each_session_alone(tokens_of: list[list[int]], cont
     outputs = forward([Feed(cache, mx.array(tokens)) for cache, tokens in zip(caches, tokens_of, strict=True)])
     for tokens, context, logits in zip(tokens_of, contexts, outputs, strict=False):
         expected, one_by_one = logits_of_mlx_lm(context, tokens)
-        # Of about 10. Some inputs are ill-conditioned: there mlx-lm's own logits depend on how it is called.
+        # Logits of about 10. Some inputs are ill-conditioned: there mlx-lm's own logits depend on the width of a call.
         atol = 1e-3 + 2 * float(np.abs(expected - one_by_one).max())
         np.testing.assert_allclose(np.array(logits), expected, atol=atol)
 
@@ -200,7 +200,7 @@ def test_which_models_of_mlx_lm_are_computed_together(name: str) -> None:
 @settings(max_examples=15)
 @given(st.data())
 def test_models_of_mlx_lm_give_each_session_its_logits_alone(name: str, data: st.DataObject) -> None:
-    """Contexts shorter and longer than windows, passes of any widths, and rewinds, whichever sessions are in a pass."""
+    """Contexts shorter and longer than windows, passes of any widths, rewinds, and any sessions in a pass."""
     network = small_network(name, weight_factor=3.0)
     batches = enable_batches(network)
     num_sessions = data.draw(st.integers(2, 4))
@@ -221,7 +221,7 @@ def test_models_of_mlx_lm_give_each_session_its_logits_alone(name: str, data: st
 
 
 def test_the_trial_sees_that_a_model_keeps_the_masks_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its windows: attention refuses to guess."""
+    """With any windows: attention refuses to guess."""
     network = small_network("mistral3")
     monkeypatch.setattr(ministral3, "create_attention_mask", lambda *_, **__: None)
     assert not enable_batches(network)

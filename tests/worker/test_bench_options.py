@@ -28,7 +28,7 @@ from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """What `specd bench` would have measured, in place of a measurement."""
+    """Fixed results of `specd bench`, instead of a measurement."""
     options: list[Options] = []
 
     def keep(chosen: Options, *_: object) -> bool:
@@ -158,7 +158,7 @@ async def test_only_an_adaptive_contender_leaves_k_to_the_service(k: int | None)
     (request,) = client.requests
     assert request.HasField("num_draft_tokens") is (k is not None)
     assert request.num_draft_tokens == (k or 0)
-    assert (sample.accepted_tokens, sample.rejections) == (4, 2)  # its tries are its own rounds', whatever their k
+    assert (sample.accepted_tokens, sample.rejections) == (4, 2)  # its tries are those of its own rounds, for any k
     assert sample.token_ids == (0, 1, 2)
     assert len(sample.rounds) == 2
 

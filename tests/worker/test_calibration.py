@@ -1,4 +1,4 @@
-"""What steps cost is measured once, within its time, kept for the next start, and leaves nothing behind."""
+"""Step costs are measured once, within their time, kept for the next start, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SMALL = Workload((1, 2))
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user's cache is."""
+    """The directory of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "specd"
 
 
 class FakeClock:
-    """Steps take as long as their tokens say, whatever this machine is doing."""
+    """Steps take time in proportion to their tokens, for any load of this machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -127,7 +127,7 @@ def test_the_draft_measures_whole_proposals(clock: FakeClock) -> None:
     for sessions, curve in measured.items():
         for num_draft_tokens, seconds in curve.items():
             assert seconds == pytest.approx(proposal_seconds(sessions, num_draft_tokens))
-    # What a step costs besides its tokens, which two sessions that share it save.
+    # The fixed cost of a step, which two sessions that share it save.
     assert StepCosts(measured).fixed_seconds == pytest.approx(0.010)
 
 
@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_be_made_is_done_without(
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write whatever the mode is
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write with any mode
     costs = calibrated()
     keep(MODEL, SMALL, costs)
     assert files(kept) == []
@@ -360,7 +360,7 @@ def test_without_a_cache_there_are_no_turns(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_left_of_the_caches() -> None:
-    calibrated(workload=Workload((1, 2)))  # whatever a first pass leaves for good
+    calibrated(workload=Workload((1, 2)))  # the first pass leaves some memory for ever
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()

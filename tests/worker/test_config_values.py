@@ -1,4 +1,4 @@
-"""Configs with values that no model has: a sentence refuses the model, or it is served as what it says."""
+"""Configs with values that no model has: the model is refused with a sentence, or served with that value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for MLX's own operations on the CPU gives what they give."""
+"""The replacements of MLX's own operations on the CPU give the same results."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_swiglu(pairs: list[tuple[float, float]]) -> None:
 
 
 def test_what_is_not_finite_stays_so() -> None:
-    """What finds a poisoned model looks at its logits."""
+    """The check for a poisoned model reads its logits."""
     assert np.isnan(np.array(swiglu(mx.array([np.nan, 1.0]), mx.array([1.0, np.nan])))).all()
     q = mx.array([[[[np.nan]], [[1.0]]]])
     k = v = mx.array([[[[1.0]], [[1.0]]]])
@@ -178,7 +178,7 @@ ALL = {"attention", "swiglu", "norms", "rotary embeddings", "packed weights", "p
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_models_say_the_same(name: str, optimized: Optimized) -> None:
-    """Alone and in a batch, whatever of it a model of mlx-lm has."""
+    """Alone and in a batch, with all variants in models of mlx-lm."""
     network = small_network(name)
     enable_batches(network)
     expected = _decode(network, batches=False)

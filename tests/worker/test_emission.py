@@ -1,4 +1,4 @@
-"""What is emitted at a position has the target's distribution, whatever the draft and the transforms."""
+"""The token emitted at a position has the target's distribution, for any draft and transforms."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def emit_many(sampling: Sampling, target: Floats, draft: Floats, rule: Rule | No
 
 
 def p_value_of(sampling: Sampling, target: Floats, draft: Floats, expected: Floats, rule: Rule | None = None) -> float:
-    """Return the p-value of what is emitted for the same logits [size] at each position."""
+    """Return the p-value of the emitted tokens for the same logits [size] at each position."""
     emitted = np.array(emit_many(sampling, target, draft, rule))
     return p_value([np.bincount(emitted, minlength=target.size)], [NUM_SAMPLES * expected])
 

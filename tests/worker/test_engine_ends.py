@@ -167,7 +167,7 @@ async def test_an_urgent_action_that_fails_at_the_end_is_not_silent(fake_model: 
 
 
 def test_an_engine_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error on its thread, before anything is caught there, would leave everybody waiting."""
+    """An error on its thread, outside of all handlers, would leave all jobs waiting."""
 
     def break_down(*_: Any, **__: Any) -> None:
         raise RuntimeError("no cores")

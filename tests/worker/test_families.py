@@ -35,7 +35,7 @@ PROMPT_LENGTHS = (WINDOW - 1, 60, 300)
 # Rounding, over the largest logit. DeepSeek V4.1 rounds what it keeps, so that last bits become steps.
 TOLERANCES = {"deepseek_v41": 5e-2}
 TOLERANCE = 2e-3
-# What a token is chosen with besides its logits, by its position: an argmax alone often says the same token again.
+# Noise for the choice of a token, by its position, because an argmax alone often repeats a token.
 NOISE = np.random.default_rng(0).gumbel(size=(max(PROMPT_LENGTHS) + 2 * MAX_TOKENS, TINY_VOCABULARY_SIZE))
 
 
@@ -94,7 +94,7 @@ class Session:
         return Feed(self.cache, mx.array([*self._pending, *self._proposal]))
 
     def take(self, logits: mx.array) -> None:
-        """Accept what the logits choose, and compare both with what is expected."""
+        """Append the tokens that the logits choose, and compare both with the expected ones."""
         begin = len(self.tokens)
         rows = np.array(logits[-1 - len(self._proposal) :])
         choices = choose(rows, len(self._expected.prompt) + begin)

@@ -105,7 +105,7 @@ def test_a_damaged_cache_is_read_over(directory: Path, cache: Path) -> None:
 
 
 def test_a_file_that_changes_after_the_load_gives_none(directory: Path) -> None:
-    """The model in memory is the one of before."""
+    """The model in memory is the earlier one."""
     files = hashed_files(directory)
     flip(directory / "model.safetensors", 100_000)
     assert whole_fingerprint(files).result(timeout=60) == ""

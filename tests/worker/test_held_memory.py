@@ -1,4 +1,4 @@
-"""What sessions hold is what they count; tests/families/test_held_memory.py has every family of mlx-lm."""
+"""Sessions count the memory that they hold; tests/families/test_held_memory.py has every family of mlx-lm."""
 
 from __future__ import annotations
 

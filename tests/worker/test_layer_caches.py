@@ -185,7 +185,7 @@ def test_a_session_takes_no_more_than_its_footprint(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_goes_back_by_a_proposal_without_its_prompt(name: str) -> None:
-    """And to the end of the prompt, for the next session that begins with it, however long the session gets."""
+    """And to the end of the prompt, for the next session that begins with it, in a session of any length."""
     network = make_network(name)
     layers = SessionLayers(network)
     feed(layers, network, [1, 2, 3] * 10)

@@ -1,4 +1,4 @@
-"""What the loader finds out about a model."""
+"""The loader's description of a model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ QUANTISATIONS = [
 
 @pytest.mark.parametrize(("mode", "bits", "group_size"), QUANTISATIONS)
 def test_on_a_cpu_quantised_weights_become_float32(mode: str, bits: int, group_size: int, tmp_path: Path) -> None:
-    """Stored in 16 bits besides: products in bfloat16 do not go through BLAS."""
+    """Also for weights in 16 bits, because products in bfloat16 do not go through BLAS."""
     network = small_network("llama", vocab_size=8192)
     network.set_dtype(mx.bfloat16)
     nn.quantize(network, group_size=group_size, bits=bits, mode=mode)

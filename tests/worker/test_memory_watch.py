@@ -1,4 +1,4 @@
-"""What a worker gives up while memory is short, in which order, and that it takes it back."""
+"""A worker frees memory in order while it is short, and accepts sessions again afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Worker:
         self._engine = engine
 
     async def look(self, available: int) -> None:
-        """Look, and wait for what is freed."""
+        """Check, and wait until memory is freed."""
         self.available = available
         self.watch.look()
         await self._run(lambda: None)

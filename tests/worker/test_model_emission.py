@@ -1,4 +1,4 @@
-"""What models emit has the target's distribution: tiny ones over several positions, and the embedded pair."""
+"""The tokens that models emit have the target's distribution: tiny models over several positions, and the pair."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ NUM_CANDIDATES = 64
 def embedded_logits() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the target's and the draft's logits [NUM_CONTEXTS, NUM_CANDIDATES] inside the short prompts.
 
-    Of the vocabulary only those tokens are left, a context, that one of the two models gives the most probability.
+    In each context, only the tokens stay to which one of the two models gives the most probability.
     """
     target, draft = load(EMBEDDED_TARGET, blas=""), load(EMBEDDED_DRAFT, blas="")
     tokenizer = Tokenizer(target.tokenizer_json)

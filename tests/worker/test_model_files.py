@@ -24,7 +24,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def shard(directory: Path, *, index: object = None) -> None:
-    """Split the weights into two files; `index` is what the index says of where they are, else the truth."""
+    """Split the weights into two files; `index` replaces the true index."""
     tensors: dict[str, mx.array] = mx.load(str(directory / "model.safetensors"))  # type: ignore[assignment]
     names, files = sorted(tensors), [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     for i, file in enumerate(files):

@@ -71,7 +71,7 @@ def test_draws_for_different_things_are_uncorrelated() -> None:
     correlations = np.corrcoef(flat) - np.eye(len(flat))
     assert np.abs(correlations).max() < 5 / np.sqrt(flat.shape[1]), list(columns)
     uniforms = np.array([np.array(first.uniform(purpose, 0, count)) for purpose in Purpose])
-    # A draw for acceptance has nothing to do with what it decides about either.
+    # A draw for acceptance is also independent of the tokens about which it decides.
     both = np.vstack([uniforms, columns["reference"].T, columns["for a proposal"].T])
     assert np.abs(np.corrcoef(both) - np.eye(len(both))).max() < 5.5 / np.sqrt(count)
 
@@ -81,7 +81,7 @@ def test_draws_have_their_distributions() -> None:
     for purpose in Purpose:
         gumbel = np.array(noise.gumbel(purpose, 0, 20_000), np.float64)
         assert stats.kstest(gumbel.ravel(), stats.gumbel_r.cdf).pvalue > 1e-6
-        # Of each position its own, and of each token.
+        # Each position has its own value, and each token.
         assert stats.kstest(gumbel.max(axis=1) - np.log(16), stats.gumbel_r.cdf).pvalue > 1e-6
         uniform = np.array(noise.uniform(purpose, 0, 20_000), np.float64)
         assert 0 <= uniform.min() <= uniform.max() < 1

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("small_last_pass")
 
 
 class Poisoned(nn.Module):
-    """A network that goes wrong after the token at one position: in a logit, or in what it caches."""
+    """A network that fails after the token at one position: in a logit, or in its caches."""
 
     def __init__(self, network: Any, position: int, value: float, *, in_cache: bool = False) -> None:
         super().__init__()

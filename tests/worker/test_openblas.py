@@ -78,7 +78,7 @@ def test_a_library_is_refused_if_any_product_is_wrong(monkeypatch: pytest.Monkey
 
 
 def test_a_processor_with_sme_gets_the_kernels_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.3.34 gives wrong products there; whoever chooses others has the last word."""
+    """0.3.34 gives wrong products there; a user's choice of kernels has priority."""
     monkeypatch.setattr(openblas, "_has_sme", lambda: True)
     for given, expected in ((None, "NEOVERSEN1"), ("ARMV8", "ARMV8")):
         monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)

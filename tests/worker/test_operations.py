@@ -1,4 +1,4 @@
-"""The operations page says what there is."""
+"""The operations page lists all metrics."""
 
 from __future__ import annotations
 

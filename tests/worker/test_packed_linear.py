@@ -66,7 +66,7 @@ def test_many_inputs_have_narrower_panels(num_inputs: int) -> None:
 def test_a_row_has_the_same_bits_whatever_the_others_are(num_outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a token's products are the same in a decode, in a verify of any width, and beside other sessions.
 
-    Also where there are so many outputs that they are shared out.
+    Also with enough outputs to share them out.
     """
     monkeypatch.setattr(STREAMS, "all", (3 * STREAMS.all)[:3])
     packed = PackedLinear(linear(num_outputs, 576).weight)

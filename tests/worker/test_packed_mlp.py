@@ -123,7 +123,7 @@ class Scaled(llama.MLP):
 
 
 class WithALayerMore(llama.MLP):
-    """Not made of what it seems to be."""
+    """Its layers are not what their names suggest."""
 
     def __init__(self, arguments: llama.ModelArgs) -> None:
         super().__init__(arguments)

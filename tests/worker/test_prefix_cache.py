@@ -1,4 +1,4 @@
-"""What ended sessions leave: found by the longest prefix, never changed by those that take it over, never too large."""
+"""Caches of ended sessions: found by the longest prefix, never changed by sessions that use them, never too large."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sessions_that_take_over_what_others_left_equal_fresh_ones(data: st.Data
         if what == "open" or not streams:
             cache = SessionCache(MODEL, prefixes)
             streams.append(cache)
-            # Half of the time it goes on with, or turns off from, what another one left.
+            # Half of the time it continues, or branches off from, the tokens of an earlier one.
             prompt = data.draw(token_lists(1, 12))
             if prefixes.num_entries and data.draw(st.booleans()):
                 known = data.draw(st.sampled_from(stored(prefixes)))

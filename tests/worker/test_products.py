@@ -24,7 +24,7 @@ HYBRIDS = ["falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5", "rwkv7"
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How many calls each linear layer and convolution got, by its identity."""
+    """The number of calls of each linear layer and convolution, by its identity."""
     calls: Counter[int] = Counter()
 
     def count(kind: type[nn.Module]) -> None:
@@ -86,7 +86,7 @@ def test_chunks_of_prompts_leave_no_products() -> None:
 
 
 def test_calls_in_lockstep_that_part_and_fail() -> None:
-    """Each gets its own rows, whatever layers the others come to; an error goes to the caller."""
+    """Each call gets its own rows, with any layers in the others; an error goes to the caller."""
     layers = [nn.Linear(4, 4) for _ in range(2)]
     seen: Counter[int] = Counter()
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: what passes is loaded as it is, and whatever else there is gets a plain refusal."""
+"""Headers of safetensors files: an accepted file is loaded as described, and any other gets a plain refusal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_refused(path: Path, content: bytes) -> bool:
-    """Say whether a file is refused. What is not must be what it says: to the format's own library, and to MLX."""
+    """Return whether a file is refused. An accepted file must be the same for the format's own library and for MLX."""
     path.write_bytes(content)
     try:
         names = tensor_names(path)
@@ -130,7 +130,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "a negative shape": changed(lambda h: h["a.weight"].update(shape=[-3, -4])),
     "offsets turned round": changed(lambda h: h["a.weight"]["data_offsets"].reverse()),
     "a type that MLX does not load": changed(lambda h: h["a.weight"].update(dtype="F64", shape=[6])),
-    "an entry that is none": changed(lambda h: h.update(more=3)),
+    "an entry that is not an object": changed(lambda h: h.update(more=3)),
     "metadata that is no text": changed(lambda h: h.update(__metadata__={"format": 3})),
     "a list": lambda content: joined("[]", b""),
     "nested 100,000 deep": lambda content: joined("[" * 100_000 + "]" * 100_000, b""),

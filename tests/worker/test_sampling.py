@@ -1,4 +1,4 @@
-"""How tokens are chosen, piece by piece, and that under COUPLED only the seed decides about them."""
+"""The choice of tokens, piece by piece; under COUPLED only the seed decides about them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def decode_alone(sampling: Sampling, prompt: Sequence[int], num_tokens: int) -> 
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
-# Suppression ends in the middle of what the tests generate.
+# Suppression ends in the middle of the generated tokens.
 SAMPLINGS = {
     name: replace(sampling, suppressed_before=len(PROMPT) + 8) if sampling.suppressed_token_ids else sampling
     for name, sampling in TRANSFORMS.items()

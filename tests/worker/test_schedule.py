@@ -1,4 +1,4 @@
-"""Whose turn it is: steps of any order of jobs, and what everybody waits in a simulated worker."""
+"""The scheduler: steps for any order of jobs, and the waiting times in a simulated worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def waiting_schedule(now: float) -> Scheduler[FakeJob]:
 
 @dataclass
 class Expected:
-    """What waits, in the order in which it came."""
+    """The waiting jobs, in the order of their arrival."""
 
     rounds: list[FakeJob] = field(default_factory=list)
     prefills: list[FakeJob] = field(default_factory=list)
@@ -287,7 +287,7 @@ def test_nobody_is_waited_for_while_a_prefill_could_run(chunk_ended_at: float, i
 
 @dataclass
 class Served:
-    """What a simulated worker did: how long each job waited, and how long it was busy with what."""
+    """The record of a simulated worker: the waiting time of each job, and the busy time by kind."""
 
     round_waits: list[float] = field(default_factory=list)
     chunk_waits: list[float] = field(default_factory=list)

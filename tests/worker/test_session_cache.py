@@ -65,7 +65,7 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
     for _ in range(data.draw(st.integers(1, 8))):
         position = data.draw(st.integers(0, cache.cached_len))
         prefix = cache.token_ids[:position]
-        # Half of the time the tokens go on as the cache does, which is when it can reuse them.
+        # Half of the time the tokens continue like the cache, so that it can be reused.
         token_ids = data.draw(token_lists)
         if data.draw(st.booleans()) and position < cache.cached_len:
             token_ids = cache.token_ids[position : position + len(token_ids)]
@@ -145,7 +145,7 @@ SAMPLINGS = [
 
 @given(st.data())
 def test_padding_changes_no_verdict_of_any_request(data: st.DataObject) -> None:
-    """Whatever comes after the proposal: the verdict, what is committed, and the rounds that follow."""
+    """For any continuation of the proposal: the verdict, the commit, and the following rounds."""
     sampling = data.draw(st.sampled_from(SAMPLINGS))
     padded, plain = SessionCache(MODEL), SessionCache(MODEL)
     samplers = {id(cache): Sampler(sampling, TINY_VOCABULARY_SIZE) for cache in (padded, plain)}
@@ -176,7 +176,7 @@ def without_log_probabilities(verdict: Verification) -> Verification:
 
 @given(data=st.data())
 def test_log_probabilities_of_a_prompt_are_those_of_one_pass(data: st.DataObject) -> None:
-    """Whatever is cached already: they are all computed, and verdict and cache are those of a session without."""
+    """A cached prefix is not used: all tokens are computed, and verdict and cache equal those without it."""
     sampling = data.draw(st.sampled_from(SAMPLINGS))
     prompt, before = data.draw(token_lists), data.draw(token_lists)
     proposal = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
@@ -237,7 +237,7 @@ def test_padding_is_not_kept_for_other_sessions() -> None:
 
 @given(prompt=token_lists, data=st.data())
 def test_what_was_only_proposed_is_not_kept(prompt: list[int], data: st.DataObject) -> None:
-    """Sessions of the same text leave one entry, whatever was proposed and wherever they end."""
+    """Sessions of the same text leave one entry, with any proposals and any ends."""
     text = [*prompt, *greedy_continuation(prompt, 18)]  # more than three rounds accept
     of_target, of_draft = PrefixCache(10**7), PrefixCache(10**7)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -70,7 +70,7 @@ class FakeContext:
 
 
 class Streams:
-    """A worker's streams, whose requests say what to do with the cache."""
+    """A worker's streams, with requests that operate the cache."""
 
     def __init__(self, engine: Engine) -> None:
         self.prefixes = PrefixCache(PLENTY)
@@ -249,7 +249,7 @@ def test_the_end_of_a_session_leaves_others_the_free_buffers_of_the_allocator() 
 
 
 async def test_a_status_waits_for_the_answer_that_is_being_sent() -> None:
-    """GRPC refuses to send a status meanwhile, and the caller would wait for one for ever."""
+    """gRPC refuses to send a status during a write, and the caller would wait for one for ever."""
 
     def begin(worker: object, session: object, request: ProposeRequest) -> Steps[None]:
         if not request.token_ids:

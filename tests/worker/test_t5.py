@@ -1,4 +1,4 @@
-"""The network of T5s: what it computes is what transformers computes, whatever is fed, rewound and batched."""
+"""The network of T5s equals transformers, for any feeds, rewinds and batches."""
 
 from __future__ import annotations
 

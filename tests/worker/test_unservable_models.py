@@ -1,4 +1,4 @@
-"""Models that the loader refuses, each with a line that names the model and says why."""
+"""Models that the loader refuses, each with a line that names the model and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process computes for the first time it computes before it serves, within the context, and leaves nothing."""
+"""First computations of a process happen before it serves, within the context, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rehearsal = Callable[[LoadedModel], Steps[None]]
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens the passes before the rehearsal had."""
+    """The numbers of tokens in the passes before the rehearsal."""
     widths: list[int] = []
 
     def counted(caches: Sequence[BareCache], workload: Workload, width: int) -> Steps[float]:
@@ -64,7 +64,7 @@ def test_nothing_goes_beyond_the_context(rehearse: Rehearsal, context_length: in
 @pytest.mark.parametrize("rehearse", REHEARSALS)
 def test_it_leaves_nothing(rehearse: Rehearsal) -> None:
     model = tiny_model()
-    finish(warm_up(model, (1, 8), rehearse))  # whatever a first pass leaves for good
+    finish(warm_up(model, (1, 8), rehearse))  # the first pass leaves some memory for ever
     before = what_is_there()
     finish(warm_up(model, (1, 8), rehearse))
     num_caches, memory = what_is_there()
