@@ -45,7 +45,7 @@ IDIOMS = (
     Idiom("of those", r"\b[Oo]f those\b", "repeat the noun", 5),
     Idiom("says why", r"\b[Ss](?:ay|ays|aid|aying) (?:of|wh\w+|how)\b", "report, return", 25),
     Idiom("a docstring of 'What'", r"\"\"\"(?:Wh\w+|How)\b", "the noun", 98),
-    Idiom("of what", r"\b(?:[Oo]f|from|by|to|for|with|in|than|as|[Tt]hat|is|are) what\b", "the noun", 71),
+    Idiom("of what", r"\b(?:[Oo]f|from|by|to|for|with|in|than|as|[Tt]hat|is|are) what\b", "the noun", 72),
     Idiom("anew", r"\b[Aa]new\b", "again", 5),
     Idiom("in place of", r"\b[Ii]n place of\b", "instead of", 5),
     Idiom("give way", r"\b[Gg](?:ive|ives|ave|iven|iving) way\b", "yield", 1),

@@ -53,7 +53,7 @@ async def kind_client(kind_stack: Stack) -> AsyncIterator[RawClient]:
 
 @pytest.fixture(scope="module")
 def expected(pair: tuple[str, str], token_ids: list[int]) -> dict[int, list[int]]:
-    """What mlx-lm makes of prompts, by their lengths, with its own caches."""
+    """mlx-lm's completions of prompts, by their lengths, with its own caches."""
     target: LoadedModel = load(pair[0], blas="")
     return {n: decode_with_mlx_lm(target, prompt(token_ids, n), MAX_TOKENS) for n in PROMPT_LENGTHS}
 
