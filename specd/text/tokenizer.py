@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from specd.text.chat import Chat, ChatTemplate
+from specd.text.chat import ChatTemplate
 from specd.text.special_tokens import SecretNames, pattern_of
 from specd.text.text_stream import TextStream
 from specd.text.token_bytes import TokenBytes
@@ -55,13 +55,6 @@ class Tokenizer:
     @cached_property
     def _secret_names(self) -> SecretNames:
         return SecretNames(self._tokenizer)
-
-    def encode_chat(self, chat: Chat) -> list[int]:
-        """Return the tokens of a conversation as the model's chat template writes it, special tokens included.
-
-        Raises what ChatTemplate.render raises.
-        """
-        return self.encode(self.template.render(chat), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens, with replacement characters for incomplete ones."""

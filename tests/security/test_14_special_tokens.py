@@ -13,6 +13,7 @@ from specd.settings import EMBEDDED_TARGET
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.literals import Literals
 from specd.text.tokenizer import Tokenizer
+from tests.encoding import encode_chat
 from tests.unit.conversations import CHATML
 
 CONTROL = ("<|im_start|>", "<|im_end|>")
@@ -56,7 +57,7 @@ def test_it_begins_and_ends_no_message(tokenizer: Tokenizer, messages: tuple[dic
     expected = controls(tokenizer, encode(tokenizer, harmless))
     assert expected > 1
     assert controls(tokenizer, encode(tokenizer, Chat(messages))) == expected
-    assert controls(tokenizer, tokenizer.encode_chat(Chat(messages))) > expected
+    assert controls(tokenizer, encode_chat(tokenizer, Chat(messages))) > expected
 
 
 def test_the_keys_of_a_tool_are_text_too(tokenizer: Tokenizer) -> None:
@@ -73,7 +74,7 @@ def test_its_text_reaches_the_model_as_it_was_typed(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize("content", ["def f(x):", "  spaces\n\n", "<|im_|> <im_start>", "\N{SNOWMAN}"])
 def test_without_it_a_conversation_has_the_tokens_that_it_always_had(tokenizer: Tokenizer, content: str) -> None:
     chat = Chat((user(content), {"role": "assistant", "content": content}, user(content)))
-    assert encode(tokenizer, chat) == tokenizer.encode_chat(chat)
+    assert encode(tokenizer, chat) == encode_chat(tokenizer, chat)
 
 
 def test_nobody_can_write_the_mark_of_another(tokenizer: Tokenizer) -> None:

@@ -18,6 +18,7 @@ from specd.errors import InvalidRequestError
 from specd.settings import EMBEDDED_TARGET
 from specd.text.chat import Chat, ChatTemplate, Reply, plain
 from specd.text.tokenizer import Tokenizer
+from tests.encoding import encode_chat
 from tests.unit.conversations import CHATML, LLAMA, QUESTION, REPLY, SECOND_QUESTION, SPECIAL_TOKENS, SYSTEM, TOOL
 
 TOKENIZER_FILE = Path(EMBEDDED_TARGET) / "tokenizer.json"
@@ -64,7 +65,7 @@ def test_prompts_are_those_of_transformers(source: str, chat: Chat) -> None:
     assert template(source).render(chat) == expected
     tokenizer = Tokenizer(TOKENIZER_FILE.read_bytes(), template(source))
     expected_ids = reference.apply_chat_template(messages, return_dict=False, **options)
-    assert tokenizer.encode_chat(chat) == expected_ids
+    assert encode_chat(tokenizer, chat) == expected_ids
 
 
 def test_a_prompt_in_full() -> None:
@@ -80,7 +81,7 @@ def test_a_prompt_in_full() -> None:
 
 def test_the_template_writes_the_special_tokens_once() -> None:
     tokenizer = Tokenizer(TOKENIZER_FILE.read_bytes(), template(LLAMA))
-    ids = tokenizer.encode_chat(Chat((QUESTION,)))
+    ids = encode_chat(tokenizer, Chat((QUESTION,)))
     begin = tokenizer.encode("")
     assert len(begin) == 1  # the token that `encode` puts in front of a text
     assert ids[:1] == begin
@@ -183,7 +184,7 @@ def test_a_model_without_a_template_says_what_to_send() -> None:
     assert error.reason == "NO_CHAT_TEMPLATE"
     assert str(error) == "the model tiny has no chat template: send the prompt as `text` or `token_ids`"
     with pytest.raises(InvalidRequestError, match=r"^the model has no chat template"):
-        Tokenizer(TOKENIZER_FILE.read_bytes()).encode_chat(Chat((QUESTION,)))
+        encode_chat(Tokenizer(TOKENIZER_FILE.read_bytes()), Chat((QUESTION,)))
 
 
 def test_a_conversation_needs_a_message() -> None:

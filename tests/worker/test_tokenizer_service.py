@@ -23,6 +23,7 @@ from specd.v1 import model_pb2_grpc
 from specd.worker.model.loader import LoadedModel, TokenizerConfig, load
 from specd.worker.model_service import ModelService
 from specd.worker.session.stream import Worker
+from tests.encoding import encode_chat
 from tests.unit.conversations import CHATML, LLAMA, QUESTION, SPECIAL_TOKENS, SYSTEM, TOOL
 from tests.worker.driving import idle_worker
 from tests.worker.models import tiny_model
@@ -98,10 +99,10 @@ async def test_a_worker_sends_its_model_s_template(tmp_path: Path, files: dict[s
     chat = Chat((SYSTEM, QUESTION), tools=(TOOL,))
     if expected:
         text = ChatTemplate(expected, SPECIAL_TOKENS, "tiny").render(chat)
-        assert tokenizer.encode_chat(chat) == tokenizer.encode(text, add_special_tokens=False)
+        assert encode_chat(tokenizer, chat) == tokenizer.encode(text, add_special_tokens=False)
     else:
         with pytest.raises(InvalidRequestError, match="the model tiny has no chat template"):
-            tokenizer.encode_chat(chat)
+            encode_chat(tokenizer, chat)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 3 * 2**20])
@@ -121,5 +122,5 @@ async def test_special_tokens_reach_the_template_over_the_wire() -> None:
     tokenizer_json = (Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes()
     model = replace(tiny_model(), tokenizer_json=tokenizer_json, tokenizer_config=config)
     tokenizer = await TokenizerFetcher(model).fetch("tiny")
-    ids = tokenizer.encode_chat(Chat((QUESTION,)))
+    ids = encode_chat(tokenizer, Chat((QUESTION,)))
     assert tokenizer.decode(ids[:1], skip_special_tokens=False) == "<|pad|>"
