@@ -16,6 +16,7 @@ from coordinator.core import Plan, Round
 from coordinator.planner.cost_model import CostModel
 from specd.cli import main
 from specd.sampling import Sampling
+from specd.vocabulary import TokenSource
 
 _MAX_DEPTH = 8
 _WEIGHT = 0.1
@@ -95,12 +96,12 @@ class OllamaSession:
 
     def plan(self) -> Plan:
         """Plan the next round."""
-        return Plan(self._shared.next_depth() if self._fixed_k is None else self._fixed_k)
+        return Plan({TokenSource.DRAFT: self._shared.next_depth() if self._fixed_k is None else self._fixed_k})
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first."""
-        if self._fixed_k is None and not round_.proposal.fault:
-            self._shared.observe(plan.num_draft_tokens, round_)
+        if self._fixed_k is None and not round_.proposal.drafted.fault:
+            self._shared.observe(plan.limit(TokenSource.DRAFT), round_)
         return 0.0
 
 

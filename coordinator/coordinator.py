@@ -14,6 +14,7 @@ import structlog
 from coordinator.core import Session
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
+from coordinator.proposals.drafter import DraftStream
 from coordinator.sessions.admission import Admission
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.prompt import (
@@ -29,7 +30,6 @@ from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
-from specd.vocabulary import FinishReason, TokenSource
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.vocabulary import FinishReason, SourceCounts, TokenSource
 
 # Where the time of a round goes. "coordinator" is what the others leave.
 STAGES = ("draft", "verify", "queue", "wire", "coordinator")
@@ -27,42 +28,41 @@ class SessionSetup:
 
 @dataclass(frozen=True)
 class Match:
-    """What followed the latest tokens where they stood before; no `token_ids` where they did not.
+    """Tokens that a source would propose next, which cost nothing to know.
 
-    `length` tokens are the same there; more of them are not told from 32. 0 is the start of a prediction.
+    `length` is how many of the latest tokens they follow from, as far as it was compared; 0 at the start of a text.
     """
 
-    token_ids: Sequence[int] = ()
+    source: TokenSource
+    token_ids: Sequence[int]
     length: int = 0
-    is_predicted: bool = False
 
     @property
-    def evidence(self) -> tuple[bool, int]:
+    def evidence(self) -> tuple[TokenSource, int]:
         """What the probability of acceptance depends on."""
-        return self.is_predicted, self.length.bit_length()
+        return self.source, self.length.bit_length()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many tokens the draft proposes in a round.
+    """How many tokens each source may propose in a round.
 
-    It proposes up to `num_draft_tokens`. A proposal ends early, with its i-th token or the next, when the product of
-    its first i confidences is below the i-th of `min_confidences`; without any, it does not end early. Up to
-    `num_lookup_tokens` that were looked up follow.
+    The sources propose one behind the other, each up to its limit, and up to `most` in all. The draft model's tokens
+    end early, with its i-th token or the next, when the product of its first i confidences is below the i-th of
+    `min_confidences`; without any, they do not end early.
     """
 
-    num_draft_tokens: int
+    limits: Mapping[TokenSource, int] = field(default_factory=dict)
     min_confidences: Sequence[float] = ()
-    num_lookup_tokens: int = 0
+    most: int = MAX_NUM_DRAFT_TOKENS
+
+    def limit(self, source: TokenSource, num_before: int = 0) -> int:
+        """Return how many tokens a source may propose, behind `num_before` of others."""
+        return max(min(self.limits.get(source, 0), self.most - num_before), 0)
 
     def within(self, room: int) -> Plan:
         """Return a plan with at most `room` tokens, room >= 0."""
-        num_draft_tokens = min(self.num_draft_tokens, room)
-        return replace(
-            self,
-            num_draft_tokens=num_draft_tokens,
-            num_lookup_tokens=min(self.num_lookup_tokens, room - num_draft_tokens),
-        )
+        return replace(self, most=min(self.most, room))
 
 
 @dataclass(frozen=True)
@@ -89,38 +89,43 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """Tokens of the draft model, and after them `num_looked_up` that were looked up.
+class Part:
+    """Tokens that one source proposes; none, with a `fault`, when a worker was asked and could not answer.
 
-    None of the model when it was not asked, or with a `fault` when it could not answer. `confidences` has one value in
-    [0, 1] for each of the model's tokens, if asked for. With acceptance by REJECTION, `distributions` are those that
-    these were sampled from. The draft's cache holds `cached_len` tokens, and took `reused_len` from the prefix cache
-    when the stream began. The looked-up tokens are from the client's prediction if it says so.
+    With acceptance by REJECTION, `distributions` are those that the tokens were sampled from; a source without any is
+    certain of its tokens. `confidences` has one value in [0, 1] for each token, if asked for. A worker's cache holds
+    `cached_len` tokens, and took `reused_len` from the prefix cache when the stream began.
     """
 
-    token_ids: list[int]
+    source: TokenSource
+    token_ids: Sequence[int] = ()
     distributions: Sequence[TokenDistribution] = ()
+    confidences: Sequence[float] = ()
     cached_len: int = 0
     reused_len: int = 0
     exchange: Exchange = Exchange()
     fault: str = ""
-    confidences: Sequence[float] = ()
-    num_looked_up: int = 0
-    is_predicted: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Tokens that may come next, in a part for each source that proposes. Only the draft model asks a worker."""
+
+    parts: tuple[Part, ...] = ()
 
     @property
-    def num_drafted(self) -> int:
-        """Tokens of the draft model."""
-        return len(self.token_ids) - self.num_looked_up
+    def token_ids(self) -> list[int]:
+        """The tokens of all parts."""
+        return [token_id for part in self.parts for token_id in part.token_ids]
 
-    def followed_by(self, token_ids: Sequence[int], *, is_predicted: bool) -> Proposal:
-        """Return the proposal with looked-up tokens behind it."""
-        return replace(
-            self,
-            token_ids=[*self.token_ids, *token_ids],
-            num_looked_up=self.num_looked_up + len(token_ids),
-            is_predicted=is_predicted,
-        )
+    @property
+    def drafted(self) -> Part:
+        """The part of the draft model, which is empty when it was not asked."""
+        return self.of(TokenSource.DRAFT)
+
+    def of(self, source: TokenSource) -> Part:
+        """Return the part of a source, an empty one if it has none."""
+        return next((part for part in self.parts if part.source is source), Part(source))
 
 
 @dataclass(frozen=True)
@@ -253,18 +258,24 @@ class Round:
     @property
     def num_proposed(self) -> int:
         """Tokens that the target verified."""
-        return len(self.proposal.token_ids)
-
-    def source(self, i: int) -> TokenSource:
-        """Return where the i-th of its tokens is from."""
-        if i >= self.commit.num_accepted:
-            return TokenSource.TARGET
-        return TokenSource.DRAFT if i < self.proposal.num_drafted else TokenSource.LOOKUP
+        return sum(len(part.token_ids) for part in self.proposal.parts)
 
     @property
-    def num_accepted_of_lookup(self) -> int:
-        """Looked-up tokens that were accepted and emitted."""
-        return max(self.commit.num_accepted - self.proposal.num_drafted, 0)
+    def source_counts(self) -> dict[TokenSource, SourceCounts]:
+        """The tokens of its proposal by source, and those of them that were accepted and emitted."""
+        counts, left = {}, self.commit.num_accepted
+        for part in self.proposal.parts:
+            if part.token_ids:
+                num_accepted = min(len(part.token_ids), left)
+                counts[part.source] = SourceCounts(len(part.token_ids), num_accepted)
+                left -= num_accepted
+        return counts
+
+    @property
+    def sources(self) -> list[TokenSource]:
+        """The sources of its tokens."""
+        accepted = [source for source, counts in self.source_counts.items() for _ in range(counts.accepted)]
+        return accepted + [TokenSource.TARGET] * (len(self.commit.token_ids) - len(accepted))
 
     @property
     def seconds(self) -> float:
@@ -274,7 +285,7 @@ class Round:
     @property
     def stage_seconds(self) -> dict[str, float]:
         """Seconds by stage, in the order of STAGES."""
-        propose, verify = self.proposal.exchange, self.verdict.exchange
+        propose, verify = self.proposal.drafted.exchange, self.verdict.exchange
         values = (
             propose.compute_seconds,
             verify.compute_seconds,
@@ -287,7 +298,7 @@ class Round:
     @property
     def wire_bytes(self) -> int:
         """Size of the messages to and from the workers."""
-        return self.proposal.exchange.wire_bytes + self.verdict.exchange.wire_bytes
+        return self.proposal.drafted.exchange.wire_bytes + self.verdict.exchange.wire_bytes
 
     def cut(self, num_tokens: int, finish_reason: FinishReason) -> Round:
         """Return the round as if the session had ended with the first `num_tokens` of its tokens."""

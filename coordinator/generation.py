@@ -15,8 +15,10 @@ import structlog
 from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
+from coordinator.proposals.drafter import Drafter
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
+from coordinator.proposals.source import Source
 from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.place import Place
 from coordinator.sessions.prompt import EncodedPrompt
@@ -24,7 +26,6 @@ from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.resumption import prompt_fingerprint
 from coordinator.sources import Sources
 from coordinator.telemetry.statistics import SessionStatistics
-from coordinator.workers.drafter import Drafter
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.verifier import Verifier
 from specd.errors import InternalError, SpecdError
@@ -146,13 +147,15 @@ class Generation:
         self._reply = [await asyncio.to_thread(self._output.resume, request.resumption.token_ids)]
         self._beginning: Beginning | None = self._beginning_of(prompt)
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
-        lookup = None
+        settings, clock = shared.settings, time.perf_counter
+        sources: list[Source] = []
+        if TokenSource.DRAFT in self._sources.allowed:
+            seconds = settings.draft_timeout_seconds
+            sources.append(Drafter(shared.draft, setup, timeout_seconds=seconds, clock=clock))
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
-            lookup = await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction)
-        settings, clock = shared.settings, time.perf_counter
-        drafter = Drafter(shared.draft, setup, timeout_seconds=settings.draft_timeout_seconds, clock=clock)
-        self._proposer = Proposer(drafter, lookup)
+            sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
+        self._proposer = Proposer(sources)
         self._verifier = Verifier(
             shared.target,
             setup,

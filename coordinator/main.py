@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.coordinator import Coordinator
+from coordinator.proposals.drafter import DraftStream
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.connection import WorkerConnection
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.link import WorkerLink
 from coordinator.workers.remote_worker import RemoteWorker

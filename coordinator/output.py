@@ -100,8 +100,9 @@ class Output:
     def take(self, round_: Round) -> tuple[Round, list[EmittedToken]]:
         """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""
         tokens: list[EmittedToken] = []
+        sources = round_.sources
         for i, token_id in enumerate(round_.commit.token_ids):
-            tokens.append(self._emit(round_, i, *self._push(token_id)))
+            tokens.append(self._emit(round_, i, sources[i], *self._push(token_id)))
             self._num_unsearched -= 1
             if self.stop_string is not None:
                 return round_.cut(i + 1, FinishReason.STOP_STRING), tokens
@@ -142,8 +143,10 @@ class Output:
                 text += search.release()
         return reasoning + (text if self._num_unsearched > 0 else self._stop.push(text))
 
-    def _emit(self, round_: Round, i: int, text: str, special_position: int | None) -> EmittedToken:
-        token_id, source, values = round_.commit.token_ids[i], round_.source(i), round_.verdict.log_probabilities
+    def _emit(
+        self, round_: Round, i: int, source: TokenSource, text: str, special_position: int | None
+    ) -> EmittedToken:
+        token_id, values = round_.commit.token_ids[i], round_.verdict.log_probabilities
         if not values:
             return EmittedToken(token_id, text, source, special_position=special_position)
         return EmittedToken(token_id, text, source, values[i], self._tokenizer.token_bytes, special_position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -25,8 +25,8 @@ class RoundPlanner(Protocol):
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
 
-    def plan(self, match: Match) -> Plan:
-        """Plan the next round, for which look-up has this match."""
+    def plan(self, matches: Sequence[Match]) -> Plan:
+        """Plan the next round, for which sources have these matches."""
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
@@ -58,11 +58,11 @@ async def decode(
     for number in itertools.count(1):
         structlog.contextvars.bind_contextvars(round=number)
         started_at = clock()
-        match = proposer.look_up(session.token_ids)
-        plan = session.bound(planner.plan(match))
-        proposal = await proposer.propose(session.token_ids, plan, match)
+        plan = session.bound(planner.plan(proposer.matches()))
+        proposal = await proposer.propose(session.token_ids, plan)
         verdict = await verifier.verify(session.token_ids, proposal)
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
+        proposer.committed(commit.token_ids)
         round_ = Round(proposal, verdict, commit, started_at, clock())
         if number > 1:
             round_ = replace(round_, target_only_seconds=planner.observe(plan, round_))

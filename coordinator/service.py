@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import grpc
@@ -21,6 +21,7 @@ from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
+from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.token_count import count_tokens
@@ -29,26 +30,27 @@ from specd.errors import ClientStalledError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import draft_source_from, sampling_from, to_log_probabilities, to_model
+from specd.rpc.messages import (
+    draft_source_from,
+    sampling_from,
+    to_log_probabilities,
+    to_model,
+    to_source_counts,
+    to_token_source,
+)
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
 from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
-from specd.vocabulary import FinishReason, TokenSource
+from specd.vocabulary import FinishReason, TokenSource, sums_by_source
 
 _FINISH_REASONS = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
     FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
-}
-
-_SOURCES = {
-    TokenSource.TARGET: generation_pb2.TOKEN_SOURCE_TARGET,
-    TokenSource.DRAFT: generation_pb2.TOKEN_SOURCE_DRAFT,
-    TokenSource.LOOKUP: generation_pb2.TOKEN_SOURCE_LOOKUP,
 }
 
 _LONG_BYTES = 1 << 14
@@ -132,7 +134,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 draft_fault=draft.fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
-                lookup=coordinator.settings.lookup,
+                sources=[source.value for source in available_sources(coordinator.settings)],
                 chat_template=coordinator.tokenizer.chat_template,
                 special_tokens=coordinator.tokenizer.special_tokens,
             )
@@ -262,7 +264,7 @@ def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateRespo
 def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
     message = _prompt_token(token)
     message.drafted = token.source is not TokenSource.TARGET
-    message.source = _SOURCES[token.source]
+    message.source = to_token_source(token.source)
     if token.special_position is not None:
         message.special_position = token.special_position
     return message
@@ -281,7 +283,7 @@ def _round(rounds: Sequence[Round]) -> generation_pb2.Round:
     stages = [round_.stage_seconds for round_ in rounds]
     return generation_pb2.Round(
         proposed=sum(round_.num_proposed for round_ in rounds),
-        looked_up=sum(round_.proposal.num_looked_up for round_ in rounds),
+        sources=to_source_counts(reduce(sums_by_source, [round_.source_counts for round_ in rounds])),
         accepted=sum(round_.commit.num_accepted for round_ in rounds),
         wire_bytes=sum(round_.wire_bytes for round_ in rounds),
         **{f"{stage}_seconds": sum(each[stage] for each in stages) for stage in stages[0]},
@@ -291,6 +293,7 @@ def _round(rounds: Sequence[Round]) -> generation_pb2.Round:
 def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatistics:
     known = generation_pb2.SessionStatistics.DESCRIPTOR.fields_by_name
     values = {name: value for name, value in dataclasses.asdict(statistics).items() if name in known}
+    values["sources"] = to_source_counts(statistics.sources)
     return generation_pb2.SessionStatistics(
         **values,
         wasted_tokens=statistics.wasted_tokens,

@@ -28,19 +28,15 @@ from gateway.http.long_bodies import beside_loop
 from gateway.wording import field_of, in_http_words
 from specd.errors import DOMAIN
 from specd.json_text import to_json
-from specd.rpc.messages import draft_source_message, to_parameters
+from specd.rpc.messages import draft_source_message, to_parameters, token_source_from
 from specd.sampling import MAX_CHAT_VALUES
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from specd.version import __version__
+from specd.vocabulary import TokenSource
 
 _DESCRIBE_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0
 
-_SOURCES: dict[int, str] = {
-    generation_pb2.TOKEN_SOURCE_TARGET: "target",
-    generation_pb2.TOKEN_SOURCE_DRAFT: "draft",
-    generation_pb2.TOKEN_SOURCE_LOOKUP: "lookup",
-}
 _FINISH_REASONS: dict[int, str] = {
     generation_pb2.FINISH_REASON_EOS: "stop",
     generation_pb2.FINISH_REASON_LENGTH: "length",
@@ -223,7 +219,7 @@ def _increment(response: generation_pb2.GenerateResponse) -> Increment:
 
 
 def _token(token: generation_pb2.GeneratedToken) -> TextToken:
-    source = _SOURCES.get(token.source, "target")
+    source = token_source_from(token.source).value
     if not token.HasField("log_probabilities"):
         return TextToken(token.id, token.text, source, token.own_bytes)
     values = token.log_probabilities
@@ -232,14 +228,15 @@ def _token(token: generation_pb2.GeneratedToken) -> TextToken:
 
 
 def _statistics(statistics: generation_pb2.SessionStatistics) -> Statistics:
+    predicted = statistics.sources[TokenSource.PREDICTION.value]
     return Statistics(
         prompt_tokens=statistics.prompt_tokens,
         generated_tokens=statistics.generated_tokens,
         proposed_tokens=statistics.proposed_tokens,
         accepted_tokens=statistics.accepted_tokens,
         reused_tokens=statistics.target_reused_tokens,
-        prediction_accepted_tokens=statistics.prediction_accepted_tokens,
-        prediction_rejected_tokens=statistics.prediction_rejected_tokens,
+        prediction_accepted_tokens=predicted.accepted,
+        prediction_rejected_tokens=predicted.proposed - predicted.accepted,
         time_to_first_token_seconds=statistics.time_to_first_token_seconds,
         decode_seconds=statistics.decode_seconds,
         speedup=statistics.speedup,
@@ -263,7 +260,7 @@ def _model(response: generation_pb2.GetModelInfoResponse) -> ModelCard:
             "architecture": target.architecture,
             "precision": target.precision,
             "draft": response.draft.name if response.HasField("draft") else None,
-            "lookup": response.lookup,
+            "sources": {each.value: each.label for each in TokenSource if each.value in response.sources},
             "chat": bool(response.chat_template),
         },
     )

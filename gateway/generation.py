@@ -76,7 +76,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class TextToken:
-    """A token, the text that it completes, and who said it first: `target`, `draft` or `lookup`.
+    """A token, the text that it completes, and who said it first, by its name in TokenSource.
 
     If log-probabilities are asked for, its own bytes, the natural logarithm of its probability under the model, and the
     most likely tokens in its place. The first token of a prompt has its bytes only.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class FinishReason(enum.Enum):
@@ -19,6 +21,43 @@ class FinishReason(enum.Enum):
         return self in {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 
+class TokenSource(enum.Enum):
+    """Who said a token first: the target itself, or a source of draft tokens, in the order of their tokens."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+    PREDICTION = "prediction"
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return {TokenSource.DRAFT: "draft model", TokenSource.LOOKUP: "look-up"}.get(self, self.value)
+
+
+# The sources of draft tokens.
+PROPOSERS = tuple(source for source in TokenSource if source is not TokenSource.TARGET)
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """Tokens that a source proposed, and those of them that were accepted and emitted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+def sums_by_source(
+    one: Mapping[TokenSource, SourceCounts], other: Mapping[TokenSource, SourceCounts]
+) -> dict[TokenSource, SourceCounts]:
+    """Return the sums of counts by source."""
+    sums = dict(one)
+    for source, counts in other.items():
+        before = sums.get(source, SourceCounts())
+        sums[source] = SourceCounts(before.proposed + counts.proposed, before.accepted + counts.accepted)
+    return sums
+
+
 class DraftSource(enum.Enum):
     """The sources that may propose tokens; generation.proto explains the values."""
 
@@ -27,10 +66,12 @@ class DraftSource(enum.Enum):
     LOOKUP = "lookup"
     NONE = "none"
 
-
-class TokenSource(enum.Enum):
-    """The source that proposed a token, or the target."""
-
-    TARGET = "target"
-    DRAFT = "draft"
-    LOOKUP = "lookup"
+    @property
+    def sources(self) -> tuple[TokenSource, ...]:
+        """The sources that may propose; look-up reads the client's prediction, too."""
+        return {
+            DraftSource.AUTO: PROPOSERS,
+            DraftSource.MODEL: (TokenSource.DRAFT,),
+            DraftSource.LOOKUP: (TokenSource.LOOKUP, TokenSource.PREDICTION),
+            DraftSource.NONE: (),
+        }[self]

@@ -65,7 +65,8 @@ class CostModel:
 
     def observe(self, round_: Round, num_sessions: int) -> None:
         """Learn from a round, while so many sessions are active."""
-        propose, verify = round_.proposal.exchange, round_.verdict.exchange
+        drafted = round_.proposal.drafted
+        propose, verify = drafted.exchange, round_.verdict.exchange
         if max(propose.num_tokens, verify.num_tokens) > _MOST_NEW_TOKENS or round_.verdict.was_retried:
             return
         is_shared = num_sessions > 1
@@ -77,13 +78,13 @@ class CostModel:
         if costs is not None and is_shared == (verify.num_sessions > 1):
             n = verify.num_sessions
             costs.observe(n, verify.step_tokens / n, verify.compute_seconds, weight=1 / n)
-        if round_.proposal.fault:
+        if drafted.fault:
             return  # the round waited for the draft
-        if round_.proposal.num_drafted:
+        if drafted.token_ids:
             if is_shared:  # at most for as long as they draft: longer, it is for somebody's prompt
                 self._draft_wait.add(min(propose.queue_seconds + verify.queue_seconds, propose.compute_seconds))
             self._draft_overhead.add(propose.wire_seconds + draft_queue)
-            n, k, seconds = propose.num_sessions, round_.proposal.num_drafted, propose.compute_seconds
+            n, k, seconds = propose.num_sessions, len(drafted.token_ids), propose.compute_seconds
             if draft is not None and is_shared:
                 draft.observe(n, k, seconds, weight=1 / n)
             elif draft is not None:  # after a verify it begins with cold caches and cores, which is no cost of a token

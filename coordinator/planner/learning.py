@@ -10,7 +10,7 @@ from coordinator.planner.acceptance import PooledAcceptance
 from specd.sampling import Sampling
 from specd.step_costs import MovingAverage
 
-_LOOKUP_GAIN_WEIGHT = 0.02  # of one round in an average
+_MATCH_GAIN_WEIGHT = 0.02  # of one round in an average
 # Drafting that does not pay is probed once the last probe cost less than this part of the time.
 _PROBE_SHARE = 0.0025
 # The least recently used go. A request chooses its temperature, and so its pool, of some kilobytes.
@@ -39,17 +39,17 @@ class Probes:
 
 
 class ClientLearning:
-    """Acceptance by kind of sampling, probes, and the worth of look-up, as the sessions of one client show them."""
+    """Acceptance by kind of sampling, probes, and the worth of matches, as the sessions of one client show them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
-        self.probes, self.lookup_probes = Probes(clock), Probes(clock)
-        # What the looked-up tokens of one session add to the tokens per second of all, as a part of the target's alone.
-        self.lookup_gain = MovingAverage(_LOOKUP_GAIN_WEIGHT)
+        self.probes, self.match_probes = Probes(clock), Probes(clock)
+        # What the matched tokens of one session add to the tokens per second of all, as a part of the target's alone.
+        self.match_gain = MovingAverage(_MATCH_GAIN_WEIGHT)
         self._pools: OrderedDict[Hashable, PooledAcceptance] = OrderedDict()
 
     def pool(self, sampling: Sampling, evidence: Hashable = None) -> PooledAcceptance:
-        """Return what sessions like this one share: of the draft model's tokens, or of looked-up ones with `evidence`.
+        """Return what sessions like this one share: of the draft model's tokens, or of matches with `evidence`.
 
         Acceptance depends on the temperature more than on the text.
         """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.core import Match, Plan, Round
 from coordinator.planner.acceptance import SessionAcceptance
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.learning import ClientLearning, Learning, Probes
-from coordinator.planner.policy import RoundCosts, choose_k, choose_lookup, share_out, stop_thresholds
+from coordinator.planner.policy import RoundCosts, choose_k, choose_matched, share_out, stop_thresholds
 from coordinator.planner.speed import Speed
 from coordinator.sources import Sources
 from specd.sampling import Sampling
@@ -26,7 +26,6 @@ _CONTROL_ROUNDS = 64
 _GAIN_TO_START = 1.06
 _GAIN_TO_GO_ON = 1.02
 _PROBE_DRAFT_TOKENS = 2
-_NO_MATCH = Match()
 _ALL_SOURCES = Sources()
 
 
@@ -97,7 +96,7 @@ class Planner:
             active = self.active()
             adaptive = [each for each in active if each.may_draft and not each.has_fault]
             gain = _GAIN_TO_GO_ON if any(each.k for each in adaptive) else _GAIN_TO_START
-            gain *= 1 + sum(each.learning.lookup_gain.value for each in active)  # drafting must win against looking up
+            gain *= 1 + sum(each.learning.match_gain.value for each in active)  # drafting must win against matches
             window.ks = share_out({each: each.acceptance.accepted() for each in adaptive}, window.costs, gain)
         return window.ks.get(session, _PROBE_DRAFT_TOKENS)  # after a fault, the Drafter knows when to ask again
 
@@ -105,7 +104,7 @@ class Planner:
 class SessionPlanner:
     """Plans the rounds of a session: on its own the best k, with proposals that end early; else its part of a batch.
 
-    Looked-up tokens take the place of a proposal where they promise more, or lengthen it.
+    Matches replace the draft model's tokens where they promise more, or lengthen a proposal.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class SessionPlanner:
         self._sampling = sampling
         self._pool = learning.pool(sampling)
         self.acceptance = SessionAcceptance(self._pool, teaches=not sampling.changes_logits)
-        self._of_lookup: dict[object, SessionAcceptance] = {}
+        self._of_matches: dict[object, SessionAcceptance] = {}
         self._sources = sources
         self._window: _Window | None = None
         self._min_confidences: list[float] = []
@@ -137,7 +136,7 @@ class SessionPlanner:
     def close(self) -> None:
         """End with the session."""
         self._shared.sessions.pop(self, None)
-        for acceptance in (self.acceptance, *self._of_lookup.values()):
+        for acceptance in (self.acceptance, *self._of_matches.values()):
             acceptance.close()
 
     def will_draft(self) -> bool:
@@ -145,31 +144,30 @@ class SessionPlanner:
         self._choose()
         return self.k > 0 or (self.may_draft and self.learning.probes.is_due)
 
-    def plan(self, match: Match = _NO_MATCH) -> Plan:
-        """Plan the next round, for which look-up has this match."""
+    def plan(self, matches: Sequence[Match] = ()) -> Plan:
+        """Plan the next round, for which sources have these matches."""
         self.planned_at = self._shared.num_rounds
         self._choose()
         self._probing = None
         if (k := self._sources.k) is not None:
-            drafts = TokenSource.DRAFT in self._sources.allowed
-            return Plan(k) if drafts else Plan(0, num_lookup_tokens=k)
+            return Plan(dict.fromkeys(self._sources.allowed, k), most=k)
         window = self._window
         number = self._shared.num_rounds + 1
         is_control_due = number >= _WINDOW_ROUNDS and (number % _CONTROL_ROUNDS == 0 or number.bit_count() == 1)
         if window is not None and window.num_active == 1 and is_control_due:
-            return Plan(0)
-        if window is not None and (plan := self._plan_lookup(window, match)):
+            return Plan()
+        if window is not None and (plan := self._plan_matches(window, matches)):
             return plan
         if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self.learning.probes.is_due):
             self._probing = self.learning.probes  # without a draft, the Drafter says why
-            return Plan(_PROBE_DRAFT_TOKENS)
-        return Plan(self.k, self._min_confidences)
+            return _drafting(_PROBE_DRAFT_TOKENS)
+        return _drafting(self.k, self._min_confidences)
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
         self._shared.num_rounds += 1
-        proposal = round_.proposal
-        self.has_fault = bool(proposal.fault)
+        drafted = round_.proposal.drafted
+        self.has_fault = bool(drafted.fault)
         if self._window is None:
             return 0.0
         self._shared.cost_model.observe(round_, self._window.num_active)
@@ -178,14 +176,19 @@ class SessionPlanner:
         if not round_.verdict.was_retried and not self.has_fault:
             self._shared.speed.add(self._window.num_active, round_.seconds, num_tokens)
         if self._sources.k is None and round_.num_proposed:
-            # The target's own count: a text that ends rejects nothing.
-            num_drafted, num_accepted = proposal.num_drafted, round_.verdict.num_accepted
-            if num_drafted:
-                accepted = min(num_accepted, num_drafted)
-                self.acceptance.add(plan.num_draft_tokens, proposal.confidences, num_drafted, accepted)
-            if proposal.num_looked_up and num_accepted >= num_drafted:
-                n = proposal.num_looked_up
-                self._acceptance_of_lookup(self._evidence).add(n, (), n, num_accepted - num_drafted)
+            left = round_.verdict.num_accepted  # the target's own count: a text that ends rejects nothing
+            for part in round_.proposal.parts:
+                num_tokens = len(part.token_ids)
+                if not num_tokens:
+                    continue
+                if part is drafted:
+                    limit = plan.limit(part.source)
+                    self.acceptance.add(limit, part.confidences, num_tokens, min(left, num_tokens))
+                else:
+                    self._acceptance_of(self._evidence).add(num_tokens, (), num_tokens, min(left, num_tokens))
+                if left < num_tokens:
+                    break
+                left -= num_tokens
             if self._probing is not None:
                 self._probing.probed(round_.seconds - target_only_seconds)
         return 0.0 if self.has_fault else target_only_seconds
@@ -208,35 +211,42 @@ class SessionPlanner:
             thresholds = stop_thresholds(window.costs, self._rate, accepted[0], self.k)
             self._min_confidences = [self._pool.confidence(threshold) for threshold in thresholds]
 
-    def _plan_lookup(self, window: _Window, match: Match) -> Plan | None:
-        """Return a plan with looked-up tokens, alone or behind the draft's, if they promise more than none."""
+    def _plan_matches(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
+        """Return a plan with matched tokens, alone or behind the draft's, if they promise more than none."""
         costs, n = window.costs, window.num_active
-        if not match.token_ids:
-            self.learning.lookup_gain.add(0.0)
+        if not matches:
+            self.learning.match_gain.add(0.0)
             return None
+        promises = [(match, self._accepted(match)) for match in matches]
+        match, accepted = max(promises, key=lambda promise: choose_matched(promise[1], costs, n)[1])
         self._evidence = match.evidence
-        accepted = self._acceptance_of_lookup(self._evidence).accepted()[: len(match.token_ids)]
-        length, rate = choose_lookup(accepted, costs, n)
-        self.learning.lookup_gain.add(rate * costs.target_only - 1)
+        length, rate = choose_matched(accepted, costs, n)
+        self.learning.match_gain.add(rate * costs.target_only - 1)
         if n > 1 and self.k:  # the others draft, and the round takes as long
             seconds = window.seconds(self.k)
-            length, rate = choose_lookup(accepted, costs, n, after=(0, 1 + (n - 1) * self._rate * seconds, seconds))
+            length, rate = choose_matched(accepted, costs, n, after=(0, 1 + (n - 1) * self._rate * seconds, seconds))
         if length and rate > max(self._rate, _GAIN_TO_GO_ON / costs.target_only):
-            return Plan(0, (), length)
+            return Plan({match.source: length})
         if self.k == 0:
-            if not self.learning.lookup_probes.is_due:
+            if not self.learning.match_probes.is_due:
                 return None
-            self._probing = self.learning.lookup_probes
-            return Plan(0, (), _PROBE_DRAFT_TOKENS)
-        agreed = (True, *match.evidence)  # that the model says the same makes it likelier
-        accepted = self._acceptance_of_lookup(agreed).accepted()[: len(match.token_ids) - self.k]
+            self._probing = self.learning.match_probes
+            return Plan({match.source: _PROBE_DRAFT_TOKENS})
+        self._evidence = (True, *match.evidence)  # that the model says the same makes it likelier
+        accepted = self._acceptance_of(self._evidence).accepted()[: len(match.token_ids) - self.k]
         tokens = n * self._rate * window.seconds(self.k)
-        length, _ = choose_lookup(accepted, costs, n, after=(self.k, tokens, window.seconds(self.k)))
-        self._evidence = agreed
-        return Plan(self.k, self._min_confidences, length)
+        length, _ = choose_matched(accepted, costs, n, after=(self.k, tokens, window.seconds(self.k)))
+        return Plan({TokenSource.DRAFT: self.k, match.source: length}, self._min_confidences, self.k + length)
 
-    def _acceptance_of_lookup(self, evidence: object) -> SessionAcceptance:
-        if evidence not in self._of_lookup:
+    def _accepted(self, match: Match) -> list[float]:
+        return self._acceptance_of(match.evidence).accepted()[: len(match.token_ids)]
+
+    def _acceptance_of(self, evidence: object) -> SessionAcceptance:
+        if evidence not in self._of_matches:
             pool = self.learning.pool(self._sampling, evidence)
-            self._of_lookup[evidence] = SessionAcceptance(pool, teaches=not self._sampling.changes_logits)
-        return self._of_lookup[evidence]
+            self._of_matches[evidence] = SessionAcceptance(pool, teaches=not self._sampling.changes_logits)
+        return self._of_matches[evidence]
+
+
+def _drafting(k: int, min_confidences: Sequence[float] = ()) -> Plan:
+    return Plan({TokenSource.DRAFT: k} if k else {}, min_confidences if k else ())

@@ -61,10 +61,10 @@ def choose_k(
     return best_k, best_rate
 
 
-def choose_lookup(
+def choose_matched(
     accepted: Sequence[float], costs: RoundCosts, num_sessions: int, after: tuple[int, float, float] | None = None
 ) -> tuple[int, float]:
-    """Return how many looked-up tokens a session proposes for the most expected tokens per second, and that rate.
+    """Return how many tokens of a match a session proposes for the most expected tokens per second, and that rate.
 
     `accepted[i]` is the probability that the first i + 1 are accepted. They cost nothing but their verification, in a
     step that the session shares with `num_sessions` - 1 others, of which each has one token. `after` says of a proposal

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core import Match
+from coordinator.core import Match, Part, Plan
+from coordinator.proposals.source import Source
 from coordinator.proposals.token_index import TokenIndex
 from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.vocabulary import TokenSource
 
 
-class Lookup:
+class Lookup(Source):
     """Looks up a session's latest tokens in its prompt, in what was generated, in its source and in a prediction."""
 
     def __init__(self, token_ids: Sequence[int], *, source: Sequence[int] = (), prediction: Sequence[int] = ()) -> None:
@@ -24,7 +26,6 @@ class Lookup:
             self._index.add(source)
             self._index.end_text()
         self._index.add(token_ids)
-        self._num_seen = len(token_ids)
         self._prediction = range(0)
         if prediction:
             self._index.end_text()
@@ -34,10 +35,24 @@ class Lookup:
             self._index.place = begin
             self._prediction = range(begin, begin + len(prediction))
 
-    def find(self, token_ids: Sequence[int]) -> Match:
-        """Return what may follow `token_ids`, which are those of the last call and more."""
+    def match(self) -> Match | None:
+        """Return what followed the latest tokens where they stood before."""
         index = self._index
-        index.add(token_ids[self._num_seen :])
-        self._num_seen = len(token_ids)
         found = index.continuation(MAX_NUM_DRAFT_TOKENS)
-        return Match(found, index.length, index.place in self._prediction) if found else Match()
+        if not found:
+            return None
+        source = TokenSource.PREDICTION if index.place in self._prediction else TokenSource.LOOKUP
+        return Match(source, found, index.length)
+
+    async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
+        """Return the rest of the match, if it begins with the tokens of the other sources."""
+        match = self.match()
+        if match is None or list(match.token_ids[: len(before)]) != before:
+            return None
+        limit = plan.limit(match.source, len(before))
+        rest = match.token_ids[len(before) :][:limit]
+        return Part(match.source, rest) if rest else None
+
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Add tokens to the index."""
+        self._index.add(token_ids)

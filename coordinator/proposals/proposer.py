@@ -1,41 +1,44 @@
-"""Proposals of a session: by the draft model, by look-up, or by both."""
+"""Proposals of a session: what its sources propose, one behind the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core import Match, Plan, Proposal
-from coordinator.proposals.lookup import Lookup
-from coordinator.workers.drafter import Drafter
+from coordinator.core import Match, Part, Plan, Proposal
+from coordinator.proposals.source import Source
 
 
 class Proposer:
-    """Has the sources that a session's proposals may come from."""
+    """Has the sources that a session's proposals may come from, in the order of their tokens."""
 
-    def __init__(self, drafter: Drafter, lookup: Lookup | None = None) -> None:
-        self._drafter = drafter
-        self._lookup = lookup
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     def start_prefill(self, token_ids: Sequence[int]) -> None:
-        """Let the draft model work on the prompt, without waiting for it."""
-        self._drafter.start_prefill(token_ids)
+        """Let the sources work on the prompt, without waiting for them."""
+        for source in self._sources:
+            source.start_prefill(token_ids)
 
-    def look_up(self, token_ids: Sequence[int]) -> Match:
-        """Return what the session's own text proposes after `token_ids`."""
-        return self._lookup.find(token_ids) if self._lookup is not None else Match()
+    def matches(self) -> list[Match]:
+        """Return what the sources would propose next, where that costs nothing to know."""
+        return [match for source in self._sources if (match := source.match()) is not None]
 
-    async def propose(self, token_ids: Sequence[int], plan: Plan, match: Match) -> Proposal:
-        """Return the draft model's tokens, and looked-up ones after them if these begin as the model's; as planned.
+    async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
+        """Return what the sources propose after `token_ids`, as planned."""
+        parts: list[Part] = []
+        before: list[int] = []
+        for source in self._sources:
+            if (part := await source.propose(token_ids, before, plan)) is not None:
+                parts.append(part)
+                before += part.token_ids
+        return Proposal(tuple(parts))
 
-        Where the model is not asked, or cannot answer, the looked-up ones are all.
-        """
-        proposal = await self._drafter.propose(token_ids, plan)
-        drafted = proposal.token_ids
-        if plan.num_lookup_tokens and list(match.token_ids[: len(drafted)]) == drafted:
-            tail = match.token_ids[len(drafted) :][: plan.num_lookup_tokens]
-            return proposal.followed_by(tail, is_predicted=match.is_predicted)
-        return proposal
+    def committed(self, token_ids: Sequence[int]) -> None:
+        """Tell the sources the tokens that a round has added to the session."""
+        for source in self._sources:
+            source.committed(token_ids)
 
     def close(self) -> None:
-        """Free what the draft worker holds of this session."""
-        self._drafter.close()
+        """Free what the sources hold of this session."""
+        for source in self._sources:
+            source.close()

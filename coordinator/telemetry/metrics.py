@@ -10,7 +10,7 @@ from coordinator.core import Round
 from coordinator.telemetry.statistics import SessionStatistics
 from specd.model_info import ModelInfo
 from specd.rpc.metrics_endpoint import SECONDS_BUCKETS
-from specd.vocabulary import FinishReason
+from specd.vocabulary import PROPOSERS, FinishReason
 
 # Names without "specd_": what they count, and their labels.
 _COUNTERS: dict[str, tuple[str, ...]] = {
@@ -21,8 +21,8 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "accepted_tokens": ("Proposed tokens accepted by the target and emitted.",),
     "accepted_tokens_by_position": ("Accepted tokens by draft position, from 0.", "position"),
     "proposed_tokens_by_position": ("Proposed tokens by draft position, from 0.", "position"),
-    "proposed_tokens_by_source": ("Proposed tokens, by the draft model or looked up.", "source"),
-    "accepted_tokens_by_source": ("Accepted tokens, of the draft model or looked up.", "source"),
+    "proposed_tokens_by_source": ("Proposed tokens by their source.", "source"),
+    "accepted_tokens_by_source": ("Accepted tokens by their source.", "source"),
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
@@ -67,8 +67,8 @@ _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
     "sessions": (*((reason.value,) for reason in FinishReason), ("cancelled",), ("failed",)),
     "reused_prompt_tokens": (("draft",), ("target",)),
-    "proposed_tokens_by_source": (("draft",), ("lookup",)),
-    "accepted_tokens_by_source": (("draft",), ("lookup",)),
+    "proposed_tokens_by_source": tuple((source.value,) for source in PROPOSERS),
+    "accepted_tokens_by_source": tuple((source.value,) for source in PROPOSERS),
 }
 
 
@@ -136,18 +136,14 @@ class CoordinatorMetrics:
             counters["proposed_tokens_by_position"].labels(position).inc()
         for position in range(commit.num_accepted):
             counters["accepted_tokens_by_position"].labels(position).inc()
-        proposal, of_lookup = round_.proposal, round_.num_accepted_of_lookup
-        for source, proposed, accepted in (
-            ("draft", proposal.num_drafted, commit.num_accepted - of_lookup),
-            ("lookup", proposal.num_looked_up, of_lookup),
-        ):
-            counters["proposed_tokens_by_source"].labels(source).inc(proposed)
-            counters["accepted_tokens_by_source"].labels(source).inc(accepted)
+        for source, counts in round_.source_counts.items():
+            counters["proposed_tokens_by_source"].labels(source.value).inc(counts.proposed)
+            counters["accepted_tokens_by_source"].labels(source.value).inc(counts.accepted)
         counters["recovered_tokens"].inc(commit.recovered)
         counters["bonus_tokens"].inc(commit.bonus)
         counters["target_replays"].inc(round_.verdict.num_replays)
-        if round_.proposal.fault:
-            counters["rounds_without_draft"].labels(round_.proposal.fault).inc()
+        if round_.proposal.drafted.fault:
+            counters["rounds_without_draft"].labels(round_.proposal.drafted.fault).inc()
         if first:
             return
         self._draft_tokens.observe(round_.num_proposed)

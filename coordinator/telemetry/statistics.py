@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.core import STAGES, Round
+from specd.vocabulary import SourceCounts, TokenSource, sums_by_source
 
 
 @dataclass
@@ -31,10 +32,7 @@ class SessionStatistics:
     target_replays: int = 0
     target_reused_tokens: int = 0
     draft_reused_tokens: int = 0
-    lookup_proposed_tokens: int = 0
-    lookup_accepted_tokens: int = 0
-    prediction_accepted_tokens: int = 0
-    prediction_rejected_tokens: int = 0
+    sources: dict[TokenSource, SourceCounts] = field(default_factory=dict)
     # Sums over the rounds after the first, which prefills.
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     tokens_after_first_round: int = 0
@@ -79,24 +77,19 @@ class SessionStatistics:
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
-        if self.proposed_tokens == self.lookup_proposed_tokens:  # nothing of the draft model yet
-            self.draft_reused_tokens = round_.proposal.reused_len
+        if TokenSource.DRAFT not in self.sources:
+            self.draft_reused_tokens = round_.proposal.drafted.reused_len
+        self.sources = sums_by_source(self.sources, round_.source_counts)
         self.proposed_tokens += round_.num_proposed
         self.target_replays += round_.verdict.num_replays
         self.accepted_tokens += commit.num_accepted
-        looked_up, accepted = round_.proposal.num_looked_up, round_.num_accepted_of_lookup
-        self.lookup_proposed_tokens += looked_up
-        self.lookup_accepted_tokens += accepted
-        if round_.proposal.is_predicted:
-            self.prediction_accepted_tokens += accepted
-            self.prediction_rejected_tokens += looked_up - accepted
         self.recovered_tokens += commit.recovered
         self.bonus_tokens += commit.bonus
         _count_by_position(self.proposed_by_position, round_.num_proposed)
         _count_by_position(self.accepted_by_position, commit.num_accepted)
-        if round_.proposal.fault:
+        if round_.proposal.drafted.fault:
             self.rounds_without_draft += 1
-            self.draft_fault = round_.proposal.fault
+            self.draft_fault = round_.proposal.drafted.fault
 
 
 def _count_by_position(counts: list[int], num_tokens: int) -> None:

@@ -60,10 +60,11 @@ class SessionTrace:
             "specd.proposed_tokens": round_.num_proposed,
             "specd.accepted_tokens": round_.commit.num_accepted,
         }
-        if round_.proposal.fault:
-            attributes["specd.draft_fault"] = round_.proposal.fault
+        drafted = round_.proposal.drafted
+        if drafted.fault:
+            attributes["specd.draft_fault"] = drafted.fault
         span = self._start("round", self._session, round_.started_at, attributes)
-        self._add_exchange("propose", span, round_.proposal.exchange)
+        self._add_exchange("propose", span, drafted.exchange)
         self._add_exchange("verify", span, round_.verdict.exchange)
         span.end(self._ns(round_.ended_at))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.core import Plan, Proposal, SessionSetup, Verdict
+from coordinator.core import Part, Plan, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError
 from specd.sampling import Acceptance, TokenDistribution, TokenLogProbabilities
 
@@ -15,31 +15,29 @@ _SUM_TOLERANCE = 1e-3
 _LARGEST_LOG_PROBABILITY = 0.01
 
 
-def check_proposal(
-    proposal: Proposal, plan: Plan, setup: SessionSetup, *, session_len: int, vocabulary_size: int
-) -> None:
-    """Raise WorkerError (DRAFT_BROKEN) unless the proposal after `session_len` tokens is one that was asked for.
+def check_proposal(part: Part, plan: Plan, setup: SessionSetup, *, session_len: int, vocabulary_size: int) -> None:
+    """Raise WorkerError (DRAFT_BROKEN) unless the draft's part after `session_len` tokens is one that was asked for.
 
-    The target worker would refuse the whole round for one bad id, or for a distribution that is none.
+    The target worker would refuse the whole round for one bad id, or for one invalid distribution.
     """
-    num_tokens = len(proposal.token_ids)
-    fewest = 1 if plan.min_confidences else plan.num_draft_tokens
+    num_tokens, most = len(part.token_ids), plan.limit(part.source)
+    fewest = 1 if plan.min_confidences else most
     rejects = setup.sampling.acceptance is Acceptance.REJECTION
-    if not fewest <= num_tokens <= plan.num_draft_tokens:
-        raise _broken_draft(f"{num_tokens} tokens, and was asked for {fewest} to {plan.num_draft_tokens}")
-    if max(proposal.token_ids) >= vocabulary_size:
+    if not fewest <= num_tokens <= most:
+        raise _broken_draft(f"{num_tokens} tokens, and was asked for {fewest} to {most}")
+    if max(part.token_ids) >= vocabulary_size:
         raise _broken_draft(f"tokens beyond the vocabulary of {vocabulary_size}")
-    if len(proposal.confidences) not in {0, num_tokens} or not all(0 <= each <= 1 for each in proposal.confidences):
+    if len(part.confidences) not in {0, num_tokens} or not all(0 <= each <= 1 for each in part.confidences):
         raise _broken_draft("confidences that are none")
-    if not session_len <= proposal.cached_len <= session_len + num_tokens:
-        raise _broken_draft(f"{proposal.cached_len} tokens in its cache, of a session of {session_len}")
-    if proposal.reused_len > len(setup.source) + session_len:
-        raise _broken_draft(f"{proposal.reused_len} tokens reused, of a session of {session_len}")
+    if not session_len <= part.cached_len <= session_len + num_tokens:
+        raise _broken_draft(f"{part.cached_len} tokens in its cache, of a session of {session_len}")
+    if part.reused_len > len(setup.source) + session_len:
+        raise _broken_draft(f"{part.reused_len} tokens reused, of a session of {session_len}")
     if rejects and not (
-        len(proposal.distributions) == num_tokens
+        len(part.distributions) == num_tokens
         and all(
             is_distribution(each, token_id, vocabulary_size)
-            for each, token_id in zip(proposal.distributions, proposal.token_ids, strict=True)
+            for each, token_id in zip(part.distributions, part.token_ids, strict=True)
         )
     ):
         raise _broken_draft("distributions that its tokens cannot be from")

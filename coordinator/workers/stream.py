@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
-from coordinator.core import Exchange, Plan, Proposal, SessionSetup, Verdict
+from coordinator.core import Exchange, Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from specd.errors import error_info
 from specd.rpc.messages import (
@@ -23,6 +23,7 @@ from specd.rpc.messages import (
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES, Acceptance, certain
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from specd.vocabulary import TokenSource
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
 Response = TypeVar("Response", draft_pb2.ProposeResponse, target_pb2.VerifyResponse)
@@ -226,25 +227,26 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
 
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
         """Send a request. Raises WorkerError."""
-        k, least = plan.num_draft_tokens, plan.min_confidences
+        k, least = plan.limit(TokenSource.DRAFT), plan.min_confidences
         await self._send(
             draft_pb2.ProposeRequest(position=position, token_ids=token_ids, num_draft_tokens=k, min_confidences=least),
             timeout_seconds,
         )
 
-    async def answer(self, timeout_seconds: float) -> Proposal:
-        """Wait for the proposal. Raises WorkerError."""
+    async def answer(self, timeout_seconds: float) -> Part:
+        """Wait for the draft's part of a proposal. Raises WorkerError."""
         response, exchange = await self._receive(timeout_seconds)
         num_entries = max(map(len, (response.token_ids, response.distributions, response.confidences)))
         if num_entries > MAX_NUM_DRAFT_TOKENS:  # before they are copied: there can be millions
             raise WorkerError("DRAFT_BROKEN", f"the draft worker answered with {num_entries} entries of a kind")
-        return Proposal(
+        return Part(
+            TokenSource.DRAFT,
             list(response.token_ids),
             [distribution_from(message) for message in response.distributions],
+            list(response.confidences),
             response.cached_len,
             response.reused_len,
             exchange,
-            confidences=list(response.confidences),
         )
 
 
@@ -265,8 +267,9 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         """Run one round. Raises WorkerError."""
         request = target_pb2.VerifyRequest(position=position, token_ids=token_ids, proposal=proposal.token_ids)
         if self._rejects:
-            looked_up = map(certain, proposal.token_ids[proposal.num_drafted :])
-            request.distributions.extend(map(to_distribution, (*proposal.distributions, *looked_up)))
+            for part in proposal.parts:
+                distributions = part.distributions or map(certain, part.token_ids)
+                request.distributions.extend(map(to_distribution, distributions))
         await self._send(request, timeout_seconds)
         response, exchange = await self._receive(timeout_seconds)
         log_probabilities = response.log_probabilities if self._wants_log_probabilities else ()

@@ -96,8 +96,9 @@ def speculation() -> dashboard.Dashboard:
             "Accepted and wasted proposed tokens",
             unit="suffix:tokens/s",
             axis="tokens a second",
-            text="Accepted tokens by source: the draft model, or look-up in the session's own text. Wasted tokens were "
-            "proposed and not emitted: they cost time in the workers. If most are wasted, look at the acceptance rate.",
+            text="Accepted tokens by source: the draft model, look-up in the session's own text, or a prediction. "
+            "Wasted tokens were proposed and not emitted: they cost time in the workers. If most are wasted, look at "
+            "the acceptance rate.",
             queries={
                 "accepted, {{source}}": rate("specd_accepted_tokens_by_source_total", "source"),
                 "wasted": f"{rate('specd_proposed_tokens_total')} - {rate('specd_accepted_tokens_total')}",

@@ -1,4 +1,4 @@
-// The two charts, of rounds: each has the numbers of `proposed` and `accepted` tokens, and of `lookedUp` ones of the latter.
+// The two charts, of rounds: each has the numbers of `proposed` and `accepted` tokens, and of the latter by source.
 
 const SVG = "http://www.w3.org/2000/svg";
 const RECENT = 8; // rounds of the thin line
@@ -40,15 +40,19 @@ function drawAcceptance(rounds) {
 
 function drawLengths(rounds) {
   const most = Math.max(LEAST, ...rounds.map((round) => round.proposed));
-  const bars = rounds.flatMap((round, index) => [
-    bar(index, round.proposed / most, "rejected"),
-    bar(index, round.accepted / most, "of-lookup"),
-    bar(index, (round.accepted - round.lookedUp) / most, "of-draft"),
-  ]);
+  const bars = rounds.flatMap((round, index) => [bar(index, round.proposed / most, "rejected"), ...accepted(round, index, most)]);
   byId("k-bars").replaceChildren(...bars);
   byId("k-most").textContent = most;
   const words = rounds.map((round) => round.proposed).join(", ") || "no rounds yet";
   byId("k-chart").setAttribute("aria-label", `k by round: ${words}`);
+}
+
+// The bars of the sources stand one on the other: the tallest is drawn first.
+function accepted(round, index, most) {
+  let height = 0;
+  return round.acceptedBySource
+    .map((tokens, place) => bar(index, (height += tokens) / most, `of-source source-${place}`))
+    .reverse();
 }
 
 function bar(index, height, kind) {

@@ -35,11 +35,41 @@ async function connect() {
   byId("model").classList.toggle("wrong", model === null);
   byId("generate").disabled = model === null || running !== null;
   if (model === null) return;
-  const { chat, draft, lookup, precision } = model.specd;
-  const helpers = [draft && `draft ${draft}`, lookup && "look-up"].filter(Boolean).join(" and ") || "no draft";
+  const { chat, draft, precision } = model.specd;
+  drawLegend();
+  const others = Object.entries(sources()).filter(([source]) => !["draft", "prediction"].includes(source));
+  const helpers = [...(draft ? [`draft ${draft}`] : []), ...others.map(([, label]) => label)].join(" and ") || "no draft";
   show("model", `${model.id} (${precision}) with ${helpers}`);
   show("prompt-label", chat ? "Message" : "Text to continue");
   if (!byId("prompt").value) byId("prompt").value = chat ? EXAMPLES.chat : EXAMPLES.text;
+}
+
+// The names and labels of the sources of draft tokens, in order: their places choose their colours.
+const sources = () => model.specd.sources;
+
+function drawLegend() {
+  const items = Object.entries(sources()).map(([source, label], place) => legendItem(source, label, `source source-${place}`));
+  byId("legend").replaceChildren(...items, legendItem("target", "target itself", ""));
+  const boxes = Object.values(sources()).flatMap((label, place) => [box(`of-source source-${place}`), ` ${label} `]);
+  byId("k-legend").replaceChildren(...boxes, box("rejected"), " rejected");
+}
+
+function legendItem(source, label, classes) {
+  const item = document.createElement("li");
+  const [name, count] = [document.createElement("span"), document.createElement("output")];
+  Object.assign(name, { className: `${source} ${classes}`.trim(), textContent: label });
+  Object.assign(count, { id: `${source}-tokens`, textContent: "0" });
+  item.append(name, " ", count);
+  return item;
+}
+
+function box(classes) {
+  return Object.assign(document.createElement("i"), { className: `box ${classes}` });
+}
+
+function classOf(source) {
+  const place = Object.keys(sources()).indexOf(source);
+  return place < 0 ? source : `${source} source source-${place}`;
 }
 
 // -- One answer
@@ -103,7 +133,7 @@ class Answer {
     this.compared = compared;
     this.text = "";
     this.count = 0;
-    this.sources = { draft: 0, lookup: 0, target: 0 };
+    this.sources = Object.fromEntries([...Object.keys(sources()), "target"].map((source) => [source, 0]));
     this.rounds = [];
     this.first = 0; // tokens of the first round
     this.askedAt = performance.now();
@@ -117,17 +147,17 @@ class Answer {
     const choice = chunk.choices[0];
     if (!choice?.tokens) return;
     if (this.count) {
-      const lookedUp = choice.tokens.filter((token) => token.source === "lookup").length;
-      this.rounds.push({ ...choice.round, lookedUp });
+      const by = (source) => choice.tokens.filter((token) => token.source === source).length;
+      this.rounds.push({ ...choice.round, acceptedBySource: Object.keys(sources()).map(by) });
     } else {
       this.beganAt = performance.now(); // the first round computes the prompt, and counts for no rate
       this.first = choice.tokens.length;
       if (this.body.prompt && !this.compared) append(this.body.prompt, "prompt"); // a request that fails shows its error alone
     }
     for (const { text, source } of choice.tokens) {
-      if (!this.compared) append(text, source);
+      if (!this.compared) append(text, classOf(source));
       this.text += text;
-      this.sources[source] += 1;
+      if (source in this.sources) this.sources[source] += 1;
       this.count += 1;
     }
     this.frame ??= requestAnimationFrame(() => this.draw());

@@ -9,16 +9,19 @@ from rich.text import Text
 
 from specd.client.events import CompletionToken, Retrying
 from specd.client.statistics import GenerationStatistics
-from specd.vocabulary import TokenSource
+from specd.vocabulary import PROPOSERS, TokenSource
 
-_STYLES = {TokenSource.DRAFT: "green", TokenSource.LOOKUP: "cyan"}
-LEGEND = Text.assemble("colour: ", ("the draft's", "green"), ", ", ("looked up", "cyan"), "; the rest is the target's")
+SOURCE_STYLES: dict[TokenSource, str] = dict(
+    zip(PROPOSERS, ("green", "cyan", "magenta", "yellow", "blue"), strict=False)
+)
+LEGEND = Text("colour: ") + Text(", ").join(Text(source.label, style) for source, style in SOURCE_STYLES.items())
+LEGEND.append("; the rest is the target's")
 
 
 def print_tokens(console: Console, tokens: Sequence[CompletionToken]) -> None:
     """Print tokens in the colours of their sources."""
     for token in tokens:  # with `out`, since `print` would turn tabs into spaces
-        console.out(token.text, style=_STYLES.get(token.source), highlight=False, end="")
+        console.out(token.text, style=SOURCE_STYLES.get(token.source), highlight=False, end="")
 
 
 def print_retrying(console: Console, retrying: Retrying) -> None:
@@ -38,10 +41,7 @@ def summary(statistics: GenerationStatistics) -> str:
     if statistics.proposed_tokens:
         parts.append(f"acceptance rate {statistics.acceptance_rate:.1%}")
         parts.append(f"mean acceptance length {statistics.round_averages.tokens:.2f}")
-    if statistics.lookup_proposed_tokens:
-        parts.append(f"{statistics.lookup_accepted_tokens} looked up")
-    if judged := statistics.prediction_accepted_tokens + statistics.prediction_rejected_tokens:
-        parts.append(f"prediction {statistics.prediction_accepted_tokens / judged:.0%} accepted")
+        parts += [f"{counts.accepted} by {source.label}" for source, counts in statistics.sources.items()]
     if statistics.draft_fault:
         parts.append(f"{counted(statistics.rounds_without_draft, 'round')} without draft: {statistics.draft_fault}")
     if statistics.num_resumptions:

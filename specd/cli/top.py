@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from specd.cli.completion import SOURCE_STYLES
 from specd.cli.connection import TlsCa, TlsCert, TlsKey
 from specd.cli.scrape import MetricsReader, Scrape, Span
 from specd.launch import complain
@@ -34,6 +35,7 @@ _KEPT_SECONDS = 60.0
 _BAR_WIDTH = 14
 _STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 _NONE = "-"
+_SOURCES_SHOWN = 2  # those that have proposed most, so that a frame fits into 24 lines
 
 
 def top(
@@ -190,12 +192,10 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
     row("", "first token", _milliseconds(first), "", _milliseconds(firsts))
 
     accepted, proposed = "specd_accepted_tokens_by_source_total", "specd_proposed_tokens_by_source_total"
-    for group, source, name, colour in (
-        ("acceptance", "draft", "draft model", "green"),
-        ("", "lookup", "looked up", "cyan"),
-    ):
-        rate, always = (s.ratio(accepted, proposed, source=source) for s in (now, ever))
-        shares(group, name, rate, always, colour)
+    by_use = sorted(SOURCE_STYLES, key=lambda source: -ever.increase(proposed, source=source.value))
+    for source in by_use[:_SOURCES_SHOWN]:
+        rate, always = (s.ratio(accepted, proposed, source=source.value) for s in (now, ever))
+        shares("acceptance" if source is by_use[0] else "", source.label, rate, always, SOURCE_STYLES[source])
 
     k, ks = (s.mean("specd_round_draft_tokens") for s in (now, ever))
     row("k", "proposed a round", _number(k, ".2f"), "", _number(ks, ".2f"))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specd.client.statistics import GenerationStatistics
 from specd.errors import SpecdError
 from specd.sampling import TokenLogProbabilities
 from specd.text.chat import Reply
-from specd.vocabulary import FinishReason, TokenSource
+from specd.vocabulary import FinishReason, SourceCounts, TokenSource
 
 
 @dataclass(frozen=True)
 class CompletionToken:
-    """A generated token, the text that it completes, and who said it first: the target, the draft model or look-up.
+    """A generated token, the text that it completes, and who said it first: the target or a source.
 
     The text is empty while a token ends inside a character, may begin a stop string, or is special.
     `log_probabilities` are there if they were asked for. `special_position` says of a special token how many characters
@@ -34,12 +34,12 @@ class RoundSummary:
 
     proposed: int
     accepted: int
-    looked_up: int
     draft_seconds: float
     verify_seconds: float
     queue_seconds: float
     wire_seconds: float
     coordinator_seconds: float
+    sources: Mapping[TokenSource, SourceCounts]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specd.vocabulary import SourceCounts, TokenSource, sums_by_source
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,7 @@ class GenerationStatistics:
     target_reused_tokens: int = 0
     draft_reused_tokens: int = 0
     speedup: float = 0.0
-    lookup_proposed_tokens: int = 0
-    lookup_accepted_tokens: int = 0
-    prediction_accepted_tokens: int = 0
-    prediction_rejected_tokens: int = 0
+    sources: Mapping[TokenSource, SourceCounts] = field(default_factory=dict)
     num_resumptions: int = 0
 
     @property
@@ -76,14 +75,14 @@ class EarlierParts:
     rounds: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
-    lookup_proposed_tokens: int = 0
-    lookup_accepted_tokens: int = 0
+    sources: Mapping[TokenSource, SourceCounts] = field(default_factory=dict)
     num_resumptions: int = 0
 
     def plus(self, part: EarlierParts) -> EarlierParts:
         """Return this with one more stream that broke."""
-        sums = {name: value + getattr(part, name) for name, value in vars(self).items()}
-        return EarlierParts(**{**sums, "num_resumptions": self.num_resumptions + 1})
+        counts = {name: value + getattr(part, name) for name, value in vars(self).items() if name != "sources"}
+        counts["num_resumptions"] = self.num_resumptions + 1
+        return EarlierParts(**counts, sources=sums_by_source(self.sources, part.sources))
 
     def followed_by(
         self, last: GenerationStatistics, *, time_to_first_token_seconds: float, decode_seconds: float
@@ -98,8 +97,7 @@ class EarlierParts:
             rounds=last.rounds + self.rounds,
             proposed_tokens=last.proposed_tokens + self.proposed_tokens,
             accepted_tokens=last.accepted_tokens + self.accepted_tokens,
-            lookup_proposed_tokens=last.lookup_proposed_tokens + self.lookup_proposed_tokens,
-            lookup_accepted_tokens=last.lookup_accepted_tokens + self.lookup_accepted_tokens,
+            sources=sums_by_source(self.sources, last.sources),
             time_to_first_token_seconds=time_to_first_token_seconds,
             decode_seconds=decode_seconds,
             num_resumptions=self.num_resumptions,

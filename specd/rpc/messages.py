@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError
@@ -12,7 +12,7 @@ from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2
-from specd.vocabulary import DraftSource
+from specd.vocabulary import DraftSource, SourceCounts, TokenSource
 
 # The key in a stream's initial metadata that has the incarnation of the worker.
 INCARNATION = "specd-incarnation"
@@ -28,6 +28,11 @@ _ACCEPTANCE_MESSAGES = {
     Acceptance.COUPLED: sampling_pb2.ACCEPTANCE_METHOD_COUPLED,
     Acceptance.REJECTION: sampling_pb2.ACCEPTANCE_METHOD_REJECTION,
 }
+_TOKEN_SOURCE_MESSAGES = {
+    source: cast(generation_pb2.TokenSource, generation_pb2.TokenSource.Value(f"TOKEN_SOURCE_{source.name}"))
+    for source in TokenSource
+}
+_TOKEN_SOURCES: dict[int, TokenSource] = {message: source for source, message in _TOKEN_SOURCE_MESSAGES.items()}
 _DRAFT_SOURCE_MESSAGES = {
     DraftSource.AUTO: generation_pb2.DRAFT_SOURCE_UNSPECIFIED,
     DraftSource.MODEL: generation_pb2.DRAFT_SOURCE_MODEL,
@@ -83,6 +88,33 @@ def to_parameters(values: Mapping[str, Any]) -> sampling_pb2.SamplingParameters:
     if "acceptance" in given:
         given["acceptance"] = acceptance_message(Acceptance(given["acceptance"]))
     return sampling_pb2.SamplingParameters(**given)
+
+
+def to_token_source(source: TokenSource) -> generation_pb2.TokenSource:
+    """Return the value of the protocol for who said a token."""
+    return _TOKEN_SOURCE_MESSAGES[source]
+
+
+def token_source_from(value: int) -> TokenSource:
+    """Return who said a token; the target, if this version does not know the source."""
+    return _TOKEN_SOURCES.get(value, TokenSource.TARGET)
+
+
+def to_source_counts(counts: Mapping[TokenSource, SourceCounts]) -> dict[str, generation_pb2.SourceCounts]:
+    """Return the messages for counts by source."""
+    return {
+        source.value: generation_pb2.SourceCounts(proposed=each.proposed, accepted=each.accepted)
+        for source, each in counts.items()
+    }
+
+
+def source_counts_from(messages: Mapping[str, generation_pb2.SourceCounts]) -> dict[TokenSource, SourceCounts]:
+    """Return counts by source, without sources that this version does not know."""
+    return {
+        source: SourceCounts(messages[source.value].proposed, messages[source.value].accepted)
+        for source in TokenSource
+        if source.value in messages
+    }
 
 
 def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:

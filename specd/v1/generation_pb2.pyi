@@ -23,6 +23,7 @@ class TokenSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_SOURCE_TARGET: _ClassVar[TokenSource]
     TOKEN_SOURCE_DRAFT: _ClassVar[TokenSource]
     TOKEN_SOURCE_LOOKUP: _ClassVar[TokenSource]
+    TOKEN_SOURCE_PREDICTION: _ClassVar[TokenSource]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ TOKEN_SOURCE_UNSPECIFIED: TokenSource
 TOKEN_SOURCE_TARGET: TokenSource
 TOKEN_SOURCE_DRAFT: TokenSource
 TOKEN_SOURCE_LOOKUP: TokenSource
+TOKEN_SOURCE_PREDICTION: TokenSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -94,6 +96,14 @@ class Resumption(_message.Message):
     prompt_fingerprint: str
     session_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_fingerprint: _Optional[str] = ..., session_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SourceCounts(_message.Message):
+    __slots__ = ("proposed", "accepted")
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    proposed: int
+    accepted: int
+    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -214,7 +224,14 @@ class GeneratedToken(_message.Message):
     def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., special_position: _Optional[int] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "looked_up")
+    __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "sources")
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SourceCounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SourceCounts, _Mapping]] = ...) -> None: ...
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -223,7 +240,7 @@ class Round(_message.Message):
     WIRE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     proposed: int
     accepted: int
     draft_seconds: float
@@ -232,11 +249,18 @@ class Round(_message.Message):
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
-    looked_up: int
-    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., looked_up: _Optional[int] = ...) -> None: ...
+    sources: _containers.MessageMap[str, SourceCounts]
+    def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ...) -> None: ...
 
 class SessionStatistics(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup", "lookup_proposed_tokens", "lookup_accepted_tokens", "prediction_accepted_tokens", "prediction_rejected_tokens")
+    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup", "sources")
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SourceCounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SourceCounts, _Mapping]] = ...) -> None: ...
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -257,10 +281,7 @@ class SessionStatistics(_message.Message):
     TARGET_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTION_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTION_REJECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     rounds: int
@@ -281,11 +302,8 @@ class SessionStatistics(_message.Message):
     target_reused_tokens: int
     draft_reused_tokens: int
     speedup: float
-    lookup_proposed_tokens: int
-    lookup_accepted_tokens: int
-    prediction_accepted_tokens: int
-    prediction_rejected_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ..., lookup_proposed_tokens: _Optional[int] = ..., lookup_accepted_tokens: _Optional[int] = ..., prediction_accepted_tokens: _Optional[int] = ..., prediction_rejected_tokens: _Optional[int] = ...) -> None: ...
+    sources: _containers.MessageMap[str, SourceCounts]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ...) -> None: ...
 
 class RoundAverages(_message.Message):
     __slots__ = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "tokens", "wire_bytes")
@@ -328,7 +346,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "lookup", "chat_template", "special_tokens")
+    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "sources", "chat_template", "special_tokens")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -341,7 +359,7 @@ class GetModelInfoResponse(_message.Message):
     DRAFT_FAULT_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     target: _model_pb2.Model
@@ -349,7 +367,7 @@ class GetModelInfoResponse(_message.Message):
     draft_fault: str
     default_num_draft_tokens: int
     max_num_draft_tokens: int
-    lookup: bool
+    sources: _containers.RepeatedScalarFieldContainer[str]
     chat_template: str
     special_tokens: _containers.ScalarMap[int, str]
-    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., lookup: _Optional[bool] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[int, str]] = ...) -> None: ...

@@ -244,7 +244,7 @@ async def test_look_up_alone_serves_without_a_draft_worker() -> None:
     try:
         await asyncio.to_thread(project.up, "gateway", "prometheus")
         statistics = await statistics_of(project.address, max_tokens=64, num_draft_tokens=4)
-        assert statistics.lookup_accepted_tokens == statistics.accepted_tokens > 0
+        assert statistics.sources["lookup"].accepted == statistics.accepted_tokens > 0
         expected = {service: value for service, value in ALL_UP.items() if service != "draft-worker:9465"}
         await asyncio.to_thread(wait_until, lambda: scraped(project) == expected | GATEWAY_UP)
     finally:

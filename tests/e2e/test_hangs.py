@@ -25,6 +25,7 @@ from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from specd.v1 import generation_pb2, generation_pb2_grpc
+from specd.vocabulary import TokenSource
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (
     ENVIRONMENT,
@@ -167,10 +168,10 @@ async def test_hung_worker_that_takes_no_more_bytes_is_lost(harmed_stack: Stack)
             with pytest.raises(WorkerLostError):
                 while True:
                     with contextlib.suppress(WorkerLateError):
-                        await stream.ask(0, [0] * 100_000, Plan(4), DRAFT_TIMEOUT_SECONDS)
+                        await stream.ask(0, [0] * 100_000, Plan({TokenSource.DRAFT: 4}), DRAFT_TIMEOUT_SECONDS)
                         await stream.answer(DRAFT_TIMEOUT_SECONDS)
             with pytest.raises(WorkerLostError):
-                await stream.ask(0, [0], Plan(4), DRAFT_TIMEOUT_SECONDS)
+                await stream.ask(0, [0], Plan({TokenSource.DRAFT: 4}), DRAFT_TIMEOUT_SECONDS)
             stream.close()
 
 
@@ -200,12 +201,14 @@ async def test_statistics_of_sessions_add_up_to_the_counters(
             sums[f"specd_accepted_tokens_by_position_total{{{position}}}"] += accepted
         for position, proposed in enumerate(session.proposed_by_position):
             sums[f"specd_proposed_tokens_by_position_total{{{position}}}"] += proposed
-        looked_up, accepted = session.lookup_proposed_tokens, session.lookup_accepted_tokens
-        sums["specd_proposed_tokens_by_source_total{lookup}"] += looked_up
-        sums["specd_accepted_tokens_by_source_total{lookup}"] += accepted
-        sums["specd_proposed_tokens_by_source_total{draft}"] += session.proposed_tokens - looked_up
-        sums["specd_accepted_tokens_by_source_total{draft}"] += session.accepted_tokens - accepted
-        assert looked_up == sum(response.round.looked_up for response in completion.responses)
+        for name, counts in session.sources.items():
+            sums[f"specd_proposed_tokens_by_source_total{{{name}}}"] += counts.proposed
+            sums[f"specd_accepted_tokens_by_source_total{{{name}}}"] += counts.accepted
+            by_round = [response.round.sources[name] for response in completion.responses]
+            assert counts.proposed == sum(each.proposed for each in by_round)
+            assert counts.accepted == sum(each.accepted for each in by_round)
+        assert session.proposed_tokens == sum(counts.proposed for counts in session.sources.values())
+        assert session.accepted_tokens == sum(counts.accepted for counts in session.sources.values())
         sums["specd_reused_prompt_tokens_total{target}"] += session.target_reused_tokens
         sums["specd_reused_prompt_tokens_total{draft}"] += session.draft_reused_tokens
         sums["specd_wire_bytes_total"] += sum(response.round.wire_bytes for response in completion.responses)

@@ -77,14 +77,14 @@ async def test_no_source_changes_a_token(client: RawClient, temperature: float) 
                 got = await ask(client, draft_source=source, sampling=sampling, **given, **predicted)
                 assert got.token_ids == expected.token_ids, (source, k, name)
                 if source == DRAFT_SOURCE_MODEL:
-                    assert not got.statistics.lookup_proposed_tokens
+                    assert got.statistics.sources.keys() <= {"draft"}
                 if source == DRAFT_SOURCE_LOOKUP:
-                    assert got.statistics.lookup_proposed_tokens == got.statistics.proposed_tokens
+                    assert got.statistics.sources.keys() <= {"lookup", "prediction"}
                     if name == "right":
-                        accepted = got.statistics.prediction_accepted_tokens
-                        assert accepted == got.statistics.accepted_tokens
-                        assert accepted >= (25 if k == 1 else 35)
-                        assert not got.statistics.prediction_rejected_tokens
+                        counts = got.statistics.sources["prediction"]
+                        assert counts.accepted == got.statistics.accepted_tokens
+                        assert counts.accepted >= (25 if k == 1 else 35)
+                        assert counts.proposed == counts.accepted
 
 
 async def test_the_response_says_where_each_token_is_from(client: RawClient) -> None:
@@ -94,10 +94,11 @@ async def test_the_response_says_where_each_token_is_from(client: RawClient) -> 
         assert [token.drafted for token in response.tokens] == [
             source in {TOKEN_SOURCE_DRAFT, TOKEN_SOURCE_LOOKUP} for source in of
         ]
-        assert response.round.looked_up <= response.round.proposed
+        assert sum(each.proposed for each in response.round.sources.values()) == response.round.proposed
+        assert sum(each.accepted for each in response.round.sources.values()) == response.round.accepted
     sources = [token.source for token in got.tokens]
-    assert sources.count(TOKEN_SOURCE_LOOKUP) == got.statistics.lookup_accepted_tokens
-    assert sources.count(TOKEN_SOURCE_DRAFT) == got.statistics.accepted_tokens - got.statistics.lookup_accepted_tokens
+    for source, name in ((TOKEN_SOURCE_DRAFT, "draft"), (TOKEN_SOURCE_LOOKUP, "lookup")):
+        assert sources.count(source) == got.statistics.sources[name].accepted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -118,7 +119,7 @@ async def test_rejection_takes_looked_up_tokens(client: RawClient) -> None:
         sampling = sampled(temperature, acceptance=ACCEPTANCE_METHOD_REJECTION)
         for source in (0, DRAFT_SOURCE_LOOKUP):
             got = await ask(client, draft_source=source, sampling=sampling)
-            assert got.statistics.lookup_proposed_tokens
+            assert got.statistics.sources["lookup"].proposed
             assert temperature or got.token_ids == expected.token_ids
 
 
@@ -141,17 +142,17 @@ async def test_a_continued_session_looks_up_all_of_its_text(client: RawClient) -
     first = await ask(client, max_tokens=30)
     rest = await ask(client, "", session_id=first.last.session_id, max_tokens=50, draft_source=DRAFT_SOURCE_LOOKUP)
     assert first.token_ids + rest.token_ids == whole.token_ids
-    assert rest.statistics.lookup_accepted_tokens
+    assert rest.statistics.sources["lookup"].accepted
 
 
 async def test_a_target_without_a_draft_model_looks_up(alone: Stack) -> None:
     async with RawClient(alone.address) as own:
-        assert (await own.model_info()).lookup
+        assert (await own.model_info()).sources == ["lookup", "prediction"]
         expected = await ask(own, draft_source=DRAFT_SOURCE_NONE)
         for given in ({}, {"num_draft_tokens": 4}):
             got = await ask(own, **given)
             assert got.token_ids == expected.token_ids
-            assert got.statistics.lookup_accepted_tokens == got.statistics.accepted_tokens > 0
+            assert got.statistics.sources["lookup"].accepted == got.statistics.accepted_tokens > 0
             assert not got.statistics.rounds_without_draft
             assert got.statistics.speedup
         with pytest.raises(grpc.aio.AioRpcError, match="no draft model") as refused:

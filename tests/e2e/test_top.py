@@ -30,7 +30,7 @@ def test_a_frame_has_the_numbers_of_the_metrics(stack: Stack) -> None:
     def counter(name: str, **labels: str) -> float:
         return read_metric(stack.coordinator, f"specd_{name}", **labels)
 
-    for name, source in (("draft model", "draft"), ("looked up", "lookup")):
+    for name, source in (("draft model", "draft"), ("look-up", "lookup")):
         proposed = counter("proposed_tokens_by_source_total", source=source)
         accepted = counter("accepted_tokens_by_source_total", source=source)
         assert since_start(name) == (f"{accepted / proposed:.1%}" if proposed else "-")

@@ -73,4 +73,6 @@ async def test_what_was_said_to_one_client_is_looked_up_for_no_other(owners: dic
     assert again == token_ids
     assert [*after.proposed_by_position] == [*before.proposed_by_position]
     _, own = await generate(owners["mallory"], prediction_token_ids={"ids": token_ids}, **fields)
-    assert own.lookup_accepted_tokens > before.lookup_accepted_tokens  # had it been read, it would have been found
+    # Had it been read, it would have been found.
+    assert own.sources["prediction"].accepted > 0
+    assert own.accepted_tokens > before.accepted_tokens

@@ -6,18 +6,20 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from coordinator.core import Match, Plan, Proposal, Round, Session, SessionSetup, Verdict
-from coordinator.proposals.lookup import Lookup
+from coordinator.core import Match, Part, Plan, Proposal, Round, Session, SessionSetup, Verdict
+from coordinator.proposals.drafter import Drafter
 from coordinator.proposals.proposer import Proposer
-from coordinator.round_loop import decode
+from coordinator.proposals.source import Source
+from coordinator.round_loop import RoundPlanner, decode
 from coordinator.telemetry.statistics import SessionStatistics
-from coordinator.workers.drafter import Drafter
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import Verifier
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
+from specd.vocabulary import PROPOSERS, TokenSource
 
 VOCABULARY_SIZE = 5
 CONTEXT_LENGTH = 64
@@ -58,10 +60,13 @@ class FakeCache:
 class FakeTarget(RemoteWorker["FakeTargetStream"]):
     """The target worker. Each verify takes the next of `events`; after the last all goes well."""
 
-    def __init__(self, events: list[str], *, comes_back: bool = True) -> None:
+    def __init__(
+        self, events: list[str], *, comes_back: bool = True, choose: Callable[[Sequence[int]], int] = next_token
+    ) -> None:
         super().__init__("TARGET_UNAVAILABLE", MODEL)
         self.events = events
         self.comes_back = comes_back
+        self.choose = choose
         self.num_open = 0
 
     def open_stream(self, setup: SessionSetup) -> FakeTargetStream:
@@ -94,7 +99,7 @@ class FakeTargetStream:
         if event == "late":
             raise WorkerLateError("TARGET_LATE", "late")
         committed = len(held) - len(proposed)
-        own = [next_token(held[: committed + i]) for i in range(len(proposed) + 1)]
+        own = [self.worker.choose(held[: committed + i]) for i in range(len(proposed) + 1)]
         num_accepted = next((i for i, token in enumerate(proposed) if token != own[i]), len(proposed))
         return Verdict(num_accepted, own[num_accepted], len(held))
 
@@ -139,7 +144,8 @@ class FakeDraftStream:
         held = self.cache.hold(position, token_ids)
         proposal: list[int] = []
         # An early end: the plan's thresholds stand for how many tokens there are.
-        length = min(plan.num_draft_tokens, len(plan.min_confidences) or plan.num_draft_tokens)
+        limit = plan.limit(TokenSource.DRAFT)
+        length = min(limit, len(plan.min_confidences) or limit)
         while len(proposal) < length:
             proposal.append(self.worker.choose([*held, *proposal]))
         held.extend(proposal[:-1])
@@ -147,7 +153,7 @@ class FakeDraftStream:
             del held[-1:]  # a prefill leaves the last tokens to the next request
         self.prepared = proposal, len(held)
 
-    async def answer(self, timeout_seconds: float) -> Proposal:
+    async def answer(self, timeout_seconds: float) -> Part:
         token_ids, cached_len = self.prepared
         match self.event:
             case "late":
@@ -161,10 +167,25 @@ class FakeDraftStream:
             case "foreign":
                 token_ids = [VOCABULARY_SIZE] * len(token_ids)
         confidences = {"unsure": [float("nan")] * len(token_ids), "few": [0.5] * (len(token_ids) + 1)}
-        return Proposal(token_ids, cached_len=cached_len, confidences=confidences.get(self.event, []))
+        confidence = confidences.get(self.event, [])
+        return Part(TokenSource.DRAFT, token_ids, cached_len=cached_len, confidences=confidence)
 
     def close(self) -> None:
         self.worker.num_open -= 1
+
+
+def plan_of(k: int, min_confidences: Sequence[float] = (), num_others: int = 0) -> Plan:
+    """Return a plan of k tokens of the draft model, and behind them others of each other source."""
+    others = [source for source in PROPOSERS if source is not TokenSource.DRAFT]
+    return Plan({TokenSource.DRAFT: k, **dict.fromkeys(others, num_others)}, min_confidences)
+
+
+def drafted(token_ids: Sequence[int], **fields: Any) -> Proposal:
+    """Return a proposal of the draft model alone."""
+    return Proposal((Part(TokenSource.DRAFT, token_ids, **fields),))
+
+
+SETUP = SessionSetup("s", Sampling(), namespace=b"")
 
 
 class Planned:
@@ -172,17 +193,18 @@ class Planned:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = itertools.cycle(plans)
-        self._will_draft = any(plan.num_draft_tokens for plan in plans)
+        self._will_draft = any(plan.limit(TokenSource.DRAFT) for plan in plans)
 
     def will_draft(self) -> bool:
         return self._will_draft
 
-    def plan(self, match: Match) -> Plan:
+    def plan(self, matches: Sequence[Match]) -> Plan:
         return next(self._plans)
 
     def observe(self, plan: Plan, round_: Round) -> float:
-        assert round_.proposal.num_drafted <= plan.num_draft_tokens
-        assert round_.proposal.num_looked_up <= plan.num_lookup_tokens
+        assert round_.num_proposed <= plan.most
+        for part in round_.proposal.parts:
+            assert len(part.token_ids) <= plan.limit(part.source)
         return 0.0
 
 
@@ -195,25 +217,36 @@ def run(
     plans: int | Sequence[Plan],
     draft: FakeDraft,
     target: FakeTarget,
-    lookup: Lookup | None = None,
+    *others: Source,
+) -> tuple[list[Round], SessionStatistics]:
+    """Decode a session to its end by the draft and other sources, with these plans in turn."""
+    clock = itertools.count().__next__
+    drafter = Drafter(draft, SETUP, timeout_seconds=1.0, clock=clock)
+    planner = Planned([plan_of(plans)] if isinstance(plans, int) else plans)
+    return run_planned(session, planner, Proposer([drafter, *others]), target, clock)
+
+
+def run_planned(
+    session: Session,
+    planner: RoundPlanner,
+    proposer: Proposer,
+    target: FakeTarget,
+    clock: Callable[[], int] | None = None,
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
-    clock = itertools.count().__next__
-    setup = SessionSetup("s", Sampling(), namespace=b"")
-    drafter = Drafter(draft, setup, timeout_seconds=1.0, clock=clock)
-    verifier = Verifier(target, setup, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
-    planner = Planned([Plan(plans)] if isinstance(plans, int) else plans)
+    clock = clock or itertools.count().__next__
+    verifier = Verifier(target, SETUP, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
     statistics = SessionStatistics(prompt_tokens=session.prompt_len)
     rounds: list[Round] = []
 
     async def drive() -> None:
         try:
-            async for round_ in decode(session, planner, Proposer(drafter, lookup), verifier, clock=clock):
+            async for round_ in decode(session, planner, proposer, verifier, clock=clock):
                 assert round_.commit.finish_reason is session.finish_reason
                 rounds.append(round_)
                 statistics.add(round_, arrived_at=0.0)
         finally:
-            drafter.close()
+            proposer.close()
             verifier.close()
 
     asyncio.run(drive())

@@ -19,9 +19,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from coordinator.coordinator import Coordinator
 from coordinator.core import Proposal, SessionSetup, Verdict
 from coordinator.generation import Generation
+from coordinator.proposals.drafter import DraftStream
 from coordinator.service import request_from, response_from
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.caller import Caller

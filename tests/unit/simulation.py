@@ -9,12 +9,13 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, Match, Part, Plan, Proposal, Round, Verdict
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
+from specd.vocabulary import TokenSource
 
 ALL_SOURCES = Sources()
 SESSIONS, WIDTHS, LENGTHS = (1, 2, 4, 16), (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 33), (1, 2, 4, 8)
@@ -70,7 +71,7 @@ class Simulation:
         while waiting or running:
             while waiting and len(running) < at_once:
                 running[waiting.pop(0)] = (begin(Sampling(), sources, client=""), tokens)
-            plans = {i: session.plan(self._match()).within(left) for i, (session, left) in running.items()}
+            plans = {i: session.plan(self._matches()).within(left) for i, (session, left) in running.items()}
             for i, round_ in self._round(plans).items():
                 session, left = running[i]
                 session.observe(plans[i], round_)
@@ -103,7 +104,12 @@ class Simulation:
             )
             exchange = Exchange(0.0, verify, 0.0, num_sessions=n, step_tokens=round(width * n))
             rounds[i] = Round(
-                Proposal([1] * (k + looked_up), exchange=propose, confidences=confidences, num_looked_up=looked_up),
+                Proposal(
+                    (
+                        Part(TokenSource.DRAFT, [1] * k, exchange=propose, confidences=confidences),
+                        Part(TokenSource.LOOKUP, [1] * looked_up),
+                    )
+                ),
                 Verdict(accepted, 1, exchange=exchange),
                 Commit([1] * (accepted + 1), accepted),
                 started_at,
@@ -111,22 +117,22 @@ class Simulation:
             )
         return rounds
 
-    def _match(self) -> Match:
-        return Match([1] * 32, 8) if self.random.random() < self.world.matches else Match()
+    def _matches(self) -> list[Match]:
+        return [Match(TokenSource.LOOKUP, [1] * 32, 8)] if self.random.random() < self.world.matches else []
 
     def _look_up(self, plan: Plan, confidences: list[float], accepted: int) -> tuple[int, int]:
         """Return how many looked-up tokens follow the drafted ones, and how many of them are accepted."""
         drafted_all = accepted == len(confidences)
-        accepted_of_lookup = 0
-        while accepted_of_lookup < plan.num_lookup_tokens and self.random.random() < self.world.lookup:
+        accepted_of_lookup, limit = 0, plan.limit(TokenSource.LOOKUP, plan.limit(TokenSource.DRAFT))
+        while accepted_of_lookup < limit and self.random.random() < self.world.lookup:
             accepted_of_lookup += 1
-        return plan.num_lookup_tokens, accepted_of_lookup if drafted_all else 0
+        return limit, accepted_of_lookup if drafted_all else 0
 
     def _propose(self, acceptance: float, plan: Plan) -> tuple[list[float], int]:
         """Return the confidences of a proposal, which ends as the draft worker's do, and how many are accepted."""
         confidences: list[float] = []
         accepted: list[bool] = []
-        for _ in range(plan.num_draft_tokens):
+        for _ in range(plan.limit(TokenSource.DRAFT)):
             # Tokens are easy or hard; their mean acceptance is the session's.
             easy = self.random.random() < acceptance
             p = (0.97 if easy else 0.1) if self.world.informative else acceptance

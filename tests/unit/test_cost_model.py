@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core import Commit, Exchange, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, Round, Verdict
 from coordinator.planner.cost_model import CostModel
 from specd.step_costs import StepCosts
+from tests.unit.fake_workers import drafted
 
 
 def model() -> CostModel:
@@ -18,7 +19,7 @@ def round_of(num_sessions: int, draft_queue: float, verify_queue: float) -> Roun
     propose = Exchange(draft_queue, 0.006, 0.001, num_sessions=num_sessions)
     verify = Exchange(verify_queue, 0.04, 0.002, num_sessions=num_sessions, step_tokens=5 * num_sessions)
     seconds = propose.seconds + verify.seconds
-    return Round(Proposal([1] * 4, exchange=propose), Verdict(2, 1, exchange=verify), Commit([1] * 3, 2), 0.0, seconds)
+    return Round(drafted([1] * 4, exchange=propose), Verdict(2, 1, exchange=verify), Commit([1] * 3, 2), 0.0, seconds)
 
 
 def test_queues_of_a_session_alone_are_overheads() -> None:

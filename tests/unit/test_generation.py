@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from coordinator import coordinator as coordinator_module
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
+from coordinator.proposals.drafter import DraftStream
 from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.client.protocol.wire import set_chat

@@ -14,12 +14,12 @@ def test_what_one_client_teaches_changes_nothing_for_another() -> None:
         session = planner.begin(Sampling(), client="a")
         for _ in range(50):
             session.acceptance.add(8, (), 8, 0)
-        session.learning.lookup_gain.add(5.0)
+        session.learning.match_gain.add(5.0)
         session.learning.probes.probed(1e6)
         session.close()
     other = planner.begin(Sampling(), client="b")
     assert other.acceptance.accepted() == before
-    assert other.learning.lookup_gain.value == 0
+    assert other.learning.match_gain.value == 0
     assert other.learning.probes.is_due
     assert planner.begin(Sampling(), client="a").acceptance.accepted()[0] < before[0]
 

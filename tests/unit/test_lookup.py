@@ -10,12 +10,22 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import Plan
+from coordinator.core import Match, Part, Plan
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
+from coordinator.proposals.source import Source
 from coordinator.proposals.token_index import _COMPARED, _LONGEST, _MOST_PLACES, TokenIndex
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from tests.unit.fake_workers import FakeDraft, FakeTarget, decode_with_target_alone, make_session, next_token, run
+from specd.vocabulary import PROPOSERS, SourceCounts, TokenSource
+from tests.unit.fake_workers import (
+    FakeDraft,
+    FakeTarget,
+    decode_with_target_alone,
+    make_session,
+    next_token,
+    plan_of,
+    run,
+)
 
 tokens = st.lists(st.integers(0, 2), max_size=60)
 texts = st.lists(tokens, min_size=1, max_size=3)
@@ -133,25 +143,25 @@ def _reads_a_token(text: Sequence[int]) -> float:
 def test_a_prediction_comes_first_from_its_start_and_again_after_an_edit() -> None:
     prediction = list(range(100, 160))
     lookup = Lookup([1, 2, 3], prediction=prediction)
-    match = lookup.find([1, 2, 3])
-    assert match.is_predicted
-    assert match.token_ids == prediction[:MAX_NUM_DRAFT_TOKENS]
-    said = [1, 2, 3, *prediction[:5], 7, 8]  # an edit
-    assert not lookup.find(said).token_ids
-    said += prediction[9:12]
-    match = lookup.find(said)
-    assert match.is_predicted
+    assert lookup.match() == Match(TokenSource.PREDICTION, prediction[:MAX_NUM_DRAFT_TOKENS])
+    lookup.committed([*prediction[:5], 7, 8])  # an edit
+    assert lookup.match() is None
+    lookup.committed(prediction[9:12])
+    match = lookup.match()
+    assert match is not None
+    assert match.source is TokenSource.PREDICTION
     assert match.token_ids[:4] == prediction[12:16]
 
 
 def test_a_source_is_looked_up_too() -> None:
     lookup = Lookup([0], source=[5, 6, 7, 8, 9, 10])
-    assert lookup.find([0, 6, 7, 8]).token_ids[:2] == [9, 10]
+    lookup.committed([6, 7, 8])
+    assert lookup.match() == Match(TokenSource.LOOKUP, [9, 10], 3)
 
 
 prompts = st.lists(st.integers(1, 4), min_size=1, max_size=12)
 plans = st.lists(
-    st.builds(Plan, st.integers(0, 4), st.just(()), st.integers(0, 12)),
+    st.builds(plan_of, st.integers(0, 4), st.just(()), st.integers(0, 12)),
     min_size=1,
     max_size=6,
 )
@@ -169,13 +179,12 @@ def test_looked_up_tokens_change_no_text(
     lookup = Lookup(prompt, prediction=expected if len(prediction) % 2 else prediction)
     rounds, statistics = run(session, planned, draft, FakeTarget([]), lookup)
     assert session.token_ids[len(prompt) :] == expected
-    looked_up = sum(round_.proposal.num_looked_up for round_ in rounds)
-    accepted = sum(round_.num_accepted_of_lookup for round_ in rounds)
-    assert statistics.lookup_proposed_tokens == looked_up
-    assert statistics.lookup_accepted_tokens == accepted <= statistics.accepted_tokens
-    assert statistics.prediction_accepted_tokens <= accepted
-    of_prediction = statistics.prediction_accepted_tokens + statistics.prediction_rejected_tokens
-    assert of_prediction <= looked_up
+    for source in PROPOSERS:
+        proposed = sum(len(round_.proposal.of(source).token_ids) for round_ in rounds)
+        accepted = sum(round_.sources.count(source) for round_ in rounds)
+        assert statistics.sources.get(source, SourceCounts()) == SourceCounts(proposed, accepted)
+    assert statistics.proposed_tokens == sum(counts.proposed for counts in statistics.sources.values())
+    assert statistics.accepted_tokens == sum(counts.accepted for counts in statistics.sources.values())
 
 
 def test_a_right_prediction_is_accepted_whole() -> None:
@@ -183,25 +192,24 @@ def test_a_right_prediction_is_accepted_whole() -> None:
     expected = decode_with_target_alone(prompt, most, end_token=None)
     lookup = Lookup(prompt, prediction=expected)
     session = make_session(prompt, most, end_token=None)
-    _, statistics = run(session, [Plan(0, (), 9)], FakeDraft(next_token, []), FakeTarget([]), lookup)
-    assert statistics.prediction_accepted_tokens == statistics.lookup_proposed_tokens == statistics.accepted_tokens
+    _, statistics = run(session, [plan_of(0, (), 9)], FakeDraft(next_token, []), FakeTarget([]), lookup)
+    num_accepted = statistics.accepted_tokens
+    assert statistics.sources == {TokenSource.PREDICTION: SourceCounts(num_accepted, num_accepted)}
     # The first token is the target's alone: from then on the match is the prediction from its second on.
     assert statistics.rounds == 1 + -(-(most - 1) // 10)
 
 
 async def test_looked_up_tokens_lengthen_a_draft_only_where_both_agree() -> None:
-    class Says:
+    class Says(Source):
         def __init__(self, *token_ids: int) -> None:
             self.token_ids = list(token_ids)
 
-        async def propose(self, token_ids: Sequence[int], plan: Plan) -> object:
-            from coordinator.core import Proposal
-
-            return Proposal(self.token_ids)
+        async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part:
+            return Part(TokenSource.DRAFT, self.token_ids)
 
     text = [1, 2, 3, 4, 5, 6, 9, 1, 2, 3]
     for drafted, expected in (([4, 5], [4, 5, 6, 9]), ([4, 7], [4, 7]), ([], [4, 5])):
-        proposer = Proposer(Says(*drafted), Lookup(text))  # type: ignore[arg-type]
-        proposal = await proposer.propose(text, Plan(len(drafted), (), 2), proposer.look_up(text))
+        proposer = Proposer([Says(*drafted), Lookup(text)])
+        proposal = await proposer.propose(text, plan_of(len(drafted), (), 2))
         assert proposal.token_ids == expected
-        assert proposal.num_drafted == len(drafted)
+        assert proposal.drafted.token_ids == drafted

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import Plan, Proposal, SessionSetup, Verdict
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers import verifier as verifier_module
 from coordinator.workers.answers import check_proposal, check_verdict, is_distribution
 from coordinator.workers.errors import WorkerError, WorkerLostError
 from coordinator.workers.remote_worker import WorkerLife
 from specd.errors import UnavailableError
 from specd.sampling import Acceptance, Sampling, TokenDistribution, TokenLogProbabilities, certain
+from specd.vocabulary import TokenSource
 from tests.unit.fake_workers import (
     VOCABULARY_SIZE,
     FakeDraft,
@@ -26,6 +27,7 @@ from tests.unit.fake_workers import (
     decode_with_target_alone,
     make_session,
     next_token,
+    plan_of,
     run,
 )
 
@@ -39,7 +41,7 @@ uint32 = st.integers(0, 9) | st.sampled_from([63, 64, 2**31, 2**32 - 1])
 floats = st.floats(width=32, allow_nan=True) | st.sampled_from([0.5, 1.0, float("nan"), -0.0])
 prompts = st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=6)
 
-Change = Callable[[Proposal], Proposal]
+Change = Callable[[Part], Part]
 changes: st.SearchStrategy[Change] = st.one_of(
     st.just(lambda proposal: proposal),
     st.lists(uint32, max_size=12).map(lambda ids: lambda proposal: replace(proposal, token_ids=ids)),
@@ -70,7 +72,7 @@ class LyingDraftStream(FakeDraftStream):
             raise WorkerLostError("CACHE_TOO_SHORT", "it said that it holds more")
         await super().ask(position, token_ids, plan, timeout_seconds)
 
-    async def answer(self, timeout_seconds: float) -> Proposal:
+    async def answer(self, timeout_seconds: float) -> Part:
         assert isinstance(self.worker, LyingDraft)
         change = self.worker.changes.pop(0) if self.worker.changes else lambda proposal: proposal
         return change(await super().answer(timeout_seconds))
@@ -242,9 +244,9 @@ def test_true_distributions_pass() -> None:
 def test_a_proposal_from_no_distribution_does_not_reach_the_target(distribution: TokenDistribution) -> None:
     """The target would refuse the round, and the session would end for a draft's fault."""
     setup = SessionSetup("s", Sampling(temperature=1.0, acceptance=Acceptance.REJECTION), namespace=b"")
-    proposal = Proposal([2], [distribution], cached_len=4)
+    part = Part(TokenSource.DRAFT, [2], [distribution], cached_len=4)
     with pytest.raises(WorkerError) as error:
-        check_proposal(proposal, Plan(1), setup, session_len=4, vocabulary_size=5)
+        check_proposal(part, plan_of(1), setup, session_len=4, vocabulary_size=5)
     assert error.value.reason == "DRAFT_BROKEN"
 
 

@@ -16,7 +16,7 @@ MOST_GROWTH = 64.0
 
 
 def round_of(token_id: int) -> Round:
-    return Round(Proposal([]), Verdict(0, token_id), Commit([token_id], 0, bonus=True), 0.0, 0.0)
+    return Round(Proposal(), Verdict(0, token_id), Commit([token_id], 0, bonus=True), 0.0, 0.0)
 
 
 def taken(token_id: int, number: int) -> str:

@@ -10,13 +10,14 @@ from unittest import mock
 
 import pytest
 
-from coordinator.core import Commit, Exchange, Match, Plan, Proposal, Round, Verdict
+from coordinator.core import Commit, Exchange, Match, Plan, Round, Verdict
 from coordinator.planner import planner as planner_module
 from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
 from coordinator.planner.policy import choose_k
 from coordinator.sources import Sources
 from specd.sampling import Acceptance, Sampling
 from specd.vocabulary import FinishReason, TokenSource
+from tests.unit.fake_workers import drafted
 from tests.unit.simulation import Simulation, World
 
 WORLDS = {
@@ -138,10 +139,11 @@ def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
     for _ in range(40):
         for session, fault in zip(sessions, ("", "DRAFT_CONTEXT_EXCEEDED"), strict=True):
             plan = session.plan()
-            round_ = round_of(0 if fault else plan.num_draft_tokens, 0 if fault else plan.num_draft_tokens)
-            session.observe(plan, replace(round_, proposal=replace(round_.proposal, fault=fault)))
+            k = 0 if fault else plan.limit(TokenSource.DRAFT)
+            round_ = round_of(k, k)
+            session.observe(plan, replace(round_, proposal=drafted((), fault=fault)) if fault else round_)
     assert planner.num_rounds == 80
-    assert sessions[0].plan().num_draft_tokens > 4
+    assert sessions[0].plan().limit(TokenSource.DRAFT) > 4
     assert sessions[1] not in planner.window().ks  # type: ignore[union-attr]
 
 
@@ -156,7 +158,7 @@ def test_waiting_for_a_worker_is_no_overhead(cause: str) -> None:
     if cause == "retried":
         slow = replace(slow, verdict=replace(slow.verdict, was_retried=True))
     else:
-        slow = replace(slow, proposal=replace(slow.proposal, fault="DRAFT_LATE"))
+        slow = replace(slow, proposal=drafted((), fault="DRAFT_LATE"))
     session.observe(session.plan(), slow)
     after = planner.cost_model.costs(1)
     assert after is not None
@@ -166,7 +168,7 @@ def test_waiting_for_a_worker_is_no_overhead(cause: str) -> None:
 def round_of(k: int, num_accepted: int, *, num_new: int = 1, seconds: float = 0.03) -> Round:
     exchange = Exchange(compute_seconds=seconds / 3, num_tokens=num_new)
     return Round(
-        Proposal([1] * k, exchange=exchange if k else Exchange()),
+        drafted([1] * k, exchange=exchange if k else Exchange()),
         Verdict(num_accepted, 1, exchange=Exchange(compute_seconds=seconds / 3, step_tokens=k + 1)),
         Commit([1] * (num_accepted + 1), num_accepted),
         0.0,
@@ -235,7 +237,7 @@ def test_a_fixed_k_is_planned_as_it_is() -> None:
     session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 7), client="")
     for _ in range(100):
         plan = session.plan()
-        assert (plan.num_draft_tokens, list(plan.min_confidences)) == (7, [])
+        assert (plan.limit(TokenSource.DRAFT), list(plan.min_confidences)) == (7, [])
         session.observe(plan, round_of(7, 0))
 
 
@@ -333,10 +335,10 @@ def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     planner.cost_model._draft = lambda: None
     session = planner.begin(Sampling(), LOOKUP_ALONE, client="")
     assert not session.will_draft()
-    assert session.plan().num_draft_tokens == 0
-    assert session.plan(Match([1] * 8, 8)).num_lookup_tokens > 0
+    assert session.plan().limit(TokenSource.DRAFT) == 0
+    assert session.plan([Match(TokenSource.LOOKUP, [1] * 8, 8)]).limit(TokenSource.LOOKUP) > 0
 
 
 def test_a_given_k_of_look_up_is_planned_as_it_is() -> None:
     session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,), 5), client="")
-    assert session.plan(Match([1] * 32, 3)) == Plan(0, num_lookup_tokens=5)
+    assert session.plan([Match(TokenSource.LOOKUP, [1] * 32, 3)]) == Plan({TokenSource.LOOKUP: 5}, most=5)

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.output import Output
+from coordinator.proposals.drafter import DraftStream
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError, SpecdError

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core import Plan, Proposal, SessionSetup, Verdict
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
+from coordinator.proposals.drafter import Drafter
 from coordinator.workers import verifier as verifier_module
-from coordinator.workers.drafter import Drafter
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.verifier import Verifier
 from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.sampling import Sampling
-from specd.vocabulary import FinishReason
+from specd.vocabulary import FinishReason, TokenSource
 from tests.unit.fake_workers import (
     CONTEXT_LENGTH,
     END_TOKEN,
@@ -28,8 +28,10 @@ from tests.unit.fake_workers import (
     FakeTarget,
     FakeTargetStream,
     decode_with_target_alone,
+    drafted,
     make_session,
     next_token,
+    plan_of,
     run,
 )
 
@@ -61,7 +63,7 @@ draft_events = st.lists(
     max_size=30,
 )
 plans = st.lists(
-    st.builds(Plan, draft_lengths, st.integers(0, 9).map(lambda count: (0.5,) * count)),
+    st.builds(plan_of, draft_lengths, st.integers(0, 9).map(lambda count: (0.5,) * count)),
     min_size=1,
     max_size=8,
 )
@@ -119,10 +121,10 @@ def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_
     )
 
     async def verify_twice() -> None:
-        verdict = await verifier.verify(session.token_ids, Proposal([]))
+        verdict = await verifier.verify(session.token_ids, Proposal())
         assert (verdict.next_token_id, verdict.num_replays) == (next_token([1, 2, 3]), 0)
         with pytest.raises(ResourceExhaustedError) as caught:
-            await verifier.verify(session.token_ids, Proposal([]))
+            await verifier.verify(session.token_ids, Proposal())
         assert caught.value.reason == "CACHE_FULL"
         assert caught.value.retry_after_seconds > 0
 
@@ -230,7 +232,7 @@ def test_a_target_that_answers_nonsense_ends_the_session(num_accepted: int, next
 def test_a_draft_that_answers_nonsense_gives_no_proposal(event: str) -> None:
     session = make_session([1, 2], 12, end_token=None)
     rounds, statistics = run(session, 3, FakeDraft(next_token, ["ok", event]), FakeTarget([]))
-    assert rounds[1].proposal == Proposal([], fault="DRAFT_BROKEN")
+    assert rounds[1].proposal == drafted((), fault="DRAFT_BROKEN")
     assert statistics.rounds_without_draft == 1
 
 
@@ -244,7 +246,7 @@ async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_tha
             waits.append(timeout_seconds)
             now += 0.75
 
-        async def answer(self, timeout_seconds: float) -> Proposal:
+        async def answer(self, timeout_seconds: float) -> Part:
             waits.append(timeout_seconds)
             raise WorkerLateError("DRAFT_LATE", "late")
 
@@ -254,5 +256,5 @@ async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_tha
 
     setup = SessionSetup("session", Sampling(), namespace=b"")
     drafter = Drafter(SlowDraft(next_token, []), setup, timeout_seconds=1.0, clock=lambda: now)
-    assert (await drafter.propose([1, 2, 3], Plan(2))).fault == "DRAFT_LATE"
+    assert await drafter.propose([1, 2, 3], [], plan_of(2)) == Part(TokenSource.DRAFT, fault="DRAFT_LATE")
     assert waits == [1.0, 0.25]

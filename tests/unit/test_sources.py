@@ -11,7 +11,7 @@ from specd.errors import InvalidRequestError
 from specd.settings import CoordinatorSettings
 from specd.vocabulary import DraftSource, TokenSource
 
-DRAFT, LOOKUP = TokenSource.DRAFT, TokenSource.LOOKUP
+DRAFT, LOOKUP, PREDICTION = TokenSource.DRAFT, TokenSource.LOOKUP, TokenSource.PREDICTION
 AUTO, MODEL, LOOK_UP, NONE = DraftSource
 
 
@@ -32,15 +32,15 @@ def sources(
 @pytest.mark.parametrize(
     ("draft_source", "k", "given", "expected"),
     [
-        (AUTO, None, settings(), Sources((DRAFT, LOOKUP), None)),
-        (AUTO, None, settings(draft="none"), Sources((LOOKUP,), None)),
+        (AUTO, None, settings(), Sources((DRAFT, LOOKUP, PREDICTION), None)),
+        (AUTO, None, settings(draft="none"), Sources((LOOKUP, PREDICTION), None)),
         (AUTO, None, settings(lookup=False), Sources((DRAFT,), None)),
         (MODEL, None, settings(), Sources((DRAFT,), None)),
-        (LOOK_UP, None, settings(), Sources((LOOKUP,), None)),
+        (LOOK_UP, None, settings(), Sources((LOOKUP, PREDICTION), None)),
         # A given k is the draft model's, or look-up's where the model is not asked.
         (AUTO, 4, settings(), Sources((DRAFT,), 4)),
-        (AUTO, 4, settings(draft="none"), Sources((LOOKUP,), 4)),
-        (LOOK_UP, 4, settings(), Sources((LOOKUP,), 4)),
+        (AUTO, 4, settings(draft="none"), Sources((LOOKUP, PREDICTION), 4)),
+        (LOOK_UP, 4, settings(), Sources((LOOKUP, PREDICTION), 4)),
         (AUTO, None, settings(k="3"), Sources((DRAFT,), 3)),
         (AUTO, 5, settings(k="3"), Sources((DRAFT,), 5)),
         # No source proposes.
@@ -80,11 +80,11 @@ def test_contradictions_are_refused(
     assert refused.value.reason == "CONTRADICTION"
 
 
-def test_a_given_k_is_of_one_source_and_no_source_means_no_tokens() -> None:
+def test_a_given_k_is_the_draft_models_alone_and_no_source_means_no_tokens() -> None:
     for draft_source, k, draft, lookup in itertools.product(DraftSource, (None, 0, 3), ("none", "127.0.0.1:1"), (0, 1)):
         try:
             got = sources(draft_source, k, settings(draft=draft, lookup=bool(lookup)))
         except InvalidRequestError:
             continue
-        assert len(got.allowed) <= 1 or got.k is None
+        assert got.k is None or DRAFT not in got.allowed or got.allowed == (DRAFT,)
         assert bool(got.allowed) == (got.k != 0)

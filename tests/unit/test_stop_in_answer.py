@@ -45,7 +45,7 @@ def shown(prompt: str, token_ids: list[int], sizes: list[int], **options: object
             continue
         is_last = at >= len(token_ids)
         commit = Commit(new, 0, finish_reason=FinishReason.EOS if is_last else None)
-        round_, tokens = output.take(Round(Proposal([]), Verdict(0, new[-1]), commit, 0.0, 0.0))
+        round_, tokens = output.take(Round(Proposal(), Verdict(0, new[-1]), commit, 0.0, 0.0))
         text += "".join(token.text for token in tokens)
         if round_.commit.finish_reason is FinishReason.STOP_STRING:
             assert output.stop_string is not None
@@ -94,7 +94,7 @@ def test_a_resumed_reply_ends_where_the_whole_one_does(reasoning: str, answer: s
     text = output.resume(token_ids[:num_had])
     rest = token_ids[num_had:]
     commit = Commit(rest, 0, finish_reason=FinishReason.EOS)
-    _, tokens = output.take(Round(Proposal([]), Verdict(0, rest[-1]), commit, 0.0, 0.0))
+    _, tokens = output.take(Round(Proposal(), Verdict(0, rest[-1]), commit, 0.0, 0.0))
     assert (text + "".join(token.text for token in tokens), output.stop_string) == whole
 
 

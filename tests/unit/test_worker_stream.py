@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from coordinator.core import Commit, Exchange, Proposal, Round, SessionSetup, Verdict
+from coordinator.core import Commit, Exchange, Round, SessionSetup, Verdict
 from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -29,6 +29,8 @@ from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1.model_pb2 import StepCost, WorkerTime
 from specd.v1.target_pb2 import VerifyRequest, VerifyResponse
+from specd.vocabulary import TokenSource
+from tests.unit.fake_workers import drafted
 
 LIFE = "0123"
 
@@ -127,7 +129,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
     for i in range(20):
         session = sessions[i % 2]
         plan = session.plan()
-        proposal = Proposal([1] * max(plan.num_draft_tokens, 1), exchange=exchanges[0])
+        proposal = drafted([1] * max(plan.limit(TokenSource.DRAFT), 1), exchange=exchanges[0])
         started_at = exchanges[0].seconds + exchanges[1].seconds
         round_ = Round(proposal, Verdict(0, 1, exchange=exchanges[1]), Commit([1], 0, recovered=True), 0.0, started_at)
         session.observe(plan, round_)

@@ -14,7 +14,7 @@ class ServiceDescription:
     """The models behind a coordinator, and the limits of a request; generation.proto explains the fields.
 
     `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
-    chosen in each round. `chat_template` is "" of a model that does not chat.
+    chosen in each round. `sources` may propose tokens. `chat_template` is "" of a model that does not chat.
     """
 
     target: ModelInfo
@@ -22,7 +22,7 @@ class ServiceDescription:
     draft_fault: str
     default_num_draft_tokens: int | None
     max_num_draft_tokens: int
-    lookup: bool
+    sources: tuple[str, ...]
     chat_template: str = ""
 
 
@@ -50,6 +50,6 @@ def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescripti
         draft_fault=response.draft_fault,
         default_num_draft_tokens=response.default_num_draft_tokens if has_default else None,
         max_num_draft_tokens=response.max_num_draft_tokens,
-        lookup=response.lookup,
+        sources=tuple(response.sources),
         chat_template=response.chat_template,
     )

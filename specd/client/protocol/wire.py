@@ -12,17 +12,17 @@ from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
 from specd.json_text import to_json
-from specd.rpc.messages import draft_source_message, log_probabilities_from, to_parameters
+from specd.rpc.messages import (
+    draft_source_message,
+    log_probabilities_from,
+    source_counts_from,
+    to_parameters,
+    token_source_from,
+)
 from specd.text.chat import Chat, PlacedToken
 from specd.v1 import generation_pb2
-from specd.vocabulary import DraftSource, FinishReason, TokenSource
+from specd.vocabulary import DraftSource, FinishReason
 
-_SOURCES = {
-    generation_pb2.TOKEN_SOURCE_UNSPECIFIED: TokenSource.TARGET,
-    generation_pb2.TOKEN_SOURCE_TARGET: TokenSource.TARGET,
-    generation_pb2.TOKEN_SOURCE_DRAFT: TokenSource.DRAFT,
-    generation_pb2.TOKEN_SOURCE_LOOKUP: TokenSource.LOOKUP,
-}
 _FINISH_REASONS = {
     generation_pb2.FINISH_REASON_EOS: FinishReason.EOS,
     generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -101,7 +101,8 @@ def to_count(
 
 def delta_from(response: generation_pb2.GenerateResponse) -> Delta:
     """Return the tokens of a message."""
-    summary = RoundSummary(**{field.name: getattr(response.round, field.name) for field in fields(RoundSummary)})
+    values = {field.name: getattr(response.round, field.name) for field in fields(RoundSummary)}
+    summary = RoundSummary(**{**values, "sources": source_counts_from(response.round.sources)})
     return Delta(response.text, tuple(map(_token, response.tokens)), summary)
 
 
@@ -151,7 +152,7 @@ def _json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
 def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:
     values = log_probabilities_from(token.log_probabilities) if token.HasField("log_probabilities") else None
     position = token.special_position if token.HasField("special_position") else None
-    return CompletionToken(token.id, token.text, _SOURCES.get(token.source, TokenSource.TARGET), values, position)
+    return CompletionToken(token.id, token.text, token_source_from(token.source), values, position)
 
 
 def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatistics:
@@ -159,6 +160,7 @@ def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatisti
     values = {each.name: getattr(message, each.name) for each in fields(GenerationStatistics) if each.name in known}
     means = {field.name: getattr(message.round_averages, field.name) for field in fields(RoundMeans)}
     values["round_averages"] = RoundMeans(**means)
+    values["sources"] = source_counts_from(message.sources)
     for name in ("accepted_by_position", "proposed_by_position"):
         values[name] = tuple(values[name])
     return GenerationStatistics(**values)

@@ -12,7 +12,7 @@ from specd.client.resuming.retries import RetryPolicy
 from specd.client.statistics import EarlierParts
 from specd.errors import SpecdError, UnavailableError
 from specd.v1 import generation_pb2
-from specd.vocabulary import TokenSource
+from specd.vocabulary import sums_by_source
 
 # A target that was lost five times under a session may be lost by its request: the other sessions must live.
 _MOST_TARGET_LOSSES = 1
@@ -163,8 +163,7 @@ class ResumableGeneration:
         part.rounds += 1
         part.proposed_tokens += delta.round.proposed
         part.accepted_tokens += delta.round.accepted
-        part.lookup_proposed_tokens += delta.round.looked_up
-        part.lookup_accepted_tokens += sum(token.source is TokenSource.LOOKUP for token in delta.tokens)
+        part.sources = sums_by_source(part.sources, delta.round.sources)
 
     def _finish(self, finished: Finished) -> Finished:
         assert self._first_token_at is not None

@@ -1,4 +1,4 @@
-"""A session's access to the draft worker, which never fails: without a draft, the proposal is empty."""
+"""The draft model as a source of draft tokens, which never fails: without a draft, its part is empty."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.core import Plan, Proposal, SessionSetup
+from coordinator.core import Part, Plan, SessionSetup
+from coordinator.proposals.source import Source
 from coordinator.workers.answers import check_proposal
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
+from specd.vocabulary import TokenSource
 
 log = structlog.get_logger()
 
@@ -28,17 +30,17 @@ class DraftStream(Protocol):
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
         """Send a request, which supersedes an unanswered one."""
 
-    async def answer(self, timeout_seconds: float) -> Proposal:
+    async def answer(self, timeout_seconds: float) -> Part:
         """Wait for the answer to the last request."""
 
     def close(self) -> None:
         """End the stream, and with it the worker's cache."""
 
 
-class Drafter:
+class Drafter(Source):
     """Gets proposals for one session from the draft worker, while there is one.
 
-    A draft that is lost, late or wrong costs a session only speed: `propose` then returns an empty proposal with the
+    A draft that is lost, late or wrong costs a session only speed: `propose` then returns an empty part with the
     reason, and tries again after a pause that doubles each time.
     """
 
@@ -66,24 +68,25 @@ class Drafter:
         if self._worker.model is not None and len(token_ids) < self._worker.model.context_length:
             self._prefilling = asyncio.ensure_future(self._prefill(token_ids))
 
-    async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
-        """Return the draft's tokens after `token_ids`, as planned, or an empty proposal with the reason."""
-        if plan.num_draft_tokens == 0:
-            return Proposal([])
+    async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
+        """Return the draft's tokens after `token_ids`, as planned, or an empty part with the reason."""
+        assert not before, "the draft model proposes first"
+        if plan.limit(TokenSource.DRAFT) == 0:
+            return None
         model = self._worker.model
         if model is None:
             self.close()
-            return Proposal([], fault=self._worker.fault)
+            return _fault(self._worker.fault)
         room = model.context_length - len(token_ids)
         if room <= 0:
             self.close()  # for ever, because a session only grows
-            return Proposal([], fault="DRAFT_CONTEXT_EXCEEDED")
+            return _fault("DRAFT_CONTEXT_EXCEEDED")
         if self._clock() < self._retry_at:
-            return Proposal([], fault=self._last_fault)
+            return _fault(self._last_fault)
         try:
             return await self._exchange(model, token_ids, plan.within(room))
         except WorkerError as error:
-            return Proposal([], fault=self._fail(error))
+            return _fault(self._fail(error))
 
     def close(self) -> None:
         """Free the session's cache in the draft worker."""
@@ -95,7 +98,7 @@ class Drafter:
             self._stream = None
         self._cached = CachedPrefix()
 
-    async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Proposal:
+    async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Part:
         give_up_at = self._clock() + self._timeout_seconds
         if self._prefilling is not None:
             await self._prefilling  # gRPC accepts one write at a time
@@ -103,17 +106,17 @@ class Drafter:
         stream = self._open_stream()
         position = self._cached.position(token_ids)
         await stream.ask(position, token_ids[position:], plan, max(give_up_at - self._clock(), 0.0))
-        proposal = await stream.answer(max(give_up_at - self._clock(), 0.0))
+        part = await stream.answer(max(give_up_at - self._clock(), 0.0))
         vocabulary_size = self._setup.sampling.vocabulary_size or model.vocabulary_size  # the target's
-        check_proposal(proposal, plan, self._setup, session_len=len(token_ids), vocabulary_size=vocabulary_size)
-        self._cached.update(len(token_ids), proposal.token_ids, proposal.cached_len)
+        check_proposal(part, plan, self._setup, session_len=len(token_ids), vocabulary_size=vocabulary_size)
+        self._cached.update(len(token_ids), part.token_ids, part.cached_len)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
-        return proposal
+        return part
 
     async def _prefill(self, token_ids: Sequence[int]) -> None:
         # The first proposal on this stream meets the same error, and handles it.
         with contextlib.suppress(WorkerError):
-            await self._open_stream().ask(0, token_ids, Plan(0), self._timeout_seconds)
+            await self._open_stream().ask(0, token_ids, Plan(), self._timeout_seconds)
 
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
@@ -132,3 +135,7 @@ class Drafter:
         self._backoff_seconds = min(2 * self._backoff_seconds, _LONGEST_BACKOFF_SECONDS)
         log.warning("no proposal, decoding with the target alone", reason=error.reason, error=str(error))
         return error.reason
+
+
+def _fault(reason: str) -> Part:
+    return Part(TokenSource.DRAFT, fault=reason)
