@@ -31,7 +31,7 @@ from specd.sampling import (
     Acceptance,
 )
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.vocabulary import DraftSource
+from specd.vocabulary import DraftSource, DraftSourceName
 
 _UINT32 = 2**32 - 1
 MAX_FIELDS = 128  # of each part of a request, unknown ones included
@@ -126,7 +126,7 @@ class SamplingFields(StrictModel):
     num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_NUM_DRAFT_TOKENS)] | None = Field(
         None, description="Draft tokens a round; 0 is the target alone."
     )
-    draft_source: Literal["auto", "model", "lookup", "none"] | None = None
+    draft_source: DraftSourceName | None = None
     acceptance: Literal["coupled", "rejection"] | None = None
     lenience: float | None = Field(None, ge=0, le=1)
     token_sources: bool | None = Field(

@@ -26,8 +26,6 @@ from specd.addresses import check_address, check_endpoint, check_optional_addres
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 from specd.startup_error import StartupError
 
-# The value of `draft` with which look-up alone proposes.
-LOOKUP = "lookup"
 # Where clients find the coordinator.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 # The tables of the settings file, one for each command.
@@ -62,8 +60,6 @@ DRAFT_TOKENS_HELP = (
     f"Draft tokens per round, unless a request sets k: 0 to {MAX_NUM_DRAFT_TOKENS}, or 'auto' for the number that "
     "measured cost and acceptance favour."
 )
-
-LOOKUP_HELP = "Also propose the tokens that followed an earlier occurrence of the latest tokens (look-up)."
 
 
 def embedded_model(name: str) -> str:
@@ -304,7 +300,9 @@ class CoordinatorSettings(ListenerSettings):
         "'none' turns spans off. By default OTEL_EXPORTER_OTLP_ENDPOINT. Needs specd[tracing].",
     )
     num_draft_tokens: DraftTokens = Field("auto", description=DRAFT_TOKENS_HELP)
-    lookup: bool = Field(True, description=LOOKUP_HELP)
+    lookup: bool = Field(
+        True, description="Also propose the tokens that followed an earlier occurrence of the latest tokens (look-up)."
+    )
     stream_interval_seconds: float = Field(
         0.0,
         ge=0,

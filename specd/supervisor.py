@@ -208,12 +208,11 @@ class Stack:
         listen: str = "127.0.0.1:0",
         insecure: bool = False,
         http: str = "",
-        lookup: bool | None = None,
         num_draft_tokens: str | None = None,
         metrics_listen: str | None = "127.0.0.1:0",
         hang_seconds: float = math.inf,
         environment: Mapping[str, str] | None = None,
-        options: Mapping[str, Mapping[str, str]] | None = None,
+        options: Mapping[str, Mapping[str, str | None]] | None = None,
         on_line: Callable[[str], None] | None = None,
         on_progress: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
@@ -221,12 +220,13 @@ class Stack:
 
         If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
-        Without `lookup` and `num_draft_tokens`, the coordinator's own settings hold.
+        Without `num_draft_tokens`, the coordinator's own setting holds.
 
         Workers and coordinator serve metrics at `metrics_listen`: "" turns metrics off, None leaves their own settings.
         A process without a beat for `hang_seconds` is killed and started again. `environment` is added to the
-        environment of the processes, and `options` are further options by process and name. `on_line` is called with
-        each line that a process writes to standard error, and `on_progress` with the progress of each start.
+        environment of the processes, and `options` are further options by process and name, where a flag has None.
+        `on_line` is called with each line that a process writes to standard error, and `on_progress` with the progress
+        of each start.
         """
         self._directory = tempfile.TemporaryDirectory(prefix="specd-", ignore_cleanup_errors=True)
         sockets = Path(self._directory.name)
@@ -234,7 +234,8 @@ class Stack:
 
         def child(name: str, *arguments: str) -> Child:
             further = (options or {}).get(name, {})
-            arguments += tuple(f"--{option.replace('_', '-')}={value}" for option, value in further.items())
+            for option, value in further.items():
+                arguments += (f"--{option.replace('_', '-')}" + (f"={value}" if value is not None else ""),)
             command = [sys.executable, "-m", "specd", name, *arguments]
             progress = partial(on_progress, name) if on_progress is not None else None
             return Child(name, command, environment or {}, hang_seconds, on_line, progress)
@@ -245,8 +246,6 @@ class Stack:
         coordinator_options += _PATIENCE
         if insecure:
             coordinator_options.append("--insecure")
-        if lookup is not None:
-            coordinator_options += ["--lookup" if lookup else "--no-lookup"]
         if num_draft_tokens is not None:
             coordinator_options += ["--num-draft-tokens", num_draft_tokens]
         self.coordinator = child("coordinator", *metrics_options, *coordinator_options)

@@ -12,8 +12,8 @@ from specd.settings import (
     DRAFT_TOKENS_HELP,
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
-    LOOKUP_HELP,
     Address,
+    CoordinatorSettings,
     DraftTokens,
     File,
     MetricsAddress,
@@ -21,11 +21,17 @@ from specd.settings import (
     Seconds,
     Settings,
 )
+from specd.startup_error import StartupError
+from specd.vocabulary import TokenSource
 
 
 def _of_the_coordinator(name: str, description: str) -> Any:
     # Its variable is the coordinator's: SPECD_TLS_CERT is the certificate of a client.
     return Field("", validation_alias=f"SPECD_COORDINATOR_{name}", description=f"{description} 'none' for none.")
+
+
+# The value of `draft` with which look-up alone proposes.
+_LOOKUP = "lookup"
 
 
 class UpSettings(Settings):
@@ -38,7 +44,7 @@ class UpSettings(Settings):
     draft: ModelOrNone = Field(
         EMBEDDED_DRAFT, description="Draft model; 'lookup' for look-up alone, 'none' for the target alone."
     )
-    lookup: bool = Field(True, description=LOOKUP_HELP)
+    lookup: bool = Field(True, description=CoordinatorSettings.model_fields["lookup"].description)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Admit every caller that reaches the address, also from other machines.")
     tls_cert: File = _of_the_coordinator(
@@ -60,3 +66,20 @@ class UpSettings(Settings):
     hang_seconds: Seconds = Field(
         30.0, description="Time without a beat after which a process is killed and started again."
     )
+
+    @property
+    def draft_model(self) -> str:
+        """The draft model, or "" without one."""
+        return "" if self.draft == _LOOKUP else self.draft
+
+    def source_settings(self) -> dict[str, bool]:
+        """Return the coordinator's settings of who proposes; its own hold for the others. Raises StartupError."""
+        given = self.lookup if "lookup" in self.model_fields_set else None
+        if self.draft == _LOOKUP and given is False:
+            raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
+        wanted = given if self.draft else False
+        return {} if wanted is None else {"lookup": wanted}
+
+    def source_names(self, coordinator: CoordinatorSettings) -> list[str]:
+        """Return the sources besides the draft model, for people."""
+        return [TokenSource.LOOKUP.label] if coordinator.lookup else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 class FinishReason(enum.Enum):
@@ -56,6 +57,10 @@ def sums_by_source(
         before = sums.get(source, SourceCounts())
         sums[source] = SourceCounts(before.proposed + counts.proposed, before.accepted + counts.accepted)
     return sums
+
+
+# A DraftSource by its value, where a caller may write it.
+DraftSourceName = Literal["auto", "model", "lookup", "none"]
 
 
 class DraftSource(enum.Enum):

@@ -1,1 +1,1 @@
-"""Where the tokens of a proposal come from: the draft model, and look-up in the session's own text."""
+"""The sources of draft tokens."""

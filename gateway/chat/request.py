@@ -54,7 +54,7 @@ class ResponseFormat(StrictModel):
 
 
 class Prediction(StrictModel):
-    """What the client expects to come, such as a file that is to be edited: look-up proposes it."""
+    """What the client expects to come, such as a file that is to be edited: it is proposed where it fits."""
 
     type: Literal["content"]
     content: Contents

@@ -51,9 +51,9 @@ class RequestOptions:
         float, typer.Option(help="Added to the acceptance probability of rejection, which is then not exact.")
     ] = 0.0
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None
-    draft_source: Annotated[
-        DraftSource, typer.Option(help="Source of draft tokens: the draft model, look-up, either (auto), or none.")
-    ] = DraftSource.AUTO
+    draft_source: Annotated[DraftSource, typer.Option(help="Who may propose tokens; auto: every source.")] = (
+        DraftSource.AUTO
+    )
 
     def checked(self) -> GenerationOptions:
         """Return the options for a client. Raises StartupError if no coordinator would accept the sampling."""

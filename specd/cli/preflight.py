@@ -15,7 +15,6 @@ from specd.gateway_settings import GatewaySettings
 from specd.identity.roles import Role
 from specd.listening import check_socket_path, listen
 from specd.settings import (
-    LOOKUP,
     CertificateSettings,
     CoordinatorSettings,
     DraftWorkerSettings,
@@ -42,16 +41,11 @@ class Preflight:
     """
 
     settings: UpSettings
-    options: dict[str, dict[str, str]] = field(default_factory=dict)
+    options: dict[str, dict[str, str | None]] = field(default_factory=dict)
     moved: list[str] = field(default_factory=list)
     target: Outline | None = None
     coordinator: CoordinatorSettings | None = None
     _problems: list[str] = field(default_factory=list)
-
-    @property
-    def draft(self) -> str:
-        """The draft model, or "" without one."""
-        return "" if self.settings.draft == LOOKUP else self.settings.draft
 
     def check(self, before_download: Callable[[], None]) -> None:
         """Check everything. Raises StartupError, which names all problems.
@@ -63,7 +57,7 @@ class Preflight:
             self._check_workers(listeners)
             if self.settings.http:
                 self._check_gateway(listeners)
-        names = [name for name in (self.settings.target, self.draft) if name]
+        names = [name for name in (self.settings.target, self.settings.draft_model) if name]
         # Repositories come last, because they may take a while.
         outlines = self._outlines([name for name in names if not is_repository(name)])
         self._raise_problems()
@@ -72,8 +66,8 @@ class Preflight:
             outlines |= self._outlines(repositories)
             self._raise_problems()
         self.target = outlines[self.settings.target]
-        if self.draft:
-            check_pair(self.target, outlines[self.draft])
+        if self.settings.draft_model:
+            check_pair(self.target, outlines[self.settings.draft_model])
 
     def _raise_problems(self) -> None:
         if self._problems:
@@ -92,10 +86,12 @@ class Preflight:
         settings = self.settings
         names = [name for name in _OF_COORDINATOR if name in settings.model_fields_set]
         given = {name: getattr(settings, name) or "none" for name in names}
-        self.options["coordinator"] = given
+        chosen = settings.source_settings()
+        flags = {name if is_on else f"no-{name}": None for name, is_on in chosen.items()}
+        self.options["coordinator"] = {**given, **flags}
         own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
-        own["draft"] = "unix:draft" if self.draft else "none"
-        self.coordinator = self._loaded(CoordinatorSettings, {**own, **given}, None)
+        own["draft"] = "unix:draft" if self.settings.draft_model else "none"
+        self.coordinator = self._loaded(CoordinatorSettings, {**own, **given, **chosen}, None)
         if self.coordinator is None:
             return
         self._check_address(self.coordinator.listen, listeners)
@@ -114,7 +110,7 @@ class Preflight:
     def _check_workers(self, listeners: contextlib.ExitStack) -> None:
         kinds: tuple[tuple[str, Role, type[WorkerSettings], str], ...] = (
             ("target-worker", Role.TARGET_WORKER, TargetWorkerSettings, self.settings.target),
-            ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.draft),
+            ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.settings.draft_model),
         )
         for process, role, cls, model in kinds:
             if model:
@@ -130,7 +126,7 @@ class Preflight:
             with self._noted():
                 derived = _follow(coordinator, settings.http)
         followed = {name: value for name, value in derived.items() if not GatewaySettings.is_given(name)}
-        self.options["gateway"] = followed
+        self.options["gateway"] = {**followed}
         gateway = self._loaded(GatewaySettings, {**own, **followed}, None)
         self._check_address(settings.http, listeners)
         asks_for_certificate = coordinator is not None and coordinator.tls_ca and not coordinator.tokens

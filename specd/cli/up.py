@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from specd.addresses import from_here
 from specd.launch import check_servers_are_installed, settings_options, start_logging
-from specd.settings import DEFAULT_ADDRESS, LOOKUP, LogSettings, load_settings
-from specd.startup_error import StartupError
+from specd.settings import DEFAULT_ADDRESS, LogSettings, load_settings
 from specd.up_settings import UpSettings
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def up(settings: UpSettings) -> None:
     On a terminal it shows the progress of the models, then their addresses; --log-level info shows all other events.
     """
     check_servers_are_installed()
-    lookup = _wants_lookup(settings)
     is_brief = _is_brief()
 
     from specd.cli.preflight import Preflight
@@ -39,7 +37,7 @@ def up(settings: UpSettings) -> None:
     preflight = Preflight(settings)
     preflight.check(before_download=lambda: start_logging("up"))
     start_logging("up")
-    asyncio.run(_up(preflight, lookup, is_brief))
+    asyncio.run(_up(preflight, is_brief))
 
 
 def _is_brief() -> bool:
@@ -57,14 +55,7 @@ def _is_brief() -> bool:
     return True
 
 
-def _wants_lookup(settings: UpSettings) -> bool | None:
-    given = settings.lookup if "lookup" in settings.model_fields_set else None
-    if settings.draft == LOOKUP and given is False:
-        raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
-    return given if settings.draft else False
-
-
-async def _up(preflight: Preflight, lookup: bool | None, is_brief: bool) -> None:
+async def _up(preflight: Preflight, is_brief: bool) -> None:
     from rich.console import Console
 
     from specd.cli.progress import StartProgress
@@ -72,13 +63,12 @@ async def _up(preflight: Preflight, lookup: bool | None, is_brief: bool) -> None
 
     settings = preflight.settings
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    models = {"target-worker": settings.target, **({"draft-worker": preflight.draft} if preflight.draft else {})}
+    draft = settings.draft_model
+    models = {"target-worker": settings.target, **({"draft-worker": draft} if draft else {})}
     progress = StartProgress(console, models) if is_brief else None
     stack = Stack(
         target=settings.target,
-        draft=preflight.draft,
-        # If unset, the coordinator's own setting holds.
-        lookup=lookup,
+        draft=draft,
         listen=settings.listen,
         insecure=settings.insecure,
         http=settings.http,
@@ -117,7 +107,8 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
     """Print the models, the addresses and a command to try, in a few lines."""
     target = stack.target.facts
     draft = PurePath(stack.draft.facts["model"]).name if stack.draft else ""
-    sources = [name for name in (draft, "look-up" if _looks_up(preflight) else "") if name]
+    assert preflight.coordinator is not None
+    sources = [*([draft] if draft else []), *preflight.settings.source_names(preflight.coordinator)]
     page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"
     for name, value in (
         ("model", f"{PurePath(target['model']).name} ({target['precision']}, {target['device']})"),
@@ -152,14 +143,6 @@ def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
             is_moved = ", because its default port is in use" if child.name in preflight.moved else ""
             console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}{is_moved}")
     console.print(f"  try: {_command_to_try(stack, preflight)}", markup=False)
-
-
-def _looks_up(preflight: Preflight) -> bool:
-    assert preflight.coordinator is not None
-    settings = preflight.settings
-    if not settings.draft or "lookup" in settings.model_fields_set:
-        return settings.lookup and bool(settings.draft)
-    return preflight.coordinator.lookup
 
 
 def _command_to_try(stack: Stack, preflight: Preflight) -> str:

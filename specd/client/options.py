@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from specd.sampling import Acceptance
-from specd.vocabulary import DraftSource
+from specd.vocabulary import DraftSource, DraftSourceName
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -36,7 +36,7 @@ class GenerationOptions(TypedDict, total=False):
     ignore_eos: bool
     # Who proposes tokens, and what is expected to come. Neither changes the text.
     num_draft_tokens: int | None
-    draft_source: DraftSource | Literal["auto", "model", "lookup", "none"]
+    draft_source: DraftSource | DraftSourceName
     prediction: str | Sequence[int] | None
     # For a model with an encoder: what the answer begins with.
     answer_start: str | Sequence[int] | None

@@ -34,10 +34,13 @@ _TOKEN_SOURCE_MESSAGES = {
 }
 _TOKEN_SOURCES: dict[int, TokenSource] = {message: source for source, message in _TOKEN_SOURCE_MESSAGES.items()}
 _DRAFT_SOURCE_MESSAGES = {
-    DraftSource.AUTO: generation_pb2.DRAFT_SOURCE_UNSPECIFIED,
-    DraftSource.MODEL: generation_pb2.DRAFT_SOURCE_MODEL,
-    DraftSource.LOOKUP: generation_pb2.DRAFT_SOURCE_LOOKUP,
-    DraftSource.NONE: generation_pb2.DRAFT_SOURCE_NONE,
+    source: cast(
+        generation_pb2.DraftSource,
+        generation_pb2.DraftSource.Value(
+            f"DRAFT_SOURCE_{'UNSPECIFIED' if source is DraftSource.AUTO else source.name}"
+        ),
+    )
+    for source in DraftSource
 }
 
 # A new sampling parameter needs no code here: its name in `Sampling` is that of its field.

@@ -186,7 +186,9 @@ async def test_wrong_requests_are_refused(client: RawClient, fields: dict[str, A
 async def test_without_look_up_nothing_is_looked_up() -> None:
     environment = ENVIRONMENT | {"SPECD_COORDINATOR_STREAM_INTERVAL_SECONDS": "0.2"}
     async with (
-        Stack(target=EMBEDDED_TARGET, draft="", lookup=False, environment=environment) as stack,
+        Stack(
+            target=EMBEDDED_TARGET, draft="", options={"coordinator": {"no_lookup": None}}, environment=environment
+        ) as stack,
         RawClient(stack.address) as own,
     ):
         responses = [response async for response in own.generate(PROMPT, **FIELDS)]

@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
 from coordinator.coordinator import Coordinator
+from coordinator.proposals.drafter import DraftStream
 from coordinator.service import request_from
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.drafter import DraftStream
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.caller import Caller

@@ -43,7 +43,7 @@ def check_request(
 ) -> None:
     """Check the fields of a request to a worker against its model.
 
-    MLX does not check the bounds of an embedding look-up: an id outside the vocabulary reads foreign memory.
+    MLX does not check the bounds of an embedding's rows: an id outside the vocabulary reads foreign memory.
     Raises InvalidRequestError, which names the field and the value.
     """
     if not token_ids:
