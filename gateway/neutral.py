@@ -1,4 +1,4 @@
-"""Fields of OpenAI and vLLM that nothing is done with here: what clients send by default, and what would be missed."""
+"""Fields of OpenAI and vLLM that have no effect here: the default values of clients, and values that are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.http.errors import ApiError, invalid
 
-# They change which text comes, so other values than these, with which they ask for nothing, are refused.
+# These fields change the text, so values other than the neutral ones are refused.
 _CHANGING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
@@ -35,7 +35,7 @@ _CHANGING: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-# They change nothing of the text: other values than these are named as ignored.
+# These fields do not change the text, so values other than the neutral ones are named as ignored.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "include": ([],),
     "include_reasoning": (True,),
@@ -45,7 +45,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True, False),  # it is for special tokens, which are not shown
+    "spaces_between_special_tokens": (True, False),  # special tokens are not shown
     "store": (False,),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
@@ -53,9 +53,9 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def ignored_in(extra: Mapping[str, Any], changing: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Return the names of the fields that are ignored and ask for something, of those that no model of fields has.
+    """Return the names of unknown fields with values that are not neutral, which are ignored.
 
-    `changing` has more fields that change the text, by name with their neutral values; null is one for every field.
+    `changing` has more fields that change the text, by name with their neutral values; null is neutral for every field.
     Raises ApiError for a field that would change the text.
     """
     known = {**_CHANGING, **changing}
@@ -76,4 +76,4 @@ def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
 def _refusal(name: str, neutral: Sequence[Any]) -> ApiError:
     others = " or ".join(map(repr, neutral))
     what = f"leave it out, or send {others}" if others else "leave it out"
-    return invalid(f"{name}: this is not done here: {what}", name, "unsupported_parameter")
+    return invalid(f"{name} is not supported: {what}", name, "unsupported_parameter")

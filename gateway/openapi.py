@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway, of the models that requests are checked with."""
+"""The OpenAPI document of the gateway, from the models that check requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/v1/responses", "Answer, in items.", ResponseFields),
 )
 _GETS = (
-    ("/v1/models", "List the model that is served.", ""),
+    ("/v1/models", "List the served model.", ""),
     ("/v1/models/{name}", "Describe a model.", "name"),
-    ("/health", "Say whether a request could be answered now.", ""),
+    ("/health", "Report whether a request could be answered now.", ""),
     ("/metrics", "Metrics in Prometheus's text format.", ""),
 )
 _ERROR = {

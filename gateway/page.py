@@ -1,4 +1,4 @@
-"""The page at `/`, for people: the files of `static`, and what a browser may do with them."""
+"""The page at `/`, for people: the files of `static`, and their Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 _STATIC = Path(__file__).parent / "static"
 
-# Nothing from elsewhere, nothing inside of the HTML, and no text that becomes HTML.
+# No content from other hosts, no scripts inside the HTML, and no text that becomes HTML.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -28,7 +28,7 @@ _HEADERS = {
     "content-security-policy": "; ".join(f"{directive} {value}" for directive, value in _POLICY.items()),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # after an upgrade, the new files together
+    "cache-control": "no-cache",  # so that after an upgrade all files are new
 }
 
 

@@ -29,7 +29,10 @@ def check_tcp_address(address: str) -> str:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address, HOST:PORT or unix:PATH, cannot be reached from other machines."""
+    """Return whether an address, HOST:PORT or unix:PATH, cannot be reached from other machines.
+
+    Names of hosts other than `localhost` count as reachable, because a name can lead anywhere.
+    """
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")

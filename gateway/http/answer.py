@@ -1,4 +1,4 @@
-"""What an endpoint answers."""
+"""Answers of endpoints."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_UNREAD = "the model writes calls of tools in no form that is known here, so they are part of the content"
+_UNREAD = "the model writes tool calls in an unknown form, so they are part of the content"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A JSON object, or a stream of events in bytes; and the fields of the request that did nothing.
+    """A JSON object, or a stream of events in bytes, and the ignored fields of the request.
 
-    `has_unread_calls` where tools were offered to a model whose calls of them are not read. `more_headers` can be set
+    `has_unread_calls` is true if the request has tools, but the model's calls are not read. `more_headers` can be set
     until the first event.
     """
 
@@ -25,8 +25,8 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that name what was ignored, and say that calls come as text, and others."""
-        # Names come from the client: what no header can carry is left out.
+        """The headers with the ignored fields, with a note about unread calls, and others."""
+        # Names come from the client, so names that a header cannot carry are left out.
         shown = [name for name in self.ignored if name.isascii() and name.isprintable() and "," not in name][:32]
         ignored = {"x-specd-ignored-fields": ", ".join(name[:64] for name in shown)} if shown else {}
         unread = {"x-specd-unread-tool-calls": _UNREAD} if self.has_unread_calls else {}

@@ -1,4 +1,4 @@
-"""Connections that do not wait for slow clients, and tell each request who has opened them."""
+"""Connections that do not wait for slow clients, and that give each request the roles of their client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specd.identity.roles import Role, roles_in
 # In the scope of a request: the roles in the certificate of the connection's client; missing without a certificate.
 ROLES = "specd.roles"
 
-# For the headers of the first request; uvicorn waits for them without end.
+# The time for the headers of the first request, for which uvicorn itself waits without limit.
 HEADER_SECONDS = 10.0
 
 # Read at a time: 256 KiB, which asyncio brings at once, can be 43,000 chunks of a byte, each of 40 µs in the parser.
@@ -33,9 +33,9 @@ class BoundedConnection(H11Protocol):
         """Begin to wait for the headers."""
         super().connection_made(transport)
         self._unread = bytearray()
-        if peer := transport.get_extra_info("peercert"):  # verified, or it would not be here
+        if peer := transport.get_extra_info("peercert"):  # TLS has verified it
             roles = roles_in(name for kind, name in peer.get("subjectAltName", ()) if kind == "DNS")
-            self.app = _with_roles(self.app, roles)  # for pipelined requests, too
+            self.app = _with_roles(self.app, roles)  # for pipelined requests too
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -59,7 +59,7 @@ class BoundedConnection(H11Protocol):
             self.transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        """Read bytes, and wait no longer once the headers are whole."""
+        """Read bytes, and stop the timer once the headers are whole."""
         before = self.scope
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_headers()
@@ -68,7 +68,7 @@ class BoundedConnection(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -86,7 +86,7 @@ class BoundedConnection(H11Protocol):
 
 
 def _with_roles(app: ASGIApp, roles: frozenset[Role]) -> ASGIApp:
-    """Return an application whose requests all have these roles."""
+    """Return an application that gives these roles to all its requests."""
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, ROLES: roles}, receive, send)

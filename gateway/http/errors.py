@@ -9,8 +9,8 @@ from typing import Any
 class ApiError(Exception):
     """An error that its client gets as `{"error": {...}}`, with an HTTP status.
 
-    `code` is for programs, `param` names the field that is wrong, and `retry_after_seconds` tells when another try can
-    help; 0 if none can.
+    `code` is for programs, `param` names the invalid field, and `retry_after_seconds` is the time after which a retry
+    can help; 0 if it cannot.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers: whether and when to try again, as OpenAI's clients read them."""
+        """Its headers about retries, as OpenAI's clients read them."""
         if self.retry_after_seconds <= 0:
-            again = {"x-should-retry": "false"} if self.status >= 500 else {}  # they would, without this
+            again = {"x-should-retry": "false"} if self.status >= 500 else {}  # these clients retry without it
             return {**again, **self._headers}
         milliseconds = max(round(self.retry_after_seconds * 1000), 1)
         seconds = -(-milliseconds // 1000)

@@ -27,7 +27,7 @@ def data(value: Mapping[str, Any]) -> bytes:
 
 
 def named(value: Mapping[str, Any]) -> bytes:
-    """Return an event that is named by its `type`, as those of /v1/responses are."""
+    """Return an event with its `type` as its name, like the events of /v1/responses."""
     return f"event: {value['type']}\n".encode() + data(value)
 
 
@@ -41,10 +41,10 @@ async def send_events(
     *,
     ping_seconds: float = PING_SECONDS,
 ) -> None:
-    """Send events as they come, and a comment whenever there was none for `ping_seconds`.
+    """Send events as they come, and a comment after each `ping_seconds` without an event.
 
-    An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment had to go
-    out before. A later one becomes the last event. The headers are asked for when the response begins.
+    An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment was sent
+    before. A later ApiError becomes the last event. `headers` is called when the response begins.
     """
     stream = _Stream(send, headers)
     pinging = asyncio.ensure_future(stream.ping(ping_seconds))
@@ -61,7 +61,7 @@ async def send_events(
 
 
 class _Stream:
-    """The response under way."""
+    """The running response."""
 
     def __init__(self, send: Send, headers: Callable[[], Mapping[str, str]]) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Who may ask: only this machine's own pages, and programs, which send no Origin."""
+"""Access to the gateway: for this machine's own pages, and for programs, which send no Origin."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 class Guards:
     """Checks Host, Origin and the certificate behind each request, and names it in `x-request-id`.
 
-    A page of another site can make a browser send requests here. Its own name can lead here (DNS rebinding): the Host
-    then is that name, and never an address. So a Host must be an address, `localhost`, or one of `hosts`; over TLS the
-    browser compares it with the certificate. An Origin must be that of the Host itself, or one of `origins`.
+    A page of another site can make a browser send requests here. Its own name can resolve to this address (DNS
+    rebinding): the Host is then that name, and never an address. So a Host must be an address, `localhost`, or one of
+    `hosts`; over TLS the browser compares it with the certificate. An Origin must be that of the Host itself, or one of
+    `origins`.
 
-    With `asks_for_certificates`, a request needs a role for its path, but for `open_paths`: those of unknown roles are
-    refused.
+    With `asks_for_certificates`, a request needs a role for its path, except for `open_paths`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Guards:
 
     def _refusal(self, headers: Headers, *, is_secure: bool) -> ApiError | None:
         if "transfer-encoding" in headers and "content-length" in headers:
-            # A proxy in front may read the other one, and take the rest for a request that it has let through.
+            # A proxy in front may read the other header, and miss a second request in the rest of the body.
             both = "the request has a content-length and a transfer-encoding: send one of them"
             return ApiError(400, "ambiguous_length", both, headers={"connection": "close"})
         hosts = headers.getlist("host")
@@ -77,7 +77,8 @@ class Guards:
             return ApiError(
                 403,
                 "host_not_allowed",
-                f"the Host {host[:100]!r} is none of this gateway: use its address, or start it with --allowed-hosts",
+                f"the Host is {host[:100]!r}, which is not a name of this gateway: use its address, or start it with "
+                "--allowed-hosts",
             )
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
@@ -101,10 +102,11 @@ class Guards:
         allowed = MAY_READ_METRICS if path == "/metrics" else {Role.CLIENT}
         if not self._asks_for_certificates or path in self._open_paths or roles & allowed:
             return None
-        return ApiError(403, "role_denied", f"this is for a certificate with the role {' or '.join(sorted(allowed))}")
+        roles_needed = " or ".join(sorted(allowed))
+        return ApiError(403, "role_denied", f"this needs a certificate with the role {roles_needed}: use one")
 
 
 def _name_of(host: str) -> str:
-    """Return a Host without its port, and without the brackets of IPv6; empty if it is none."""
+    """Return a Host without its port, and without the brackets of IPv6; "" if it is invalid."""
     match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{1,5})?", host.lower(), re.ASCII)
     return (match[1] or match[2]) if match else ""

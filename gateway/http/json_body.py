@@ -12,7 +12,7 @@ from gateway.http.long_bodies import note_length
 from specd.json_text import InvalidJsonError, Room, TooLargeJsonError, parse_json
 
 MAX_DEPTH = 32
-# The numbers of a long prompt of token ids, and the strings, arrays and objects of 4,096 messages.
+# Room for the numbers of a long prompt of token ids, and for the strings, arrays and objects of 4,096 messages.
 MAX_VALUES = 2**18
 MAX_PARTS = 2**16
 
@@ -27,7 +27,7 @@ def new_room() -> Room:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request, whose length decides where `beside_loop` works on it.
+    """Return the body of a request. Its length decides whether `beside_loop` uses a thread.
 
     Raises ApiError, and starlette's ClientDisconnect.
     """
@@ -36,8 +36,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise ApiError(415, "unsupported_media_type", f"the content-type is {kind[:100]!r}: send application/json")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "unsupported_media_type", "the body has a content-encoding: send it plain")
-    too_long = ApiError(413, "body_too_large", f"the body is longer than {max_bytes} bytes, which is the most")
-    if int(request.headers.get("content-length", "0")) > max_bytes:  # a number, by the HTTP parser
+    too_long = ApiError(413, "body_too_large", f"the body is longer than {max_bytes} bytes: send less")
+    if int(request.headers.get("content-length", "0")) > max_bytes:  # the HTTP parser accepts only numbers
         raise too_long
     chunks = bytearray()
     try:

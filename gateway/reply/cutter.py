@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-# What opens a string in the body of a call, what closes it, and what in it looks like that and does not.
+# The text that opens a string in the body of a call, the text that closes it, and look-alikes of the latter.
 Quotes = Mapping[str, tuple[str, ...]]
 
 
@@ -16,9 +16,9 @@ def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class Cutter:
-    """Cuts a text at markers, in time linear in its length, however it comes in pieces.
+    """Cuts a text at markers, in time linear in its length, for any division into pieces.
 
-    What may be the beginning of a marker is held back. No marker may be the beginning of another one.
+    Text that may be the beginning of a marker is held back. No marker may be the beginning of another one.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class Cutter:
         self._at = 0
 
     def add(self, text: str) -> None:
-        """Add what comes next."""
+        """Add the next piece."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     def put_back(self, text: str) -> None:
-        """Add what comes before the rest."""
+        """Add text in front of the rest."""
         self._text, self._at = text + self._text[self._at :], 0
 
     def cut(self, markers: tuple[str, ...]) -> tuple[str, str]:
-        """Return the text before the first of the markers, and the marker; without one, what can belong to none."""
+        """Return the text before the first marker, and the marker; without one, the text that cannot belong to any."""
         start, end = self._at, len(self._text)
         if markers and (match := _pattern(markers).search(self._text, start)):
             self._at = match.end()
@@ -45,7 +45,7 @@ class Cutter:
         return self._text[start : self._at], ""
 
     def rest(self) -> str:
-        """Return what is held back, and forget it."""
+        """Return the held text, and forget it."""
         rest, self._text, self._at = self._text[self._at :], "", 0
         return rest
 
@@ -58,30 +58,30 @@ class CallBody:
     """
 
     def __init__(self, begun: str, ends: tuple[str, ...], quotes: Quotes, breaks: tuple[str, ...] = ()) -> None:
-        """Read what follows `begun`; of its marks, `breaks` end it even within a string."""
+        """Read the text after `begun`. The marks in `breaks` end it even within a string."""
         self.begun = begun
         self.ended = ""
         self.first_end: tuple[int, int] | None = None
         self._ends = ends
         self._breaks = breaks
         self._quotes = quotes if ends else {}
-        self._string: tuple[str, ...] = ()  # what closes the string that is open, and what does not
+        self._string: tuple[str, ...] = ()  # the text that closes the open string, and its look-alikes
         self._pieces: list[str] = []
         self._length = 0
 
     @property
     def is_in_value(self) -> bool:
-        """Whether the value of an argument is open that has tags, or the like, around it."""
+        """Whether the value of an argument in tags, or the like, is open."""
         return bool(self._string) and len(self._string[0]) > 1
 
     @property
     def text(self) -> str:
-        """What there is between the markers."""
+        """The text between the markers."""
         return "".join(self._pieces)
 
     @property
     def raw(self) -> str:
-        """What there is, as the model wrote it."""
+        """The text with its markers, as the model wrote it."""
         return f"{self.begun}{self.text}{self.ended}"
 
     def add(self, text: str) -> None:
@@ -90,7 +90,7 @@ class CallBody:
         self._length += len(text)
 
     def read(self, cutter: Cutter) -> bool:
-        """Read on, and say whether the body has ended."""
+        """Read further, and return whether the body has ended."""
         while True:
             text, marker = cutter.cut((*(self._string or self._quotes), *self._ends, *self._breaks))
             self.add(text)

@@ -1,4 +1,4 @@
-"""In which form a model writes its reasoning and its tool calls, as its chat template shows it."""
+"""The form of a model's reasoning and tool calls, from its chat template."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gateway.reply.tool_parsers import ToolParser
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """The form of a model's replies; None for what it does not do, or not in a form that is known.
+    """The form of a model's replies; None for a part that it does not have, or has in an unknown form.
 
-    `dropped` are markers that say nothing. The content can stand in a `wrapper`.
+    `dropped` are markers without a meaning. The content can stand in a `wrapper`.
     """
 
     reasoning: Markers | None = None
@@ -29,13 +29,13 @@ class ReplyFormat:
 
     @property
     def before_answer(self) -> tuple[str, str] | None:
-        """What begins and ends what stands before the answer; with channels, something always does."""
+        """The markers of the part before the answer; with channels, there always is one."""
         if self.channels is not None:
             return "", self.channels.answer_start
         return (self.reasoning.start, self.reasoning.end) if self.reasoning is not None else None
 
     def begins_in_reasoning(self, prompt_end: str) -> bool:
-        """Say whether a prompt that ends like this has begun the reasoning already, as some templates do."""
+        """Return whether a prompt with this end has begun the reasoning already, as with some templates."""
         return self.reasoning is not None and prompt_end.rstrip().endswith(self.reasoning.start)
 
 

@@ -1,6 +1,6 @@
-"""The forms in which models write their reasoning and their tool calls, and how a template shows which one it is.
+"""The forms of models' reasoning and tool calls, and the signs of each form in a template.
 
-`families` are mlx-lm's, by the models that are published of them; a model is known by its own template and tokens.
+`families` are mlx-lm's, by their published models; a model is recognised by its own template and tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.reply.tool_parsers import JSON_STRINGS, PYTHON_STRINGS, ToolParser,
 
 @dataclass(frozen=True)
 class Markers:
-    """What stands before and after a section of a reply."""
+    """The text before and after a section of a reply."""
 
     start: str
     end: str
@@ -25,9 +25,9 @@ class Markers:
 
 @dataclass(frozen=True)
 class ReasoningForm:
-    """A form of reasoning. A template shows it by the text, else by its end; the tokenizer by special `tokens`.
+    """A form of reasoning. A template shows it by the text, otherwise by its end; the tokenizer by special `tokens`.
 
-    `dropped` are markers of the form that stand around the content, and say nothing.
+    `dropped` are markers around the content without a meaning.
     """
 
     markers: Markers
@@ -52,8 +52,8 @@ class ToolForm:
 class ChannelForm:
     """A form whose messages have headers with channels or recipients. A template shows it by all of the `texts`.
 
-    The answer begins behind `answer_start`. Calls are JSON, or what mlx-lm's parser of the name reads. A template that
-    `refuses_both` wants no reasoning beside a content in a message that calls tools.
+    The answer begins behind `answer_start`. Calls are JSON, or in the form of mlx-lm's parser of that name. A template
+    that `refuses_both` does not accept both reasoning and content in a message with tool calls.
     """
 
     name: str
@@ -133,7 +133,7 @@ REASONING = (
         ),
     ),
 )
-# In which a model writes the content behind its reasoning, by what shows it in its template.
+# Wrappers of the content behind the reasoning, by the sign in the template.
 WRAPPERS = {"<response></response>": Markers("<response>", "</response>")}  # Granite
 
 
@@ -148,10 +148,10 @@ def _own(
 
 
 def _unknown() -> None:
-    """Load no parser: the form is listed so that it is not taken for another one."""
+    """Load no parser: the form is listed so that it is not mistaken for another one."""
 
 
-# Those that mlx-lm has parsers for, as its `tokenizer_utils._infer_tool_parser` knows them, and ours.
+# The forms with a parser in mlx-lm, as `tokenizer_utils._infer_tool_parser` recognises them, and ours.
 TOOLS = (
     ToolForm(
         "MiniMax M2",

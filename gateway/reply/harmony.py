@@ -2,8 +2,8 @@
 
 Harmony: `<|channel|>analysis<|message|>Why?<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>`, and a
 call is `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`
-(https://github.com/openai/harmony/blob/main/docs/format.md). OpenAI's own reader, openai-harmony, takes the token ids
-of one vocabulary, and downloads that when it begins. The gateway has neither, and no need of it: the form is small.
+(https://github.com/openai/harmony/blob/main/docs/format.md). OpenAI's own reader, openai-harmony, reads the token ids
+of one vocabulary, which it downloads. The gateway has no token ids, and the form is small.
 
 ATEM: ` to=self<|message|>Why?<|eom|><|start|>assistant to=user<|message|>So.<|eot|>`; a call has its own markers.
 """
@@ -27,15 +27,15 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _AUTHOR = re.compile(r"^\s*(<\|start\|>)?\s*(assistant\b)?\s*")
 _TO_ITSELF = "self"
-# Who reads a message that is no call.
+# The readers of messages that are not calls.
 _READERS = {"assistant", "user", "all", _TO_ITSELF}
 
 
 class HarmonyReader:
-    """Tells the messages of a reply from one another, as its text comes."""
+    """Separates the messages of a reply while its text comes."""
 
     def __init__(self, tool_names: Collection[str], parse: Parse | None, prompt_end: str) -> None:
-        """Read the reply to a prompt with this end; without names of tools, a call is text, without `parse` JSON."""
+        """Read the reply to a prompt with this end. Without tool names, calls are text; without `parse`, JSON."""
         self._names = tool_names
         self._parse = parse
         self._cutter = Cutter()
@@ -44,11 +44,11 @@ class HarmonyReader:
         self._header: list[str] | None = []
         self.kind = Kind.CONTENT
         start, message = prompt_end.rfind(_START), prompt_end.rfind(_MESSAGE)
-        if prompt_end and message >= start:  # the prompt has begun a message, which may be longer than what is shown
+        if prompt_end and message >= start:  # the prompt has begun a message, which may be longer than its shown end
             self._begin_message(prompt_end[max(start, 0) : max(message, 0)])
 
     def means(self, special: str) -> bool:
-        """Whether a special token, which texts leave out, says something of the form of the reply."""
+        """Return whether a special token, which texts leave out, is part of the form."""
         return special in _MARKERS
 
     def read(self, text: str) -> list[Found]:
@@ -57,13 +57,13 @@ class HarmonyReader:
         return self._advance()
 
     def finish(self, *, is_cut: bool) -> list[Found]:
-        """Return what was held back, at the end of the reply; `is_cut` if the model had more to say."""
+        """Return the held parts, at the end of the reply; `is_cut` if the model was not done."""
         rest = self._cutter.rest()
         if self._body is not None:
             self._body.add(rest)
             if is_cut and self._body.first_end is None:
                 return [BrokenCall(self._body.text, self._body.raw, is_cut=True)]
-            # A call that ended sooner leaves a rest.
+            # A call that ended earlier leaves a rest.
             return [*self._end_call(), *self._advance(), *self.finish(is_cut=is_cut)]
         if self._header is None:
             return self._say(rest)
@@ -118,9 +118,9 @@ class HarmonyReader:
         except (ValueError, RecursionError):
             if body.first_end is None:
                 return [BrokenCall(body.text, body.raw)]
-        # A string did not close: the first marker that ends calls was meant.
+        # A string did not close, so the first end marker was the real one.
         before, behind = body.first_end
-        self._trusts_strings = False  # once more at most, so that time is linear
+        self._trusts_strings = False  # at most one more pass, so that time is linear
         self._cutter.put_back(f"{body.text[behind:]}{body.ended}")
         return [BrokenCall(body.text[:before], f"{body.begun}{body.text[:behind]}")]
 
@@ -130,6 +130,6 @@ class HarmonyReader:
         recipient = _RECIPIENT.findall(header)[-1]
         name = recipient.removeprefix("functions.")
         if name == recipient and name not in self._names:
-            raise ValueError(f"{name!r} is no function of the client's")
-        arguments = json.loads(text)  # which says that it is JSON; the client gets what the model wrote
+            raise ValueError(f"{name!r} is not one of the client's functions")
+        arguments = json.loads(text)  # checks that it is JSON; the client gets the model's own text
         return [tool_call({"name": name, "arguments": text.strip() if isinstance(arguments, dict) else arguments})]

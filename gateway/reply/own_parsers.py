@@ -1,4 +1,4 @@
-"""Parsers of tool calls that mlx-lm has none for. All raise what their steps raise on a text that is no call."""
+"""Parsers of forms of tool calls that mlx-lm cannot parse. They raise any error on a text that is not a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Mapping[str, Any]
 
 _BETWEEN_VALUES = re.compile(r"[\s,;]*")
 _MISTRAL_ID = re.compile(r"\[CALL_ID\][\w-]*\[ARGS\]")
-_HIDDEN = "\ue0fe"  # a character of no meaning
+_HIDDEN = "\ue0fe"  # a character without a meaning
 _GEMMA_KEY = re.compile(r"([{,]\s*)([\w-]+):")
 _GEMMA_CALL = re.compile(r"call:([\w.-]{1,128})(?=\{)")
 _HUNYUAN_TAG = re.compile(r"<(/?arg_(?:key|value)):opensource>")
@@ -38,7 +38,7 @@ def _as_calls(calls: Iterable[ToolCall]) -> list[Call]:
 
 
 def parse_mistral(text: str, tools: Any) -> list[Call]:
-    """Parse Mistral's calls as mlx-lm does, which takes the id that some models write for the name."""
+    """Parse Mistral's calls like mlx-lm, but do not read the id that some models write as the name."""
     mistral = load_parser("mistral")
     if mistral is None:
         raise ValueError("mlx-lm is not installed")
@@ -46,7 +46,7 @@ def parse_mistral(text: str, tools: Any) -> list[Call]:
 
 
 def hiding(name: str, end: str, tag: str) -> Callable[[str, Any], list[Call]]:
-    """Return mlx-lm's parser of this name, to which the end of a call within the value of a tag is no end."""
+    """Return mlx-lm's parser of this name, in which the end marker inside the value of a tag does not end a call."""
     value = re.compile(rf"(<{tag} name=[^>]{{0,200}}>)(.*?)(?=</{tag}>)", re.DOTALL)
 
     def parse(text: str, tools: Any) -> list[Call]:
@@ -112,7 +112,7 @@ def parse_python(text: str, tools: Any) -> list[Call]:
 def parse_llama(text: str, tools: Any) -> list[Call]:
     """Parse Llama's calls, in JSON or as Python writes them.
 
-    They have no marker, so only those of functions that are offered are calls.
+    They have no marker, so only calls of offered functions count.
     """
     text = text.strip()
     names = {tool["function"]["name"] for tool in tools}
@@ -127,7 +127,7 @@ def parse_llama(text: str, tools: Any) -> list[Call]:
     for call in calls:
         name = call.get("name", call.get("function"))
         if name not in names:
-            raise ValueError(f"{name!r} is no function that is offered")
+            raise ValueError(f"{name!r} is not an offered function")
     return calls
 
 

@@ -10,7 +10,7 @@ from gateway.reply.tool_parsers import ToolCall
 
 
 class Kind(Enum):
-    """What a piece of text belongs to."""
+    """The part of the reply to which a text belongs."""
 
     CONTENT = "content"
     REASONING = "reasoning_content"
@@ -26,9 +26,9 @@ class Text:
 
 @dataclass(frozen=True)
 class BrokenCall:
-    """A text behind the marker of a call that is no valid call: `body` without its markers, `raw` with them.
+    """A text behind the marker of a call that is not a valid call: `body` without its markers, `raw` with them.
 
-    `is_cut` says that the reply ended before the call did.
+    `is_cut` is whether the reply ended before the call did.
     """
 
     body: str
@@ -42,7 +42,7 @@ Found = Part | BrokenCall
 
 def joined(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with neighbours of one kind as one."""
-    texts: list[list[str]] = []  # of each part that is text, its pieces
+    texts: list[list[str]] = []  # the pieces of each part that is text
     kept: list[Part] = []
     for part in parts:
         last = kept[-1] if kept else None

@@ -20,12 +20,12 @@ _PACKAGE = "gateway._mlx_lm_tool_parsers"
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
 _NAME = re.compile(r"[\w.:/-]+")
-# Beside the name, what a call without arguments may have.
+# Further fields of a call without arguments.
 _OTHER_KEYS = {"id", "type", "tool_call_id", "index"}
 
 JSON_STRINGS: Quotes = {'"': ('"', "\\\\", '\\"')}
 PYTHON_STRINGS: Quotes = {**JSON_STRINGS, "'": ("'", "\\\\", "\\'")}
-# What a marker of the end is text in, by mlx-lm's parsers.
+# The quotes within which an end marker is text, by mlx-lm's parsers.
 _STRINGS: Mapping[str, Quotes] = {
     "function_gemma": {"<escape>": ("<escape>",)},
     "glm47": {"<arg_value>": ("</arg_value>",)},
@@ -38,7 +38,7 @@ _STRINGS: Mapping[str, Quotes] = {
     "qwen3_coder": {"<parameter=": ("</parameter>",)},
 }
 
-# What mlx-lm's patterns begin and end with, by parsers: each beginning without an end is searched to the end of the
+# The beginnings and ends of mlx-lm's patterns, by parser: each beginning without an end is searched to the end of the
 # text, which takes quadratic time.
 _PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "function_gemma": (("call:", "}"),),
@@ -51,7 +51,7 @@ _PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "pythonic": (("(", ")]"),),
     "qwen3_coder": (("<function=", "</function>"), ("<parameter=", "</parameter>")),
 }
-_LONG = 4096  # characters, from which on a text must have the ends
+_LONG = 4096  # characters; a text of this length or more must have the ends
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """How a model writes calls of tools: between `start` and `end`, which is empty if they go on to the end.
+    """A form of tool calls: between `start` and `end`, which is "" if they extend to the end.
 
     A reply that begins with one of `bare` can be a call as well, without any marker. Within `quotes`, `end` is text.
     """
@@ -78,7 +78,7 @@ class ToolParser:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-        """Return the calls in what stands between the markers. Raises ValueError if it is none."""
+        """Return the calls in the text between the markers. Raises ValueError if it is not a call."""
         if len(text) > _LONG and any(text.rfind(begin) > text.rfind(end) for begin, end in self.pairs):
             raise ValueError("a part of the call does not end")
         try:
@@ -87,7 +87,7 @@ class ToolParser:
             if not calls:
                 raise ValueError("no call")
             return [tool_call(call, {tool["function"]["name"] for tool in tools}) for call in calls]
-        except Exception as error:  # the parsers raise what their steps raise: of the text is known only what it means
+        except Exception as error:  # the parsers can raise any error on a text that is not a call
             raise ValueError(f"not a tool call: {error}") from error
 
 
@@ -97,17 +97,17 @@ def tool_call(call: Mapping[str, Any], names: Collection[str] = ()) -> ToolCall:
     Raises ValueError unless its name is one of the names, or can be one, and its arguments are an object.
     """
     name = next((call[key] for key in _NAMES if key in call), None)
-    if isinstance(name, Mapping):  # as OpenAI writes it
+    if isinstance(name, Mapping):  # OpenAI's form
         return tool_call(name, names)
     if not isinstance(name, str) or (name not in names and not _NAME.fullmatch(name)):
-        raise ValueError(f"{name!r} is no name of a function")
+        raise ValueError(f"{name!r} is not the name of a function")
     key = next((key for key in _ARGUMENTS if key in call), "")
     if not key and (others := call.keys() - {*_NAMES, *_OTHER_KEYS}):
         raise ValueError(f"a tool call with {sorted(others)} instead of arguments")
     arguments = call.get(key)
     written = arguments if isinstance(arguments, str) else _json({} if arguments is None else arguments)
     if not isinstance(json.loads(written or "{}", parse_constant=_refuse), dict):
-        raise ValueError("a tool call whose arguments are no object")  # noqa: TRY004 - what callers catch
+        raise ValueError("the arguments of a tool call are not an object")  # noqa: TRY004 - callers catch ValueError
     call_id = call.get("id")
     written_id = call_id if isinstance(call_id, str) and call_id else f"call_{uuid.uuid4().hex[:24]}"
     return ToolCall(written_id, name, written or "{}")
@@ -118,11 +118,11 @@ def _json(value: Any) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _parse_glm(text: str, tools: Any) -> Any:
-    """Parse as mlx-lm does, which makes a call with an argument `raw` of what it cannot read."""
+    """Parse like mlx-lm, which returns unreadable calls with an argument `raw`, but refuse these."""
     call = importlib.import_module(f"{_PACKAGE}.glm47").parse_tool_call(text, tools)
     if call["arguments"].keys() == {"raw"} and "<arg_key>raw" not in text and '"raw"' not in text:
         raise ValueError("no arguments in the form of GLM")
@@ -133,8 +133,8 @@ def _parse_glm(text: str, tools: Any) -> Any:
 def load_parser(name: str, *, start: str = "", end: str = "") -> ToolParser | None:
     """Return one of mlx-lm's parsers; None if mlx-lm is not installed, or has no such parser.
 
-    `start` and `end` are the markers of a model that has others. `import mlx_lm` would load MLX. The parsers need none
-    of it, so their folder is loaded as a package of its own.
+    `start` and `end` are markers that replace the parser's own. `import mlx_lm` would load MLX. The parsers do not need
+    MLX, so their folder is loaded as a package of its own.
     """
     mlx_lm = PathFinder.find_spec("mlx_lm")
     for location in (mlx_lm.submodule_search_locations or ()) if mlx_lm is not None else ():

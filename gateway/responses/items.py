@@ -1,4 +1,4 @@
-"""The items of a response, and the events that tell of them as they come."""
+"""The items of a response, and their events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = dict[str, Any]
 
 
 class Items:
-    """The output of a response: reasoning, messages and function calls, in the order in which they come."""
+    """The output of a response: reasoning, messages and function calls, in order."""
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ class Items:
         return events
 
     def close(self, status: str = "completed") -> list[Event]:
-        """Return the events that end the item under way, if there is one."""
+        """Return the events that end the open item, if there is one."""
         if self._open is None:
             return []
         item, at, kind = self.output[-1], self._place(), self._open

@@ -76,7 +76,8 @@ class Specd:
 class MlxLm:
     """mlx-lm in this process: its plain decoding, or its speculative decoding with k draft tokens.
 
-    With a temperature it samples draft and target independently, and accepts where they agree.
+    With a temperature it samples draft and target independently, and accepts where they agree. It runs with OpenBLAS,
+    and without specd's other optimisations for the CPU.
     """
 
     def __init__(self, target: LoadedModel, draft: LoadedModel, setup: Setup) -> None:

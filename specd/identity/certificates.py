@@ -56,7 +56,8 @@ class Certificates:
     """A certificate, its key, and the authority that must have issued peers' certificates.
 
     `refresh` reads the files again if they have changed, from any thread. New files are used if they pass the checks
-    of the start; otherwise the old ones stay, and the log has the reason. So a typing mistake locks nobody out.
+    of the start; otherwise the old ones stay, and the log has the reason. So a typing mistake locks no client out. TLS
+    checks certificates only when a connection begins, and gRPC for Python has no revocation lists.
     """
 
     def __init__(self, files: CertificateFiles, *, role: Role | None, clock: Callable[[], float] = time.time) -> None:

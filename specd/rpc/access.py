@@ -1,4 +1,4 @@
-"""Who makes the call that runs now, and who may make which."""
+"""The caller of the running call, and the calls that each caller may make."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ANYBODY = frozenset(Role)
 CLIENT, COORDINATOR = frozenset({Role.CLIENT}), frozenset({Role.COORDINATOR})
 CLIENT_OR_GATEWAY = CLIENT | {Role.GATEWAY}
 
-# Who may call what at which process, where callers have certificates. Where they have tokens, whoever has one is a
-# client. What is for ANYBODY needs no token, and a certificate of any role or none: load balancers and containers ask
-# for health. What is not here is denied.
+# The roles that may call each method of each process, where callers have certificates. Where they have tokens, every
+# caller with a token is a client. A method for ANYBODY needs no token, and a certificate of any role or none, because
+# load balancers and containers ask for health. A method that is not in the table is denied.
 _HEALTH = {f"/grpc.health.v1.Health/{method}": ANYBODY for method in ("Check", "List", "Watch")}
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _WORKER = {
@@ -120,10 +120,11 @@ def by_certificate(process: Role) -> Identify:
 
 
 class Guard:
-    """What keeps strangers out of one process's gRPC port.
+    """Access control of one process's gRPC port.
 
     Clients show a token where there are `tokens`. Otherwise, callers show a certificate where there is an authority to
-    verify it. Unix sockets have no TLS: whoever may open the file may connect.
+    verify it. It is one or the other, because gRPC for Python either requires a client's certificate or does not ask
+    for one. Unix sockets have no TLS: every user who may open the file may connect.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Guard:
         certificates: Certificates | None = None,
         tokens: TokenFile | None = None,
     ) -> None:
-        """Guard the port of a process at an address; with neither certificates nor tokens, let everyone in."""
+        """Guard the port of a process at an address; without certificates and tokens, admit everyone."""
         self.certificates = None if listen.startswith("unix:") else certificates
         self.wants_certificate = self.certificates is not None and self.certificates.has_ca and tokens is None
         self.identify: Identify = anyone
@@ -145,4 +146,4 @@ class Guard:
 
 
 def _listed(roles: frozenset[Role]) -> str:
-    return " or ".join(f"a {role}" for role in sorted(roles)) or "nobody"
+    return " or ".join(f"a {role}" for role in sorted(roles)) or "no role"

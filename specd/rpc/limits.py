@@ -44,7 +44,8 @@ class ConnectionAge:
     """The age at which a connection stops accepting calls, and the time that its calls then have; 0 is no limit.
 
     The client opens another connection, to the address that its name has now. So a lost certificate or an old address
-    does not work for ever. Calls beyond the grace end with UNAVAILABLE.
+    does not work for ever. Calls beyond the grace end with UNAVAILABLE. Connections between coordinator and workers
+    have no such age, because their streams are sessions.
     """
 
     seconds: float

@@ -194,7 +194,7 @@ def test_a_lost_session_is_restored_with_the_fields_of_its_messages() -> None:
 
 
 def test_special_tokens_of_a_message_are_checked() -> None:
-    for token, why in (((0, 5), "not special"), ((9, IDS[CALL]), "behind the 2 characters")):
+    for token, why in (((0, 5), "not a special token"), ((9, IDS[CALL]), "behind the 2 characters")):
         chat = Chat(({"role": "assistant", "content": "ab"},), special_tokens={0: (token,)})
         with pytest.raises(InvalidRequestError, match=why) as caught:
             Literals(TOKENIZER).hidden_in(chat)

@@ -26,7 +26,8 @@ _WEIGHTS_FOR_ALL_STREAMS = 20_000
 class Streams(threading.local):
     """One stream for each thread of BLAS. A GPU has one stream, because it computes one thing after another anyway.
 
-    A stream of the CPU backend is one thread: products that BLAS does not share out need several streams.
+    A stream of the CPU backend is one thread: products that BLAS does not share out need several streams. The number of
+    streams decides the order of sums, so the last bits of results depend on `--blas-threads`.
     """
 
     def __init__(self) -> None:
