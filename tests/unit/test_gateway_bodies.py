@@ -205,7 +205,7 @@ def test_values_that_would_change_the_text_are_refused_by_name(name: str, value:
         (CompletionFields, {"prompt": "x"}),
         (ResponseFields, {"input": "x"}),
     ):
-        with pytest.raises(ApiError, match=f"^{name}: ") as refused:
+        with pytest.raises(ApiError, match=f"^{name} is not supported: ") as refused:
             validated(cls, {**body, name: value}).ignored()
         assert refused.value.status == 400
         assert refused.value.param == name
