@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test-fast test test-thorough test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos dashboards check-dashboards page-image top-image readme-demo lock bench clean
+.PHONY: help demo test-fast test test-thorough test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos client check-client dashboards check-dashboards page-image top-image readme-demo lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -116,6 +116,12 @@ protos: $(READY) ## Regenerate the stubs in specd/v1
 
 check-protos: protos ## Fail if the committed stubs are not what the protos give
 	@git diff --exit-code --stat -- specd/v1 && test -z "$$(git status --porcelain -- specd/v1)"
+
+client: $(READY) ## Write the client for threads from the one for event loops
+	@$(BIN)/python -m tools.sync_client
+
+check-client: client ## Fail if the committed client for threads is not what the other one gives
+	@git diff --exit-code --stat -- specd/client
 
 dashboards: $(READY) ## Regenerate the dashboards in deploy/grafana
 	@$(BIN)/python -m deploy.grafana.generate

@@ -33,6 +33,7 @@ from specd.rpc.deferred import Deferred
 from specd.rpc.messages import (
     draft_source_from,
     sampling_from,
+    to_finish_reason,
     to_log_probabilities,
     to_model,
     to_source_counts,
@@ -45,13 +46,6 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
 from specd.vocabulary import FinishReason, TokenSource, sums_by_source
-
-_FINISH_REASONS = {
-    FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
-    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
-    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
-}
 
 _LONG_BYTES = 1 << 14
 
@@ -252,7 +246,7 @@ def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateRespo
         response.source_token_ids.extend(beginning.source_token_ids)
         response.prompt_tokens.extend(map(_prompt_token, beginning.prompt_tokens))
     if emission.finish_reason is not None:
-        response.finish_reason = _FINISH_REASONS[emission.finish_reason]
+        response.finish_reason = to_finish_reason(emission.finish_reason)
         response.statistics.CopyFrom(_statistics(emission.statistics))
         if emission.finish_reason is FinishReason.STOP_TOKEN:
             response.stop_token_id = emission.tokens[-1].token_id

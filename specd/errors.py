@@ -25,7 +25,8 @@ class SpecdError(Exception):
 
     `reason` and `metadata` become a google.rpc.ErrorInfo, `retry_after_seconds` a google.rpc.RetryInfo. Where the
     message quotes a client's text, `for_log` is the message without the quotation. `session_id` names the session that
-    the error ended, if there was one.
+    the error ended, if there was one. An error that gRPC or a proxy reported is not `is_from_specd`, and its `reason`
+    is the name of the status.
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
@@ -42,6 +43,7 @@ class SpecdError(Exception):
         super().__init__(_cut(message))
         self.for_log = _cut(for_log or message)
         self.session_id = ""
+        self.is_from_specd = True
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.retry_after_seconds = retry_after_seconds

@@ -147,10 +147,14 @@ def certain(token_id: int) -> TokenDistribution:
 
 @dataclass(frozen=True)
 class RankedToken:
-    """One of the most likely tokens, with the natural logarithm of its probability."""
+    """One of the most likely tokens, with the natural logarithm of its probability.
+
+    `own_bytes` are its own text, where that is known.
+    """
 
     token_id: int
     log_probability: float
+    own_bytes: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from specd.client.async_stream import AsyncStream
@@ -17,12 +17,12 @@ Start = Callable[[Turn, GenerationOptions], AsyncStream]
 
 
 class AsyncClientSession:
-    """Turns that share their caches, as an async context manager: what `ClientSession` is to threads.
+    """Turns that share their caches, as an async context manager: of texts, or of a conversation.
 
     A turn counts once it has finished. The next one may begin then.
     """
 
-    def __init__(self, start: Start, delete: Callable[[str], Awaitable[None]], session_id: str = "") -> None:
+    def __init__(self, start: Start, delete: Callable[[str], Any], session_id: str = "") -> None:
         self._start = start
         self._delete = delete
         self._history = SessionHistory(session_id)
@@ -50,7 +50,7 @@ class AsyncClientSession:
         return self._history.token_ids
 
     def generate(self, prompt: str | Sequence[int] | None = None, **options: Unpack[GenerationOptions]) -> AsyncStream:
-        """Return the stream of the next turn: of what comes after the session's tokens and the prompt.
+        """Return the stream of the next turn, which continues the session's tokens and the prompt.
 
         Without a prompt the session goes on from where it ended.
         """

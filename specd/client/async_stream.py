@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
 from typing import Any
 
-import grpc
-
+from specd.client.async_calls import failures, sleep
 from specd.client.events import Completion, Delta, Event, Retrying
-from specd.client.protocol.errors import client_closed, error_from
-from specd.client.received import Received
+from specd.client.received import Open, Received
 from specd.client.resuming.generation import ResumableGeneration, ended_early
-from specd.client.stream import Open
 from specd.errors import SpecdError
 from specd.v1 import generation_pb2
 
 
 class AsyncStream(Received, AsyncIterator[Event]):
-    """The events of a generation: what `Stream` is to a thread, for `async for` and `async with`."""
+    """The events of a generation: `Delta`, `Retrying` where it had to be asked for again, `Finished` last.
+
+    It asks for nothing before the first event is read. Closing it, or leaving its `async with` block, ends the
+    generation. All that reads it raises a SpecdError if the generation fails; `text` and `tokens` have what came.
+    """
 
     def __init__(
         self, generation: ResumableGeneration, open_call: Open, address: str, timeout_seconds: float | None
@@ -59,9 +59,9 @@ class AsyncStream(Received, AsyncIterator[Event]):
             pass
         return self._completed()
 
-    async def messages(self) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    async def messages(self) -> AsyncGenerator[generation_pb2.GenerateResponse]:
         """Return the messages of the protocol, in place of events."""
-        async with aclosing(self._messages) as messages:
+        async with contextlib.aclosing(self._messages) as messages:
             async for message in messages:
                 if not isinstance(message, Retrying):
                     yield message
@@ -72,7 +72,7 @@ class AsyncStream(Received, AsyncIterator[Event]):
         if self._call is not None:
             self._call.cancel()
         for generator in (self._events, self._messages):
-            if not generator.ag_running:  # type: ignore[attr-defined]
+            with contextlib.suppress(RuntimeError):  # it is being read, and ends with the call
                 await generator.aclose()
 
     async def _read(self, take: Callable[[generation_pb2.GenerateResponse], Iterator[Any]]) -> AsyncGenerator[Any]:
@@ -80,29 +80,21 @@ class AsyncStream(Received, AsyncIterator[Event]):
         give_up_at = None if self._timeout_seconds is None else time.monotonic() + self._timeout_seconds
         while not self._is_closed:
             seconds_left = None if give_up_at is None else max(give_up_at - time.monotonic(), 0.0)
-            self._call = self._open(self._generation.next_request(), seconds_left)
+            request = self._generation.next_request()
             try:
-                async for response in self._call:
-                    for taken in take(response):
-                        yield taken
+                with failures(self._address, self._generation.connection):
+                    self._call = self._open(request, seconds_left)
+                    async for response in self._call:
+                        for taken in take(response):
+                            yield taken
                 failure: SpecdError = ended_early()
-            except grpc.aio.AioRpcError as error:
-                failure = error_from(error, self._address)
-            except asyncio.CancelledError:
-                if is_task_cancelled():
-                    raise
-                # The call was cancelled here: the stream or the client was closed.
-                failure = client_closed()
+            except SpecdError as error:
+                failure = error
             finally:
-                self._call.cancel()
+                if self._call is not None:
+                    self._call.cancel()
             if self._generation.completion is not None or self._is_closed:
                 return
             retrying = self._generation.failed(failure)
             yield retrying
-            await asyncio.sleep(retrying.after_seconds)
-
-
-def is_task_cancelled() -> bool:
-    """Whether a CancelledError is this task's own, and not that of a call: gRPC raises the same for both."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+            await sleep(retrying.after_seconds)

@@ -1,25 +1,27 @@
+# Written by `make client` from async_client.py: change that one.
 """The client for threads."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
-import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specd.client.calls import failures, open_channel, token_metadata
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import Messages, chat_of
-from specd.client.protocol.errors import CallError, client_closed, error_from
+from specd.client.protocol.errors import client_closed
 from specd.client.protocol.service import ServiceDescription, TokenCount, counted, described
-from specd.client.protocol.wire import to_count, to_request
+from specd.client.protocol.wire import metadata_of, to_count, to_request
 from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
 from specd.client.session import ClientSession
 from specd.client.stream import Stream
-from specd.rpc.channel import open_blocking_channel
+from specd.errors import SpecdError
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.settings import DEFAULT_ADDRESS
 from specd.v1 import generation_pb2, generation_pb2_grpc, session_pb2, session_pb2_grpc
@@ -34,6 +36,9 @@ class Client:
 
     Generations that are refused for now are asked for again, and those whose stream breaks are resumed, as `retries`
     says. All calls raise a SpecdError, whose `reason` a program can switch on.
+
+    Without `keeps_tokens`, the streams keep only what resuming needs: their events have everything, their `text`,
+    `tokens` and `completion` nothing.
     """
 
     def __init__(
@@ -42,15 +47,22 @@ class Client:
         *,
         credentials: ClientCredentials = PLAIN,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        keeps_tokens: bool = True,
     ) -> None:
         """Connect with the first call. Raises StartupError for credentials that cannot be used."""
         self.address = address
         self._retries = retries
+        self._keeps_tokens = keeps_tokens
         self._connection = Connection()
-        self._metadata = credentials.metadata
-        self._channel = open_blocking_channel(address, credentials)
+        self._metadata = token_metadata(credentials)
+        self._channel = open_channel(address, credentials)
         self._generations = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._sessions = session_pb2_grpc.SessionServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        # Takes bytes: a request is kept for as long as its stream may have to be resumed, and a message is far larger.
+        self._generate: Any = self._channel.unary_stream(
+            "/specd.v1.GenerationService/Generate", response_deserializer=generation_pb2.GenerateResponse.FromString
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -115,40 +127,49 @@ class Client:
     ) -> TokenCount:
         """Return how many tokens `generate` begins with for a text or token ids, or `chat` for messages.
 
-        `max_tokens` is what is to fit behind them.
+        `max_tokens` are to fit behind them.
         """
         request = to_count(prompt, options, session_id=session_id, tools=tools, template_arguments=template_arguments)
         return counted(self._call(self._generations.CountTokens, request))
 
-    def describe(self) -> ServiceDescription:
-        """Return the models behind the coordinator, and the limits of a request."""
-        return described(self._call(self._generations.GetModelInfo, generation_pb2.GetModelInfoRequest()))
+    def describe(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> ServiceDescription:
+        """Return the models behind the coordinator, and the limits of a request.
+
+        `token` is that of another caller, for a client without one of its own.
+        """
+        request = generation_pb2.GetModelInfoRequest()
+        return described(self._call(self._generations.GetModelInfo, request, timeout_seconds, token))
+
+    def is_serving(self, *, timeout_seconds: float = _CALL_SECONDS) -> bool:
+        """Return whether a generation could begin now."""
+        request = health_pb2.HealthCheckRequest(service="specd.v1.GenerationService")
+        check: Any = self._health.Check  # type: ignore[attr-defined]
+        try:
+            response = self._call(check, request, timeout_seconds)
+        except SpecdError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _stream(self, turn: Turn, options: GenerationOptions) -> Stream:
         generation = ResumableGeneration(
-            turn, policy=self._retries, clock=time.monotonic, chance=random.random, connection=self._connection
+            turn,
+            policy=self._retries,
+            clock=time.monotonic,
+            chance=random.random,
+            connection=self._connection,
+            keeps_tokens=self._keeps_tokens,
         )
-        return Stream(generation, self._open, self.address, options.get("timeout_seconds"))
+        metadata = [*self._metadata, *metadata_of(options)]
+        return Stream(generation, partial(self._open, metadata), self.address, options.get("timeout_seconds"))
 
-    def _open(self, request: generation_pb2.GenerateRequest, timeout_seconds: float | None) -> Any:
-        with self._ending_when_closed():
-            return self._generations.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
+    def _open(self, metadata: Sequence[tuple[str, str]], request: bytes, timeout_seconds: float | None) -> Any:
+        return self._generate(request, timeout=timeout_seconds, metadata=metadata)
 
-    def _call(self, method: Any, request: Any) -> Any:
-        with self._ending_when_closed():
-            try:
-                response = method(request, timeout=_CALL_SECONDS, metadata=self._metadata)
-            except grpc.RpcError as error:
-                raise error_from(error, self.address) from error
+    def _call(self, method: Any, request: Any, timeout_seconds: float = _CALL_SECONDS, token: str = "") -> Any:
+        if self._connection.is_closed:
+            raise client_closed()
+        metadata = [*self._metadata, *metadata_of({"token": token})]
+        with failures(self.address, self._connection):
+            response = method(request, timeout=timeout_seconds, metadata=metadata)
         self._connection.has_answered = True
         return response
-
-    @contextmanager
-    def _ending_when_closed(self) -> Iterator[None]:
-        """Raise CallError instead of what gRPC raises for a closed channel, which another thread may have closed."""
-        try:
-            yield
-        except (ValueError, CallError) as error:
-            if self._connection.is_closed:
-                raise client_closed() from error
-            raise

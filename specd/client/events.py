@@ -18,7 +18,7 @@ class CompletionToken:
 
     The text is empty while a token ends inside a character, may begin a stop string, or is special.
     `log_probabilities` are there if they were asked for. `special_position` says of a special token how many characters
-    of the text are before it.
+    of the text are before it. With log-probabilities, `own_bytes` are the token's own text.
     """
 
     id: int
@@ -26,6 +26,7 @@ class CompletionToken:
     source: TokenSource
     log_probabilities: TokenLogProbabilities | None = None
     special_position: int | None = None
+    own_bytes: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,6 @@ class RoundSummary:
     wire_seconds: float
     coordinator_seconds: float
     sources: Mapping[TokenSource, SourceCounts]
-
-
-@dataclass(frozen=True)
-class Delta:
-    """New text and tokens."""
-
-    text: str
-    tokens: tuple[CompletionToken, ...]
-    round: RoundSummary
 
 
 @dataclass(frozen=True)
@@ -67,6 +59,24 @@ class Finished:
     statistics: GenerationStatistics
     stop_string: str | None = None
     stop_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New text and tokens.
+
+    The last one has the end, which also follows as an event of its own. The first one has the most tokens that there
+    can be, the end of a conversation's prompt as the template wrote it, and with `echo` the tokens of the prompt.
+    """
+
+    text: str
+    tokens: tuple[CompletionToken, ...]
+    round: RoundSummary
+    session_id: str = ""
+    finished: Finished | None = None
+    max_tokens: int = 0
+    prompt_end: str = ""
+    prompt_tokens: tuple[CompletionToken, ...] = ()
 
 
 Event = Delta | Retrying | Finished

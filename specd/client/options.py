@@ -16,6 +16,7 @@ class GenerationOptions(TypedDict, total=False):
     """
 
     max_tokens: int | None
+    cut_max_tokens: bool
     # How tokens are chosen. A temperature of 0 is greedy; a seed makes sampling repeatable.
     temperature: float
     top_k: int
@@ -34,6 +35,8 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     min_tokens: int
     ignore_eos: bool
+    # The markers before and after the reasoning of a reply, in which stop strings do not count.
+    reasoning: tuple[str, str] | None
     # Who proposes tokens, and what is expected to come. Neither changes the text.
     num_draft_tokens: int | None
     draft_source: DraftSource | DraftSourceName
@@ -42,5 +45,10 @@ class GenerationOptions(TypedDict, total=False):
     answer_start: str | Sequence[int] | None
     # Return the log-probabilities of tokens, and of so many most likely ones.
     top_log_probabilities: int | None
+    # Return the prompt's tokens, in the first Delta.
+    echo: bool
+    # The W3C trace that the generation is part of, and the token of its caller, for a client without one of its own.
+    traceparent: str
+    token: str
     # Time for all of it, retries included; after it, CallError with DEADLINE_EXCEEDED.
     timeout_seconds: float | None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from specd.client.events import Completion, CompletionToken
 from specd.client.resuming.generation import ResumableGeneration
 from specd.v1 import generation_pb2
+
+# Opens a call: the serialised request, and the seconds that it may take.
+Open = Callable[[bytes, float | None], Any]
 
 
 class Received:

@@ -1,4 +1,5 @@
-"""A session, turn by turn."""
+# Written by `make client` from async_session.py: change that one.
+"""A session, turn by turn, in a thread of the caller's."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class ClientSession:
     A turn counts once it has finished. The next one may begin then.
     """
 
-    def __init__(self, start: Start, delete: Callable[[str], None], session_id: str = "") -> None:
+    def __init__(self, start: Start, delete: Callable[[str], Any], session_id: str = "") -> None:
         self._start = start
         self._delete = delete
         self._history = SessionHistory(session_id)
@@ -50,7 +51,7 @@ class ClientSession:
         return self._history.token_ids
 
     def generate(self, prompt: str | Sequence[int] | None = None, **options: Unpack[GenerationOptions]) -> Stream:
-        """Return the stream of the next turn: of what comes after the session's tokens and the prompt.
+        """Return the stream of the next turn, which continues the session's tokens and the prompt.
 
         Without a prompt the session goes on from where it ended.
         """

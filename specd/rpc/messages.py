@@ -12,7 +12,7 @@ from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2
-from specd.vocabulary import DraftSource, SourceCounts, TokenSource
+from specd.vocabulary import DraftSource, FinishReason, SourceCounts, TokenSource
 
 # The key in a stream's initial metadata that has the incarnation of the worker.
 INCARNATION = "specd-incarnation"
@@ -33,6 +33,11 @@ _TOKEN_SOURCE_MESSAGES = {
     for source in TokenSource
 }
 _TOKEN_SOURCES: dict[int, TokenSource] = {message: source for source, message in _TOKEN_SOURCE_MESSAGES.items()}
+_FINISH_REASON_MESSAGES = {
+    reason: cast(generation_pb2.FinishReason, generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}"))
+    for reason in FinishReason
+}
+_FINISH_REASONS: dict[int, FinishReason] = {message: reason for reason, message in _FINISH_REASON_MESSAGES.items()}
 _DRAFT_SOURCE_MESSAGES = {
     source: cast(
         generation_pb2.DraftSource,
@@ -120,6 +125,16 @@ def source_counts_from(messages: Mapping[str, generation_pb2.SourceCounts]) -> d
     }
 
 
+def to_finish_reason(reason: FinishReason) -> generation_pb2.FinishReason:
+    """Return the value of the protocol for why a generation ended."""
+    return _FINISH_REASON_MESSAGES[reason]
+
+
+def finish_reason_from(value: int) -> FinishReason | None:
+    """Return why a generation ended; None if it has not."""
+    return _FINISH_REASONS.get(value)
+
+
 def acceptance_message(acceptance: Acceptance) -> sampling_pb2.AcceptanceMethod:
     """Return the message for an acceptance method."""
     return _ACCEPTANCE_MESSAGES[acceptance]
@@ -155,8 +170,8 @@ def log_probabilities_from(message: sampling_pb2.TokenLogProbabilities) -> Token
     return TokenLogProbabilities(
         message.model,
         message.sampling,
-        [RankedToken(token.id, token.log_probability) for token in message.top_model],
-        [RankedToken(token.id, token.log_probability) for token in message.top_sampling],
+        [RankedToken(token.id, token.log_probability, token.own_bytes) for token in message.top_model],
+        [RankedToken(token.id, token.log_probability, token.own_bytes) for token in message.top_sampling],
     )
 
 

@@ -149,10 +149,10 @@ class MortalServer:
         coordinator.renderer = _Renderer(self._tokenizer.template, seconds=1.0)
         return coordinator
 
-    def open(self, request: GenerateRequest, timeout_seconds: float | None) -> _Call:
+    def open(self, request: bytes, timeout_seconds: float | None) -> _Call:
         """Open a call, as a stub does."""
-        self.requests.append(request)
-        return _Call(self._serve(GenerateRequest.FromString(request.SerializeToString())))
+        self.requests.append(GenerateRequest.FromString(request))
+        return _Call(self._serve(self.requests[-1]))
 
     async def _serve(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
         death = self.deaths.pop(0) if self.deaths else None

@@ -29,7 +29,7 @@ class Service(GenerationServiceServicer):
         """Stream a completion."""
         sent = 0
         try:
-            async for response in self.server.open(request, None):
+            async for response in self.server.open(request.SerializeToString(), None):
                 if sent == self._stalls_after:
                     await asyncio.Event().wait()
                 yield response

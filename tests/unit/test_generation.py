@@ -65,6 +65,6 @@ async def test_a_conversation_is_searched_for_special_tokens_beside_the_event_lo
     chat = Chat(({"role": "user", "content": "<|" * 1000},))
     request = GenerateRequest(max_tokens=1)
     set_chat(request, chat)
-    assert [response async for response in MortalServer().open(request, None)]
+    assert [response async for response in MortalServer().open(request.SerializeToString(), None)]
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specd.client.async_client import AsyncClient
 from specd.client.async_session import AsyncClientSession
 from specd.client.async_stream import AsyncStream
-from specd.client.events import Completion, Retrying
+from specd.client.events import Completion, Delta, Retrying
 from specd.client.options import GenerationOptions
 from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import RetryPolicy
@@ -57,14 +57,19 @@ options = st.fixed_dictionaries(
 )
 
 
-def client_of(server: MortalServer, policy: RetryPolicy = QUICK) -> AsyncClient:
+def client_of(server: MortalServer, policy: RetryPolicy = QUICK, *, keeps_tokens: bool = True) -> AsyncClient:
     """Return a client whose calls go to the server, without a connection."""
     client = AsyncClient.__new__(AsyncClient)  # not __init__, which opens a channel
     client.address, clock, connection = "here", ticking(), Connection(has_answered=True)
 
     def start(turn: Turn, options: GenerationOptions) -> AsyncStream:
         generation = ResumableGeneration(
-            turn, policy=policy, clock=clock.__next__, chance=lambda: 0.5, connection=connection
+            turn,
+            policy=policy,
+            clock=clock.__next__,
+            chance=lambda: 0.5,
+            connection=connection,
+            keeps_tokens=keeps_tokens,
         )
         return AsyncStream(generation, server.open, "here", options.get("timeout_seconds"))
 
@@ -190,4 +195,33 @@ def test_patience_ends() -> None:
     assert error.reason == "UNAVAILABLE"
     assert 1 < retries < 50
     error, retries = error_of(MortalServer([Death(2, loses_sessions=True)]), RetryPolicy(0.0), max_tokens=20)
+    assert (error.reason, retries) == ("UNAVAILABLE", 0)
+
+
+def test_a_client_that_keeps_no_tokens_gives_all_of_them_in_events() -> None:
+    """As the gateway: the prompt and the end are in the first and the last Delta, also where the stream broke."""
+
+    async def go(server: MortalServer) -> tuple[list[Delta], AsyncStream]:
+        client = client_of(server, replace(QUICK, only_resumes=True), keeps_tokens=False)
+        stream = client.chat("ab", seed=3, temperature=1.0, max_tokens=20, ignore_eos=True, echo=True)
+        return [event async for event in stream if isinstance(event, Delta)], stream
+
+    whole, _ = asyncio.run(go(MortalServer()))
+    resumed, stream = asyncio.run(go(MortalServer([Death(3, loses_sessions=True), Death(2, loses_sessions=True)])))
+    assert [token.id for delta in resumed for token in delta.tokens] == [t.id for delta in whole for t in delta.tokens]
+    assert "".join(delta.text for delta in resumed) == "".join(delta.text for delta in whole)
+    for first, *later in (whole, resumed):
+        assert (first.prompt_end, first.max_tokens) == ("u:ab\na:", 20)
+        assert "".join(token.text for token in first.prompt_tokens) == first.prompt_end
+        assert {(delta.prompt_end, delta.max_tokens, delta.prompt_tokens) for delta in later} == {("", 0, ())}
+        assert [delta.finished is not None for delta in later] == [False] * (len(later) - 1) + [True]
+    assert resumed[-1].finished is not None
+    assert resumed[-1].finished.statistics.num_resumptions == 2
+    assert resumed[-1].finished.statistics.generated_tokens == 20
+    assert (stream.text, len(stream.tokens)) == ("", 0)
+
+
+def test_a_client_that_only_resumes_leaves_refusals_to_its_caller() -> None:
+    policy = replace(QUICK, only_resumes=True)
+    error, retries = error_of(MortalServer([Death(0, loses_sessions=True)]), policy, max_tokens=20)
     assert (error.reason, retries) == ("UNAVAILABLE", 0)

@@ -57,12 +57,17 @@ def error_from(error: grpc.RpcError, address: str) -> SpecdError:
     for detail in rich.details if rich is not None else ():
         if not detail.Unpack(retry):
             detail.Unpack(info)
-    reason = info.reason if info.domain == DOMAIN else status.name
+    is_from_specd = info.domain == DOMAIN
+    reason = info.reason if is_from_specd else status.name
     if reason == "UNAVAILABLE":
         details = f"{address} does not answer: {details}"
     if reason == "CANNOT_RESUME":
         return CannotResumeError(details)
-    if status not in _CLASSES:
-        return CallError(reason, details, status)
-    seconds = retry.retry_delay.ToNanoseconds() / 1e9
-    return _CLASSES[status](reason, details, metadata=info.metadata, retry_after_seconds=seconds)
+    known: SpecdError
+    if status in _CLASSES:
+        seconds = retry.retry_delay.ToNanoseconds() / 1e9
+        known = _CLASSES[status](reason, details, metadata=info.metadata, retry_after_seconds=seconds)
+    else:
+        known = CallError(reason, details, status)
+    known.is_from_specd = is_from_specd
+    return known

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from specd.model_info import ModelInfo
 from specd.rpc.messages import model_from
@@ -15,6 +16,7 @@ class ServiceDescription:
 
     `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
     chosen in each round. `sources` may propose tokens. `chat_template` is "" of a model that does not chat.
+    `special_tokens` are the target's, by id.
     """
 
     target: ModelInfo
@@ -24,6 +26,7 @@ class ServiceDescription:
     max_num_draft_tokens: int
     sources: tuple[str, ...]
     chat_template: str = ""
+    special_tokens: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,4 +55,5 @@ def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescripti
         max_num_draft_tokens=response.max_num_draft_tokens,
         sources=tuple(response.sources),
         chat_template=response.chat_template,
+        special_tokens=dict(response.special_tokens),
     )

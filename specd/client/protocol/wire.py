@@ -14,6 +14,7 @@ from specd.errors import InvalidRequestError
 from specd.json_text import to_json
 from specd.rpc.messages import (
     draft_source_message,
+    finish_reason_from,
     log_probabilities_from,
     source_counts_from,
     to_parameters,
@@ -21,14 +22,9 @@ from specd.rpc.messages import (
 )
 from specd.text.chat import Chat, PlacedToken
 from specd.v1 import generation_pb2
-from specd.vocabulary import DraftSource, FinishReason
+from specd.vocabulary import DraftSource
 
-_FINISH_REASONS = {
-    generation_pb2.FINISH_REASON_EOS: FinishReason.EOS,
-    generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    generation_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
-    generation_pb2.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
-}
+_ROUND_FIELDS = [field.name for field in fields(RoundSummary) if field.name != "sources"]
 
 Prompt = str | Sequence[int] | Chat | None
 
@@ -45,6 +41,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
         request = generation_pb2.GenerateRequest(
             session_id=session_id,
             max_tokens=values.get("max_tokens"),
+            cut_max_tokens=values.get("cut_max_tokens", False),
             num_draft_tokens=values.get("num_draft_tokens"),
             top_log_probabilities=values.get("top_log_probabilities"),
             draft_source=draft_source_message(DraftSource(values.get("draft_source", DraftSource.AUTO))),
@@ -53,8 +50,10 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
                 ignore_eos=values.get("ignore_eos", False),
                 min_tokens=values.get("min_tokens", 0),
                 token_ids=values.get("stop_token_ids", ()),
-                strings=_strings(values.get("stop", ())),
+                strings=_strings(values.get("stop") or ()),
+                reasoning=_reasoning(values.get("reasoning")),
             ),
+            echo=values.get("echo", False),
         )
         _set(request, prompt, "text", "token_ids")
         _set(request, values.get("prediction"), "prediction_text", "prediction_token_ids")
@@ -99,20 +98,36 @@ def to_count(
     return generation_pb2.CountTokensRequest(generation=to_request(asked, options, session_id=session_id))
 
 
+def metadata_of(options: GenerationOptions) -> list[tuple[str, str]]:
+    """Return the metadata of a call."""
+    token, traceparent = options.get("token"), options.get("traceparent")
+    authorization = [("authorization", f"Bearer {token}")] if token else []
+    return [*authorization, ("traceparent", traceparent)] if traceparent else authorization
+
+
 def delta_from(response: generation_pb2.GenerateResponse) -> Delta:
     """Return the tokens of a message."""
-    values = {field.name: getattr(response.round, field.name) for field in fields(RoundSummary)}
-    summary = RoundSummary(**{**values, "sources": source_counts_from(response.round.sources)})
-    return Delta(response.text, tuple(map(_token, response.tokens)), summary)
+    round_ = response.round
+    values = {name: getattr(round_, name) for name in _ROUND_FIELDS}
+    return Delta(
+        response.text,
+        tuple(map(_token, response.tokens)),
+        RoundSummary(**values, sources=source_counts_from(round_.sources)),
+        response.session_id,
+        finished_from(response),
+        response.max_tokens,
+        response.prompt_end,
+        tuple(map(_token, response.prompt_tokens)),
+    )
 
 
 def finished_from(response: generation_pb2.GenerateResponse) -> Finished | None:
     """Return the end of a generation, if the message is the last."""
-    if response.finish_reason not in _FINISH_REASONS:
+    if (reason := finish_reason_from(response.finish_reason)) is None:
         return None
     stopped_by = response.WhichOneof("stopped_by")
     return Finished(
-        _FINISH_REASONS[response.finish_reason],
+        reason,
         _statistics(response.statistics),
         response.stop_string if stopped_by == "stop_string" else None,
         response.stop_token_id if stopped_by == "stop_token_id" else None,
@@ -126,6 +141,10 @@ def _set(request: generation_pb2.GenerateRequest, value: Prompt, text_field: str
         setattr(request, text_field, value)
     elif value is not None:
         getattr(request, ids_field).ids.extend(value)
+
+
+def _reasoning(markers: tuple[str, str] | None) -> generation_pb2.Reasoning | None:
+    return generation_pb2.Reasoning(begin=markers[0], end=markers[1]) if markers is not None else None
 
 
 def _strings(stop: str | Sequence[str]) -> Sequence[str]:
@@ -152,7 +171,8 @@ def _json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
 def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:
     values = log_probabilities_from(token.log_probabilities) if token.HasField("log_probabilities") else None
     position = token.special_position if token.HasField("special_position") else None
-    return CompletionToken(token.id, token.text, token_source_from(token.source), values, position)
+    source = token_source_from(token.source)
+    return CompletionToken(token.id, token.text, source, values, position, token.own_bytes)
 
 
 def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatistics:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying
 from specd.client.protocol.errors import client_closed
-from specd.client.protocol.wire import delta_from, finished_from
+from specd.client.protocol.wire import delta_from
 from specd.client.resuming.retries import RetryPolicy
 from specd.client.statistics import EarlierParts
 from specd.errors import SpecdError, UnavailableError
-from specd.v1 import generation_pb2
+from specd.v1 import generation_pb2, sampling_pb2
 from specd.vocabulary import sums_by_source
 
 # A target that was lost five times under a session may be lost by its request: the other sessions must live.
@@ -54,21 +55,27 @@ class ResumableGeneration:
         clock: Callable[[], float],
         chance: Callable[[], float],
         connection: Connection,
+        keeps_tokens: bool = True,
     ) -> None:
-        """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds."""
+        """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds.
+
+        Without `keeps_tokens` the tokens are in the events alone, and `turn.keep` is not called.
+        """
+        self.connection = connection
         self.tokens: list[CompletionToken] = []
         self.session_id = ""
         self.seed = 0
         self.prompt_token_ids: tuple[int, ...] = ()
         self.source_token_ids: tuple[int, ...] = ()
         self.completion: Completion | None = None
-        self._request = turn.request
-        self._restored = turn.restored
-        self._keep = turn.keep
+        self._request = turn.request.SerializeToString()
+        self._restored = turn.restored.SerializeToString() if turn.restored is not None else None
+        self._continues_session = bool(turn.request.session_id)
+        self._token_ids = array("I")
+        self._keep = turn.keep if keeps_tokens else None
         self._policy = policy
         self._clock = clock
         self._chance = chance
-        self._connection = connection
         self._fingerprint = ""
         self._earlier = EarlierParts()
         self._part = EarlierParts()
@@ -82,47 +89,57 @@ class ResumableGeneration:
         """The text so far."""
         return "".join(token.text for token in self.tokens)
 
-    def next_request(self) -> generation_pb2.GenerateRequest:
-        """Return what to ask for now: the generation, or the rest of it. Raises CallError once the client is closed."""
-        if self._connection.is_closed:
+    def next_request(self) -> bytes:
+        """Return what to ask for now, serialised: the generation, or the rest of it.
+
+        Raises CallError once the client is closed.
+        """
+        if self.connection.is_closed:
             raise client_closed()
-        if not self.tokens:
+        if not self._token_ids:
             return self._request
-        request = generation_pb2.GenerateRequest()
-        request.CopyFrom(self._request)
-        request.sampling.seed = self.seed
-        request.resumption.token_ids.extend(token.id for token in self.tokens)
-        request.resumption.prompt_fingerprint = self._fingerprint
-        return request
+        # Serialised messages one after the other are one message, in which the later fields count.
+        rest = generation_pb2.GenerateRequest(
+            sampling=sampling_pb2.SamplingParameters(seed=self.seed),
+            resumption=generation_pb2.Resumption(token_ids=self._token_ids, prompt_fingerprint=self._fingerprint),
+        )
+        return self._request + rest.SerializeToString()
 
     def take(self, response: generation_pb2.GenerateResponse) -> Iterator[Event]:
         """Return the events of a message: what is new, and the end if it is the last."""
         self._progress_at = self._clock()
         self._num_failures = self._num_target_losses = 0
-        self._connection.has_answered = True
-        if not self.tokens:
+        self.connection.has_answered = True
+        self.session_id = response.session_id
+        delta = delta_from(response)
+        if not self._token_ids:
             self._first_token_at = self._progress_at
             self.seed = response.seed
             self._fingerprint = response.prompt_fingerprint
             self.prompt_token_ids = tuple(response.prompt_token_ids)
             self.source_token_ids = tuple(response.source_token_ids)
-        self.session_id = response.session_id
-        delta = delta_from(response)
-        self.tokens.extend(delta.tokens)
+        elif response.prompt_fingerprint:  # the beginning of a stream that resumes
+            delta = replace(delta, max_tokens=0, prompt_end="", prompt_tokens=())
+        self._token_ids.extend(token.id for token in delta.tokens)
+        if self._keep is not None:
+            self.tokens.extend(delta.tokens)
         self._count(delta)
-        yield delta
-        if (finished := finished_from(response)) is not None:
-            yield self._finish(finished)
+        if delta.finished is None:
+            yield delta
+            return
+        finished = self._finish(delta.finished)
+        yield replace(delta, finished=finished)
+        yield finished
 
     def failed(self, error: SpecdError) -> Retrying:
         """Return how the generation resumes after an error. Raises that error if it cannot, or CallError once the
         client is closed.
         """
-        if self._connection.is_closed:
+        if self.connection.is_closed:
             raise client_closed() from error
         if not self._can_retry(error):
             raise error
-        self._connection.has_answered = True
+        self.connection.has_answered = True
         self._num_failures += 1
         if self._num_failures == 1:
             self._failing_since = self._clock()
@@ -131,19 +148,21 @@ class ResumableGeneration:
             raise error
         if error.reason == "TARGET_UNAVAILABLE":
             self._num_target_losses += 1
-        if self._request.session_id and not self._is_untouched(error):
+        if self._continues_session and not self._is_untouched(error):
             assert self._restored is not None
-            self._request = self._restored
+            self._request, self._continues_session = self._restored, False
         if self._part.generated_tokens:
             self._earlier = self._earlier.plus(self._part)
             self._part = EarlierParts()
         return Retrying(error, 0.0 if error.reason == "SESSION_NOT_FOUND" else pause)
 
     def _can_retry(self, error: SpecdError) -> bool:
-        if self._request.session_id and not self._is_untouched(error) and self._restored is None:
+        if self._policy.only_resumes and not self._token_ids:
+            return False
+        if self._continues_session and not self._is_untouched(error) and self._restored is None:
             return False
         if error.reason == "SESSION_NOT_FOUND":
-            return bool(self._request.session_id)
+            return self._continues_session
         if error.reason == "TARGET_UNAVAILABLE" and self._num_target_losses >= _MOST_TARGET_LOSSES:
             return False
         if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED":
@@ -151,7 +170,7 @@ class ResumableGeneration:
         # Without a word of specd's own: the connection broke, the server is stopping or not there, or it, or a proxy,
         # ended at once and cancelled its calls. A server that never was there is not waited for: the address may be
         # wrong.
-        return error.reason in {"UNAVAILABLE", "CANCELLED"} and self._connection.has_answered
+        return error.reason in {"UNAVAILABLE", "CANCELLED"} and self.connection.has_answered
 
     def _is_untouched(self, error: SpecdError) -> bool:
         """Whether a session on the server is surely as it was: the call was refused by specd's own word."""
@@ -182,7 +201,8 @@ class ResumableGeneration:
             finished.stop_string,
             finished.stop_token_id,
         )
-        self._keep(self, self.completion)
+        if self._keep is not None:
+            self._keep(self, self.completion)
         return Finished(finished.reason, statistics, finished.stop_string, finished.stop_token_id)
 
 

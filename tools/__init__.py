@@ -1,0 +1,1 @@
+"""Programs that write parts of the source: `make client`."""
