@@ -17,17 +17,18 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.chat.endpoint import complete_chat
 from gateway.completions.endpoint import complete
-from gateway.generation import ModelCard, Requester
 from gateway.http.answer import Answer
-from gateway.http.endpoint import Endpoint, caller_of
+from gateway.http.endpoint import Endpoint, Requester, caller_of
 from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import openapi_document
 from gateway.page import page_routes
 from gateway.responses.endpoint import respond
-from gateway.served_model import not_found
+from gateway.served_model import ModelCard, not_found
 from gateway.service import Service
+
+_HEALTH_SECONDS = 2.0
 
 _Answering = Callable[[Service, Mapping[str, Any], Requester], Awaitable[Answer]]
 
@@ -94,7 +95,7 @@ async def show_model(service: Service, path: Mapping[str, Any], caller: Requeste
 
 async def check_health(service: Service, _: Mapping[str, Any], __: Requester) -> Answer:
     """Say that a request could be answered. Raises ApiError if it could not."""
-    if not await service.coordinator.is_serving():
+    if not await service.client.is_serving(timeout_seconds=_HEALTH_SECONDS):
         raise ApiError(503, "not_serving", "the coordinator does not serve now", retry_after_seconds=1.0)
     return Answer(json={"status": "ok"})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -18,9 +18,10 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.generation import Generation, Prompt
+from gateway.generation import RequestedGeneration
 from gateway.http.errors import ApiError, invalid
 from gateway.neutral import ignored_in
+from specd.client import GenerationOptions
 from specd.sampling import (
     LOWEST_TOP_P,
     MAX_BIAS,
@@ -28,10 +29,10 @@ from specd.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     TEMPERATURES,
-    Acceptance,
 )
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.vocabulary import DraftSource, DraftSourceName
+from specd.text.chat import Chat
+from specd.vocabulary import DraftSourceName
 
 _UINT32 = 2**32 - 1
 MAX_FIELDS = 128  # of each part of a request, unknown ones included
@@ -149,40 +150,45 @@ class SamplingFields(StrictModel):
         return {"best_of": (1, count)}
 
     def generation(
-        self, prompt: Prompt, seed: int, max_tokens: int | None, defaults: Defaults, **more: Any
-    ) -> Generation:
-        """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError."""
-        # So little is below what the likeliest token has.
-        is_greedy = self.top_p is not None and self.top_p < LOWEST_TOP_P
-        cuts = defaults.cut_max_tokens if self.cut_max_tokens is None else self.cut_max_tokens
-        return Generation(
-            prompt=prompt,
-            seed=seed,
-            max_tokens=max_tokens or defaults.max_tokens,
-            is_max_tokens_given=max_tokens is not None,
-            cut_max_tokens=max_tokens is None or cuts,
-            temperature=0.0 if is_greedy else 1.0 if self.temperature is None else self.temperature,
-            top_p=None if is_greedy else self.top_p,
-            top_k=max(self.top_k or 0, 0),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
+        self,
+        prompt: str | Sequence[int] | Chat,
+        seed: int,
+        max_tokens: int | None,
+        defaults: Defaults,
+        *,
+        max_tokens_field: str = "max_tokens",
+        **more: Any,
+    ) -> RequestedGeneration:
+        """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError.
+
+        `more` are options that only some endpoints have.
+        """
+        options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        options |= {
+            "seed": seed,
+            "max_tokens": max_tokens or defaults.max_tokens,
+            "cut_max_tokens": max_tokens is None
+            or (defaults.cut_max_tokens if self.cut_max_tokens is None else self.cut_max_tokens),
+            "temperature": options.get("temperature", 1.0),
+            "top_k": max(self.top_k or 0, 0),
             # All penalties look at the whole text, as OpenAI's do; without it, gRPC's look at 20 tokens.
-            penalty_context_size=self.penalty_context_size or 0,
-            logit_bias=_biases(self.logit_bias or {}),
-            acceptance=Acceptance(self.acceptance or "coupled"),
-            lenience=self.lenience or 0.0,
-            stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),
-            stop_token_ids=self.stop_token_ids or (),
-            min_tokens=self.min_tokens or 0,
-            ignore_eos=bool(self.ignore_eos),
-            num_draft_tokens=self.num_draft_tokens,
-            draft_source=DraftSource[(self.draft_source or "auto").upper()],
-            session_id=self.session_id or "",
+            "penalty_context_size": self.penalty_context_size or 0,
+            "logit_bias": _biases(self.logit_bias or {}),
             **more,
+        }
+        if self.top_p is not None and self.top_p < LOWEST_TOP_P:  # below what the likeliest token has
+            options |= {"temperature": 0.0, "top_p": None}
+        return RequestedGeneration(
+            prompt,
+            cast(GenerationOptions, options),
+            self.session_id or "",
+            max_tokens_field=max_tokens_field,
+            is_max_tokens_given=max_tokens is not None,
         )
 
+
+# The fields that are options of specd's client under the same name.
+_OPTIONS = sorted(GenerationOptions.__annotations__.keys() & SamplingFields.model_fields.keys())
 
 FieldsT = TypeVar("FieldsT", bound=StrictModel)
 

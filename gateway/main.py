@@ -10,14 +10,13 @@ import structlog
 import uvicorn
 
 from gateway.app import make_app
-from gateway.coordinator import CoordinatorLink
 from gateway.http.connection import BoundedConnection
 from gateway.service import Service
+from specd.client import AsyncClient, RetryPolicy
 from specd.gateway_settings import GatewaySettings
 from specd.identity.certificates import load_certificates
 from specd.lifeline import Lifeline
 from specd.listening import listen
-from specd.rpc.channel import open_channel
 from specd.rpc.credentials import ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
@@ -26,6 +25,8 @@ log = structlog.get_logger()
 
 _KEEP_ALIVE_SECONDS = 30
 _MOST_HEADER_BYTES = 32 * 1024
+# A request that the coordinator refuses is refused here too: HTTP's clients try again by themselves.
+_RETRIES = RetryPolicy(only_resumes=True)
 
 
 async def run(settings: GatewaySettings) -> None:
@@ -38,8 +39,10 @@ async def run(settings: GatewaySettings) -> None:
         certificates = load_certificates(settings, role=None)
         url = f"{'http' if certificates is None else 'https'}://{address}"
         credentials = _credentials(settings)
-        async with open_channel(settings.coordinator, credentials) as channel:
-            service = Service(CoordinatorLink(channel), settings)
+        async with AsyncClient(
+            settings.coordinator, credentials=credentials, retries=_RETRIES, keeps_tokens=False
+        ) as client:
+            service = Service(client, settings)
             config = uvicorn.Config(
                 make_app(service, registry),
                 http=BoundedConnection,
@@ -61,7 +64,7 @@ async def run(settings: GatewaySettings) -> None:
             life.open()
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             life.announce(address, url=url, metrics_url=f"{url}/metrics", coordinator=settings.coordinator)
-            checking = asyncio.ensure_future(_say_why_not(service.coordinator, settings.coordinator, credentials))
+            checking = asyncio.ensure_future(_say_why_not(client, credentials))
             await life.wait_for_stop()
             checking.cancel()
             server.should_exit = True
@@ -82,13 +85,14 @@ def _credentials(settings: GatewaySettings) -> ClientCredentials:
     )
 
 
-async def _say_why_not(coordinator: CoordinatorLink, address: str, credentials: ClientCredentials) -> None:
+async def _say_why_not(client: AsyncClient, credentials: ClientCredentials) -> None:
     """Log why the coordinator does not serve, if it does not: the gateway waits for one that starts later."""
-    if not await coordinator.is_serving():
+    if not await client.is_serving():
         why = (
-            await asyncio.to_thread(why_unreachable, address, credentials) or "it has not answered yet, or is not ready"
+            await asyncio.to_thread(why_unreachable, client.address, credentials)
+            or "it has not answered yet, or is not ready"
         )
-        log.warning("the coordinator does not serve yet", address=address, why=why)
+        log.warning("the coordinator does not serve yet", address=client.address, why=why)
 
 
 class _Server(uvicorn.Server):

@@ -6,12 +6,15 @@ import re
 from dataclasses import replace
 from typing import Literal
 
-from gateway.generation import Conversation, Generation
+from gateway.generation import RequestedGeneration
+from specd.text.chat import Chat
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def with_effort(generation: Generation, effort: Effort | None, chat_template: str) -> tuple[Generation, bool]:
+def with_effort(
+    generation: RequestedGeneration, effort: Effort | None, chat_template: str
+) -> tuple[RequestedGeneration, bool]:
     """Return the generation of a conversation with an effort, and whether the template reads it.
 
     As in vLLM, `reasoning_effort` is the level itself, and `enable_thinking` is false for `none` and else true. What
@@ -22,7 +25,7 @@ def with_effort(generation: Generation, effort: Effort | None, chat_template: st
     arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     read = {name: value for name, value in arguments.items() if re.search(rf"\b{name}\b", chat_template)}
     prompt = generation.prompt
-    assert isinstance(prompt, Conversation)
+    assert isinstance(prompt, Chat)
     return replace(generation, prompt=replace(prompt, template_arguments={**read, **prompt.template_arguments})), bool(
         read
     )

@@ -4,20 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gateway.coordinator import CoordinatorLink
-from gateway.generation import Conversation, Generation, ModelCard, Requester
+from gateway.generation import RequestedGeneration
+from gateway.http.endpoint import Requester
 from gateway.http.errors import ApiError
+from gateway.reasoning_effort import Effort, with_effort
 from gateway.reply.format import ReplyFormat, detect_format
 from gateway.reply.reader import ReplyReader
+from gateway.wording import to_api_error
+from specd.client import AsyncClient, GenerationOptions, ServiceDescription
+from specd.errors import SpecdError
+from specd.text.chat import Chat
+from specd.version import __version__
+from specd.vocabulary import TokenSource
 
 _FRESH_SECONDS = 5.0
+_DESCRIBE_SECONDS = 5.0
 UNAUTHENTICATED = 401
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The model that the coordinator serves, as its clients name it, and what decides the tokens of a seed."""
+
+    model_id: str
+    context_length: int
+    vocabulary_size: int
+    system_fingerprint: str
+    chat_template: str
+    special_tokens: Mapping[int, str]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, service: ServiceDescription) -> ModelCard:
+        """Return the card of the model that a coordinator describes."""
+        target = service.target
+        # What decides which token follows: the weights, and the device and the library that compute with them.
+        deciding = (target.fingerprint, target.vocabulary_fingerprint, target.precision, target.device, __version__)
+        digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
+        return cls(
+            model_id=target.name,
+            context_length=target.context_length,
+            vocabulary_size=target.vocabulary_size,
+            system_fingerprint=f"specd_{digest[:16]}",
+            chat_template=service.chat_template,
+            special_tokens=service.special_tokens,
+            details={
+                "architecture": target.architecture,
+                "precision": target.precision,
+                "draft": service.draft.name if service.draft is not None else None,
+                "sources": {each.value: each.label for each in TokenSource if each.value in service.sources},
+                "chat": bool(service.chat_template),
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -26,12 +71,20 @@ class KnownModel:
 
     model: ModelCard
 
-    def asked(self, generation: Generation) -> Generation:
-        """Return a generation of a reply: its stop strings look at the answer, not at the reasoning."""
+    def asked(self, generation: RequestedGeneration, effort: Effort | None) -> tuple[RequestedGeneration, bool]:
+        """Return a generation of a reply, and whether the chat template reads the effort of its reasoning.
+
+        Its stop strings look at the answer, not at the reasoning.
+        """
         prompt = generation.prompt
-        if self.reply_format.channels is not None and isinstance(prompt, Conversation):
-            prompt = replace(prompt, messages=[self.reply_format.channels.message(each) for each in prompt.messages])
-        return replace(generation, prompt=prompt, reasoning=self.reply_format.before_answer)
+        if self.reply_format.channels is not None and isinstance(prompt, Chat):
+            prompt = replace(prompt, messages=tuple(map(self.reply_format.channels.message, prompt.messages)))
+        options: GenerationOptions = {**generation.options, "reasoning": self.reply_format.before_answer}
+        return with_effort(replace(generation, prompt=prompt, options=options), effort, self.model.chat_template)
+
+    def leaves_calls_unread(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether calls of these tools stay a part of the text."""
+        return bool(tools) and not self.reply_format.reads_calls
 
     def reader(self, tools: Sequence[Mapping[str, Any]], prompt_end: str, *, has_parallel_calls: bool) -> ReplyReader:
         """Return a reader of the reply to a prompt with this end."""
@@ -58,13 +111,13 @@ class ServedModels:
 
     def __init__(
         self,
-        coordinator: CoordinatorLink,
+        client: AsyncClient,
         *,
         asks_for_tokens: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `asks_for_tokens`, there is no model while the coordinator serves who has none."""
-        self._coordinator = coordinator
+        self._client = client
         self._asks_for_tokens = asks_for_tokens
         self._clock = clock
         self._served: KnownModel | None = None
@@ -81,7 +134,7 @@ class ServedModels:
 
     async def ask(self, caller: Requester) -> KnownModel:
         """Ask the coordinator for the model, which also says whether the caller may ask. Raises ApiError."""
-        model = await self._coordinator.model(caller)
+        model = await self._described(caller.token)
         if self._asks_for_tokens:
             await self._check_that_strangers_are_refused()
         self._asked_at = self._clock()
@@ -104,13 +157,19 @@ class ServedModels:
 
     async def _check_that_strangers_are_refused(self) -> None:
         try:
-            await self._coordinator.model(Requester())
+            await self._described("")
         except ApiError as error:
             if error.status == UNAUTHENTICATED:
                 return
             raise
         everyone = "everyone could use this gateway: start the coordinator with --tokens, or the gateway with --tls-ca"
         raise ApiError(503, "open_to_everyone", everyone)
+
+    async def _described(self, token: str) -> ModelCard:
+        try:
+            return ModelCard.of(await self._client.describe(token=token, timeout_seconds=_DESCRIBE_SECONDS))
+        except SpecdError as error:
+            raise to_api_error(error) from error
 
     async def _renew(self, caller: Requester) -> None:
         try:

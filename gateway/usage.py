@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.generation import Statistics
+from specd.client import GenerationStatistics
+from specd.vocabulary import SourceCounts, TokenSource
 
 
 def usage_of(
-    statistics: Sequence[Statistics], *, has_prediction: bool = False, reasoning_tokens: int = 0, prompts: int = 1
+    statistics: Sequence[GenerationStatistics],
+    *,
+    has_prediction: bool = False,
+    reasoning_tokens: int = 0,
+    prompts: int = 1,
 ) -> dict[str, Any]:
     """Return the `usage` of generations; those of one prompt follow one another, and count it once."""
     firsts = statistics[:: max(len(statistics) // prompts, 1)]
@@ -17,21 +22,22 @@ def usage_of(
     completion_tokens = sum(each.generated_tokens for each in statistics)
     details: dict[str, int] = {"reasoning_tokens": reasoning_tokens}
     if has_prediction:  # clients are billed by them, so they never count what the draft proposed
-        details["accepted_prediction_tokens"] = sum(each.prediction_accepted_tokens for each in statistics)
-        details["rejected_prediction_tokens"] = sum(each.prediction_rejected_tokens for each in statistics)
+        predicted = [each.sources.get(TokenSource.PREDICTION, SourceCounts()) for each in statistics]
+        details["accepted_prediction_tokens"] = sum(counts.accepted for counts in predicted)
+        details["rejected_prediction_tokens"] = sum(counts.proposed - counts.accepted for counts in predicted)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(each.reused_tokens for each in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(each.target_reused_tokens for each in firsts)},
         "completion_tokens_details": details,
     }
 
 
-def timings_of(statistics: Sequence[Statistics]) -> dict[str, Any]:
+def timings_of(statistics: Sequence[GenerationStatistics]) -> dict[str, Any]:
     """Return the `timings` of generations that ran beside one another, with llama.cpp's names; milliseconds."""
     prompt_tokens = sum(each.prompt_tokens for each in statistics)
-    cached = sum(each.reused_tokens for each in statistics)
+    cached = sum(each.target_reused_tokens for each in statistics)
     generated = sum(each.generated_tokens for each in statistics)
     prompt_ms = max(each.time_to_first_token_seconds for each in statistics) * 1e3
     predicted_ms = max(each.decode_seconds for each in statistics) * 1e3

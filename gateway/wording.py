@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import re
 
+import grpc
+
+from gateway.http.errors import ApiError
+from specd.client.protocol.errors import CallError
+from specd.errors import SpecdError
+
 # The fields of gRPC that HTTP has under another name. A test compares them with the protocol.
 NAMES = {
     "top_log_probabilities": "logprobs",
@@ -43,6 +49,51 @@ _CONSTANT = re.compile(r"\b(draft_source|acceptance) is ([A-Z]+)\b")
 _FIELD = re.compile(r"(\w+_\w+|temperature|lenience|acceptance|prompt|stop|echo|messages|tools) (?:is|has|of) ")
 # What a template or its conversation says is not the coordinator's.
 _QUOTING = {"CHAT_TEMPLATE_FAILED"}
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+# Without a word of the coordinator's own, an error is gRPC's, whose words can name addresses.
+_WORDS = {
+    401: "the coordinator wants a token: send it as `Authorization: Bearer TOKEN`",
+    403: "this token does not allow that",
+    429: "the coordinator takes no more requests now",
+    503: "the coordinator cannot be reached",
+    504: "the coordinator did not answer in time",
+}
+# Clients look for these.
+_CODES = {"CONTEXT_EXCEEDED": "context_length_exceeded", "UNAUTHENTICATED": "invalid_api_key"}
+_RETRY_SECONDS = 1.0
+# The same code says that a message is too long and that there are too many requests; only the latter can be retried.
+_TOO_LONG = "SERVER: Received message larger than max"  # gRPC's core
+
+
+def to_api_error(error: SpecdError, *, max_tokens: str = "max_tokens") -> ApiError:
+    """Return the error that a client gets for one of the coordinator's, with its name for `max_tokens`."""
+    status = error.status if isinstance(error, CallError) else error.code
+    code = _STATUSES.get(status, 500)
+    if error.reason == "MESSAGE_TOO_LARGE" or (not error.is_from_specd and str(error).startswith(_TOO_LONG)):
+        return ApiError(413, "body_too_large", "the request is longer than the coordinator's --max-request-bytes")
+    message = _WORDS.get(code, "the coordinator failed on this request")
+    if error.is_from_specd:
+        message = in_http_words(error.reason, str(error), max_tokens=max_tokens)
+    retry_after_seconds = error.retry_after_seconds
+    if code in {429, 503} and not retry_after_seconds:
+        retry_after_seconds = _RETRY_SECONDS
+    return ApiError(
+        code,
+        _CODES.get(error.reason, error.reason.lower()),
+        message,
+        param=field_of(message) if code == 400 else None,
+        retry_after_seconds=retry_after_seconds,
+    )
 
 
 def in_http_words(reason: str, message: str, *, max_tokens: str = "max_tokens") -> str:

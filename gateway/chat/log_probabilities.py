@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.generation import TextToken
-from gateway.log_probability import at_least, name_of
+from gateway.tokens import at_least, name_of
+from specd.client import CompletionToken
 
 
-def content_of(tokens: Sequence[TextToken]) -> dict[str, Any]:
+def content_of(tokens: Sequence[CompletionToken]) -> dict[str, Any]:
     """Return the `logprobs` of tokens: those that the model itself gave them, before temperature and penalties."""
     return {"content": [_entry(token) for token in tokens], "refusal": None}
 
 
-def _entry(token: TextToken) -> dict[str, Any]:
-    top = [_ranked(ranked.own, ranked.log_probability) for ranked in token.top]
-    return {**_ranked(token.own, token.log_probability or 0.0), "top_logprobs": top}
+def _entry(token: CompletionToken) -> dict[str, Any]:
+    values = token.log_probabilities
+    assert values is not None
+    top = [_ranked(ranked.own_bytes, ranked.log_probability) for ranked in values.top_model]
+    return {**_ranked(token.own_bytes, values.model), "top_logprobs": top}
 
 
 def _ranked(own: bytes, log_probability: float) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from gateway.fields import Array, JsonObject, StrictModel
 from gateway.http.errors import ApiError, invalid
 from gateway.http.json_body import TOO_MANY_VALUES, new_room, parse_object
 from specd.json_text import Room
+from specd.sampling import MAX_CHAT_VALUES
+from specd.text.chat import Chat
 
 MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 4096
@@ -51,6 +53,29 @@ class Message(StrictModel):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
+
+
+def checked_chat(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any],
+    *,
+    continue_final_message: bool = False,
+) -> Chat:
+    """Return the conversation. Raises ApiError for more values than a conversation may have."""
+    values: list[Any] = [*messages, *tools, template_arguments]
+    num_values = 0
+    while values:
+        value = values.pop()
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        values += parts
+        num_values += len(parts)
+        if num_values > MAX_CHAT_VALUES:
+            raise invalid(
+                f"messages, tools and template arguments have more than {MAX_CHAT_VALUES} values: send fewer",
+                code="too_many_values",
+            )
+    return Chat(tuple(messages), tuple(tools), template_arguments, continue_final_message)
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from gateway.chat.messages import MAX_MESSAGES, Contents, Message, template_messages, text_of
+from gateway.chat.messages import MAX_MESSAGES, Contents, Message, checked_chat, template_messages, text_of
 from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
-from gateway.generation import Conversation, Generation
+from gateway.generation import RequestedGeneration
 from gateway.reasoning_effort import Effort
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
@@ -91,7 +91,7 @@ class ChatFields(SamplingFields):
             return []
         return [tool.as_written for tool in self.tools or []]
 
-    def chat_generation(self, seed: int, defaults: Defaults) -> Generation:
+    def chat_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.response_format is not None and self.response_format.type != "text":
             raise refuse_field(
@@ -103,18 +103,19 @@ class ChatFields(SamplingFields):
             raise refuse_field("top_logprobs", "set logprobs to true with it")
         max_tokens = self.max_completion_tokens or self.max_tokens
         name = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
-        conversation = Conversation(
+        chat = checked_chat(
             template_messages(self.messages),
             self.offered_tools,
             self.chat_template_kwargs or {},
-            bool(self.continue_final_message),
+            continue_final_message=bool(self.continue_final_message),
         )
+        expected = text_of(self.prediction.content, "prediction.content") if self.prediction is not None else ""
         return self.generation(
-            conversation,
+            chat,
             seed,
             max_tokens,
             defaults,
             max_tokens_field=name,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
-            prediction=text_of(self.prediction.content, "prediction.content") if self.prediction is not None else "",
+            prediction=expected or None,
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from gateway.fields import Array, Count, Defaults, SamplingFields, T, TokenId, refuse_field
-from gateway.generation import Generation
+from gateway.generation import RequestedGeneration
 from gateway.http.errors import invalid
 from gateway.http.json_body import MAX_VALUES
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
@@ -52,7 +52,7 @@ class CompletionFields(SamplingFields):
         """Return whether the completion begins with the text that was sent, and not with what its tokens say."""
         return bool(self.echo) and self.logprobs is None and isinstance(prompt, str)
 
-    def generations(self, seed: int, defaults: Defaults) -> list[Generation]:
+    def generations(self, seed: int, defaults: Defaults) -> list[RequestedGeneration]:
         """Return the generation for each prompt. Raises ApiError for what cannot be kept."""
         defaults = replace(defaults, max_tokens=_DEFAULT_MAX_TOKENS)
         if self.suffix:

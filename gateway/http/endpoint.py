@@ -7,13 +7,13 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.generation import Requester
 from gateway.http.answer import Answer
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import send_events
@@ -30,6 +30,15 @@ _CLIENT_GONE = 499
 # gRPC's metadata has 8 KiB for both, and refuses more as if there were too many requests.
 _MOST_TOKEN_CHARACTERS = 4096
 _TRACEPARENT = re.compile(r"[!-~]{1,256}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Requester:
+    """Who asks: the token of the client, and the trace that its request is part of; empty if it sent none."""
+
+    token: str = ""
+    traceparent: str = ""
+
 
 Handler = Callable[[Mapping[str, Any], Requester], Awaitable[Answer]]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.generation import TextToken
 from gateway.reply.format import ReplyFormat
 from gateway.reply.harmony import HarmonyReader
 from gateway.reply.parts import BrokenCall, Found, Kind, Part, Text, joined
 from gateway.reply.sections import SectionReader
 from gateway.reply.tool_parsers import ToolCall, load_parser
+from specd.client import CompletionToken
 
 
 class _TextReader(Protocol):
@@ -52,12 +52,12 @@ class ReplyReader:
         self.broken_call = ""
         self.is_broken = False
 
-    def push(self, tokens: Sequence[TextToken], *, is_last: bool = False) -> list[Part]:
+    def push(self, tokens: Sequence[CompletionToken], *, is_last: bool = False) -> list[Part]:
         """Return the parts that these tokens complete; at the end of a reply, its last token can be an end token."""
         found: list[Found] = []
         for i, token in enumerate(tokens):
             self.num_reasoning_tokens += self._text.kind is Kind.REASONING
-            special = self._special_tokens.get(token.token_id, "")
+            special = self._special_tokens.get(token.id, "")
             if special and not token.text and not (is_last and i == len(tokens) - 1) and self._text.means(special):
                 found += self._text.read(special)
             elif token.text:

@@ -25,6 +25,7 @@ class SectionReader:
         """Read replies in this form; without a parser, what looks like a call is text."""
         self._format = reply_format
         self._parser = parser
+        self._bare = parser.bare if parser is not None else ()
         self._parse = parse
         self.kind = Kind.REASONING if begins_in_reasoning else Kind.CONTENT
         self._cutter = Cutter()
@@ -79,10 +80,9 @@ class SectionReader:
         markers = (*calls, *self._format.dropped, *((self._wrapper_end,) if self._wrapper_end else ()))
         if not self._is_at_start:
             return markers
-        bare = parser.bare if parser is not None else ()
         wrapper = self._format.wrapper
         thoughts = (reasoning.start,) if reasoning is not None and self._may_reason else ()
-        return (*markers, *bare, *thoughts, *((wrapper.start,) if wrapper is not None else ()))
+        return (*markers, *self._bare, *thoughts, *((wrapper.start,) if wrapper is not None else ()))
 
     def _advance(self) -> list[Found]:
         parts: list[Found] = []
@@ -142,8 +142,7 @@ class SectionReader:
 
     def _begin_call(self, marker: str, breaks: tuple[str, ...] = ()) -> None:
         assert self._parser is not None
-        is_bare = marker in self._parser.bare
-        ends = (self._parser.end,) if self._parser.end and not is_bare else ()
+        ends = (self._parser.end,) if self._parser.end and marker not in self._bare else ()
         self._body = CallBody(marker, ends, self._parser.quotes if self._trusts_strings else {}, breaks)
 
     def _end_call(self) -> list[Found]:
@@ -177,10 +176,6 @@ class SectionReader:
     def _broken(self, begun: str, text: str, ended: str) -> list[Found]:
         self._say(begun)  # as the content that it is part of
         return [BrokenCall(text, f"{begun}{text}{ended}")]
-
-    @property
-    def _bare(self) -> tuple[str, ...]:
-        return self._parser.bare if self._parser is not None else ()
 
     def _cut_call(self, body: CallBody) -> list[Found]:
         self._body = None

@@ -8,20 +8,22 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from gateway.choices import Indexed, merged
+from gateway.choices import Indexed
+from gateway.completion import head_of
 from gateway.fields import validated
-from gateway.generation import Increment, Requester, Statistics
 from gateway.http.answer import Answer
+from gateway.http.endpoint import Requester
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import named
 from gateway.http.long_bodies import beside_loop
-from gateway.reasoning_effort import with_effort
 from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
 from gateway.responses.request import ResponseFields, shown_fields
 from gateway.served_model import KnownModel
 from gateway.service import Service
+from gateway.tokens import finish_reason_of
 from gateway.usage import timings_of, usage_of
+from specd.client import Delta, GenerationStatistics
 
 
 async def respond(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
@@ -31,22 +33,16 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.response_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
-    generation, is_read = with_effort(served.asked(asked), fields.reasoning_effort, served.model.chat_template)
-    ignored += [] if is_read else ["reasoning.effort"]
-    response = await beside_loop(_Response, served, fields, seed)
-    headers: dict[str, str] = {}
-    increments = merged(service.generate(generation, 1, caller, headers))
-    notes: Any = {
-        "ignored": ignored,
-        "has_unread_calls": bool(fields.offered_tools) and not served.reply_format.reads_calls,
-        "more_headers": headers,
-    }
-    if fields.stream:
-        return Answer(events=response.events(increments), **notes)
-    return Answer(json=await response.whole(increments), **notes)
+    generation, is_read = served.asked(asked, fields.reasoning_effort)
+    answer = Answer(
+        ignored=ignored if is_read else [*ignored, "reasoning.effort"],
+        has_unread_calls=served.leaves_calls_unread(fields.offered_tools),
+    )
+    response = await beside_loop(Response, served, fields, seed)
+    return await service.answered(answer, response, [generation], 1, caller, streams=bool(fields.stream))
 
 
-class _Response:
+class Response:
     """A response under way."""
 
     def __init__(self, served: KnownModel, fields: ResponseFields, seed: int) -> None:
@@ -54,7 +50,7 @@ class _Response:
         self._fields = fields
         self._items = Items()
         self._reader: ReplyReader | None = None
-        self._statistics: Statistics | None = None
+        self._statistics: GenerationStatistics | None = None
         self._status = "in_progress"
         self._is_cut = False
         self._session_id = ""
@@ -63,26 +59,26 @@ class _Response:
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": served.model.model_id,
-            "system_fingerprint": served.model.system_fingerprint,
-            "seed": seed,
+            **head_of(served.model, seed),
             **shown_fields(fields),
         }
 
-    async def whole(self, increments: AsyncGenerator[Indexed]) -> dict[str, Any]:
-        async with aclosing(increments) as coming:
-            async for _, increment in coming:
-                self._take(increment)
+    async def whole(self, deltas: AsyncGenerator[Indexed]) -> dict[str, Any]:
+        """Return the whole response. Raises ApiError."""
+        async with aclosing(deltas) as coming:
+            async for _, delta in coming:
+                self._take(delta)
         return self._shown()
 
-    async def events(self, increments: AsyncGenerator[Indexed]) -> AsyncGenerator[bytes]:
+    async def events(self, deltas: AsyncGenerator[Indexed]) -> AsyncGenerator[bytes]:
+        """Yield the response in events. Raises ApiError before the first."""
         has_begun = False
         try:
-            async with aclosing(increments) as coming:
-                async for _, increment in coming:
+            async with aclosing(deltas) as coming:
+                async for _, delta in coming:
                     events = [] if has_begun else self._beginning()
                     has_begun = True
-                    events += self._take(increment)
+                    events += self._take(delta)
                     yield b"".join(map(self._numbered, events))
         except ApiError as error:
             if not has_begun:
@@ -97,17 +93,17 @@ class _Response:
     def _beginning(self) -> list[Event]:
         return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
 
-    def _take(self, increment: Increment) -> list[Event]:
-        reader = self._reader or self._new_reader(increment.prompt_end)
+    def _take(self, delta: Delta) -> list[Event]:
+        reader = self._reader or self._new_reader(delta.prompt_end)
         self._reader = reader
-        finish_reason = increment.finish_reason
-        events = self._items.take(reader.push(increment.tokens, is_last=bool(finish_reason)))
-        if finish_reason:
+        finish_reason = finish_reason_of(delta)
+        events = self._items.take(reader.push(delta.tokens, is_last=bool(finish_reason)))
+        if delta.finished is not None:
             self._is_cut = finish_reason == "length"
             events += self._items.take(reader.finish(is_cut=self._is_cut))
             self._status = "incomplete" if reader.finish_reason(finish_reason) == "length" else "completed"
             events += self._items.close(self._status)
-            self._statistics, self._session_id = increment.statistics, increment.session_id
+            self._statistics, self._session_id = delta.finished.statistics, delta.session_id
         return events
 
     def _new_reader(self, prompt_end: str) -> ReplyReader:

@@ -14,12 +14,13 @@ from gateway.chat.messages import (
     CallMessage,
     Contents,
     Message,
+    checked_chat,
     template_messages,
     text_of,
 )
 from gateway.chat.request import MAX_TOOLS
 from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
-from gateway.generation import Conversation, Generation
+from gateway.generation import RequestedGeneration
 from gateway.http.errors import invalid
 from gateway.reasoning_effort import Effort
 
@@ -107,7 +108,7 @@ class ResponseFields(SamplingFields):
         """The effort, as chat completions name it."""
         return self.reasoning.effort if self.reasoning is not None else None
 
-    def response_generation(self, seed: int, defaults: Defaults) -> Generation:
+    def response_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.previous_response_id:
             raise refuse_field(
@@ -121,9 +122,9 @@ class ResponseFields(SamplingFields):
             raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
         if (self.n or 1) > 1:
             raise refuse_field("n", "a response is one: ask several times")
-        conversation = Conversation(self._messages(), self.offered_tools, self.chat_template_kwargs or {})
+        chat = checked_chat(self._messages(), self.offered_tools, self.chat_template_kwargs or {})
         return self.generation(
-            conversation,
+            chat,
             seed,
             self.max_output_tokens,
             defaults,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,18 @@ class HttpClient:
         assert response.headers["content-type"].startswith("text/event-stream")
         blocks = response.text.removesuffix("\n\n").split("\n\n")
         return [line.removeprefix("data: ") for block in blocks for line in block.split("\n") if line[:5] == "data:"]
+
+    async def incoming(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the chunks of a stream as they come, up to [DONE], which has to come."""
+        request = self._client.stream("POST", path, json={**body, "stream": True})
+        async with request as response:
+            assert response.status_code == 200, (await response.aread()).decode()
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+        raise AssertionError("the stream ended without [DONE]")
 
     async def stream_headers(self, path: str, body: dict[str, Any]) -> httpx2.Headers:
         """Return the headers of a stream."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from pathlib import Path
 
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
@@ -13,14 +14,15 @@ from tests.e2e.processes import PATIENCE_SECONDS, read_metric, start_specd, wait
 from tests.e2e.processes import eventually as poll
 from tests.gateway.http_client import HttpClient
 from tests.security.http_door import HttpDoor
+from tests.worker.models import save_chat_target
 
 LONG = {"prompt": "def f():", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
 
-async def begin(http: HttpClient, *, stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def begin(http: HttpClient, *, stream: bool, **fields: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = http.address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
-    body = json.dumps({**LONG, "stream": stream}).encode()
+    body = json.dumps({**LONG, "stream": stream, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {http.address}\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
@@ -58,17 +60,56 @@ async def test_a_client_that_goes_away_during_its_upload_is_no_error() -> None:
     assert not [line for line in running.lines if "exception" in line]
 
 
-async def test_a_dead_coordinator_is_an_event_in_a_stream_and_a_503_after_it() -> None:
+def kill(stack: Stack) -> None:
+    process = stack.coordinator.process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+
+
+async def test_what_was_begun_outlives_its_coordinator(tmp_path: Path) -> None:
+    """Killed twice in each answer, the coordinator comes back, and the answers are those of an undisturbed run."""
+    sampled = {"max_tokens": 160, "ignore_eos": True, "temperature": 0.8, "seed": 7, "repetition_penalty": 1.1}
+    chat = {**sampled, "messages": [{"role": "user", "content": "def f():"}], "logprobs": True}
+    completion = {**sampled, "prompt": "class Stack:", "logprobs": 2, "echo": True, "token_sources": True}
+    async with (
+        Stack(target=save_chat_target(tmp_path / "model"), draft=EMBEDDED_DRAFT, http="127.0.0.1:0") as stack,
+        HttpClient(stack) as http,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        for path, body in (("/v1/chat/completions", chat), ("/v1/completions", completion)):
+            alone = (await http.post(path, {**body, "draft_source": "none"})).json()["choices"][0]
+            chunks = []
+            async for chunk in http.incoming(path, body):
+                chunks.append(chunk)
+                if len(chunks) in {10, 25}:
+                    kill(stack)
+            choices = [chunk["choices"][0] for chunk in chunks]
+            texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
+            assert "".join(texts) == (alone["text"] if "text" in alone else alone["message"]["content"])
+            assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+            assert chunks[-1]["timings"]["predicted_n"] == 160
+            shown = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+            name = "content" if path.startswith("/v1/chat") else "tokens"
+            assert len([each for logprobs in shown for each in logprobs[name]]) == len(alone["logprobs"][name])
+
+        before = read_metric(stack.coordinator, "specd_generated_tokens_total")
+        whole = asyncio.ensure_future(http.post("/v1/completions", completion))
+        await poll(lambda: read_metric(stack.coordinator, "specd_generated_tokens_total") > before + 40)
+        kill(stack)
+        assert (await whole).json()["choices"][0]["text"] == alone["text"]
+
+
+async def test_a_session_of_a_dead_coordinator_is_an_event_in_its_stream_and_a_503_after_it() -> None:
+    """The gateway does not know the turns of a session, so it cannot restore it."""
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0") as stack,
         HttpClient(stack) as http,
     ):
-        reader, writer = await begin(http, stream=True)
+        session_id = (await http.post("/v1/completions", {**LONG, "max_tokens": 2})).json()["session_id"]
+        reader, writer = await begin(http, stream=True, session_id=session_id)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await reader.readuntil(b"data: ")
-            process = stack.coordinator.process
-            assert process is not None
-            process.send_signal(signal.SIGKILL)
+            kill(stack)
             rest = (await reader.read()).decode()
         writer.close()
         assert '"type":"server_error"' in rest

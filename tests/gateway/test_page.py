@@ -16,6 +16,7 @@ from playwright.async_api import Error as BrowserError
 
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
+from tests.e2e.faults import eventually
 from tests.e2e.guarded import write_token
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
 from tests.gateway.arranged_model import SCRIPTS
@@ -166,18 +167,28 @@ async def test_errors_are_said_in_words(page: Page, guarded_stack: Stack, token:
     await expect(page.get_by_role("alert")).to_contain_text("context")
     await expect(page.locator("#answer")).to_have_text("")  # and not the prompt, as if it were an answer
 
-    # The coordinator dies in the middle, and comes back.
+    # The coordinator dies in the middle, and comes back: the answer continues, and the next one is refused until then.
     await page.get_by_label("Text to continue").fill(PROMPT)
-    await page.get_by_label("Most tokens").fill("1900")
-    await page.get_by_role("button", name="Generate").click()
+    await page.get_by_label("Most tokens").fill("400")
+    generate = page.get_by_role("button", name="Generate")
+    await generate.click()
     await expect(page.locator("#answer .target").first).to_be_attached()
     await expect(page.get_by_role("alert")).to_be_hidden()
     os.kill(guarded_stack.coordinator.pid, signal.SIGKILL)
-    await expect(page.get_by_role("alert")).to_contain_text("the coordinator cannot be reached")
+    await expect(page.locator("#state")).to_contain_text("400 tokens, ")
+    await expect(page.get_by_role("alert")).to_be_hidden()
     assert (await page.locator("#answer").inner_text()).startswith(PROMPT)
-    await page.get_by_label("Most tokens").fill("8")
-    generate = page.get_by_role("button", name="Generate")
+    os.kill(guarded_stack.coordinator.pid, signal.SIGKILL)
+    await generate.click()
+    await expect(page.get_by_role("alert")).to_contain_text("the coordinator cannot be reached")
     await expect(generate).to_be_enabled()
+    async with HttpClient(guarded_stack) as http:
+
+        async def is_back() -> bool:
+            return (await http.get("/health")).status_code == 200
+
+        await eventually(is_back)
+    await page.get_by_label("Most tokens").fill("8")
     await generate.click()
     await expect(page.locator("#state")).to_contain_text("8 tokens, ")
 

@@ -6,14 +6,16 @@ import json
 import re
 from typing import Any
 
-from gateway.generation import Conversation, Generation, ModelCard, TextToken
+from gateway.generation import RequestedGeneration
 from gateway.reply.format import detect_format
 from gateway.reply.forms import CHANNELS, REASONING, TOOLS
 from gateway.reply.parts import Kind, Part, Text
 from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
-from gateway.served_model import KnownModel
-from specd.text.chat import ChatTemplate
+from gateway.served_model import KnownModel, ModelCard
+from specd.client import CompletionToken
+from specd.text.chat import Chat, ChatTemplate
+from specd.vocabulary import TokenSource
 
 # By the template: the marker of the reasoning, the form of the tool calls, and the family of mlx-lm, where it is known.
 # What each form means, llama.cpp's tests say too.
@@ -138,7 +140,7 @@ def written(source: str, message: dict[str, Any]) -> tuple[str, str]:
 
 def read(source: str, prompt_end: str, reply: str) -> list[Part]:
     reader = ReplyReader(detect_format(source, {}), tools=[TOOL], prompt_end=prompt_end)
-    parts = reader.push([TextToken(1, reply, "target")]) + reader.finish(is_cut=False)
+    parts = reader.push([CompletionToken(1, reply, TokenSource.TARGET)]) + reader.finish(is_cut=False)
     assert not reader.broken_call
     return parts
 
@@ -205,6 +207,6 @@ def test_gpt_oss_is_told_why_it_called_a_tool(templates: dict[str, str]) -> None
     thought = {"role": "assistant", "content": "", "reasoning_content": "It may be.", "tool_calls": [CALL]}
     # The template refuses what a client sends back of a reply with all three.
     for said, told in ((thought, "It may be."), ({**thought, "content": "I write."}, "I write.")):
-        prompt = model.asked(Generation(Conversation([USER, said]), 0)).prompt
-        assert isinstance(prompt, Conversation)
+        prompt = model.asked(RequestedGeneration(Chat((USER, said)), {}), None)[0].prompt
+        assert isinstance(prompt, Chat)
         assert f"analysis<|message|>{told}<|end|>" in written(source, dict(prompt.messages[1]))[1]

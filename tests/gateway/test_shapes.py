@@ -12,23 +12,36 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.chat.endpoint import _Completion as ChatAnswer
+from gateway.chat.endpoint import ChatCompletion as ChatAnswer
 from gateway.chat.request import ChatFields
 from gateway.choices import Indexed
-from gateway.completions.endpoint import _Completion as CompletionAnswer
+from gateway.completions.endpoint import TextCompletion as CompletionAnswer
 from gateway.completions.request import CompletionFields
 from gateway.fields import validated
-from gateway.generation import Increment, ModelCard, Ranked, Statistics, TextToken
 from gateway.http.errors import ApiError
-from gateway.responses.endpoint import _Response
+from gateway.responses.endpoint import Response as ResponseAnswer
 from gateway.responses.request import ResponseFields
-from gateway.served_model import KnownModel
+from gateway.served_model import KnownModel, ModelCard
+from specd.client import CompletionToken, Delta, Finished, GenerationStatistics, RoundSummary
+from specd.sampling import RankedToken, TokenLogProbabilities
+from specd.vocabulary import FinishReason, TokenSource
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 # As Qwen's, by which it is known in which form it reasons and calls tools.
 TEMPLATE = "<think></think><tool_call>tool_call.name{{ enable_thinking }}"
 SERVED = KnownModel(ModelCard("m", 100, 100, "specd_0", TEMPLATE, {}))
-STATISTICS = Statistics(9, 5, 4, 2, 3, 0, 0, 0.1, 0.2, 1.5, 3)
+STATISTICS = GenerationStatistics(
+    prompt_tokens=9,
+    generated_tokens=5,
+    rounds=3,
+    proposed_tokens=4,
+    accepted_tokens=2,
+    target_reused_tokens=3,
+    time_to_first_token_seconds=0.1,
+    decode_seconds=0.2,
+    speedup=1.5,
+)
+ROUND = RoundSummary(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, {})
 TOOL = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
 REPLY = f"<think>The time.</think>Let me look.{CALL}"
@@ -38,15 +51,18 @@ async def increments(text: str, finish_reason: str = "stop", error: ApiError | N
     """A reply, three characters at a time."""
     for i in range(0, len(text), 3):
         said = text[i : i + 3]
-        yield 0, Increment("s1", (TextToken(5, said, "target", said.encode(), -0.5, (Ranked(6, b"x", -0.25),)),))
+        values = TokenLogProbabilities(-0.5, top_model=(RankedToken(6, -0.25, b"x"),))
+        token = CompletionToken(5, said, TokenSource.TARGET, values, own_bytes=said.encode())
+        yield 0, Delta(said, (token,), ROUND, "s1")
     if error is not None:
         raise error
-    end = TextToken(2, "", "target", b"<end>", -0.5)
-    yield 0, Increment("s1", (end,), finish_reason=finish_reason, statistics=STATISTICS)
+    end = CompletionToken(2, "", TokenSource.TARGET, TokenLogProbabilities(-0.5), own_bytes=b"<end>")
+    reason = FinishReason.LENGTH if finish_reason == "length" else FinishReason.EOS
+    yield 0, Delta("", (end,), ROUND, "s1", Finished(reason, STATISTICS))
 
 
-def response_to(**fields: Any) -> _Response:
-    return _Response(SERVED, validated(ResponseFields, {"input": "hello", **fields}), seed=1)
+def response_to(**fields: Any) -> ResponseAnswer:
+    return ResponseAnswer(SERVED, validated(ResponseFields, {"input": "hello", **fields}), seed=1)
 
 
 async def _data_of(chunks: AsyncGenerator[bytes]) -> list[str]:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.fields import Defaults, validated
-from gateway.generation import Conversation
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_DEPTH, parse_object
 from gateway.reasoning_effort import with_effort
 from gateway.responses.request import ResponseFields
+from specd.client.protocol.wire import to_request
+from specd.text.chat import Chat
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -111,9 +112,9 @@ def test_each_seed_of_openai_is_one(seed: int) -> None:
 )
 def test_each_penalty_looks_at_the_whole_text_by_itself(penalties: dict[str, float]) -> None:
     fields = validated(ChatFields, {"messages": MESSAGES, **penalties})
-    assert fields.chat_generation(1, DEFAULTS).penalty_context_size == 0
+    assert fields.chat_generation(1, DEFAULTS).options["penalty_context_size"] == 0
     fields = validated(ChatFields, {"messages": MESSAGES, **penalties, "penalty_context_size": 20})
-    assert fields.chat_generation(1, DEFAULTS).penalty_context_size == 20
+    assert fields.chat_generation(1, DEFAULTS).options["penalty_context_size"] == 20
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,8 @@ def test_max_tokens_are_cut_if_the_field_says_so_or_the_option(
             ResponseFields, {"input": "x", "max_output_tokens": given, "cut_max_tokens": field}
         ).response_generation(1, defaults),
     ]
-    assert [generation.cut_max_tokens for generation in asked] == [cuts] * 3
-    assert [generation.max_tokens for generation in asked] == [given or 10, given or 16, given or 10]
+    assert [generation.options["cut_max_tokens"] for generation in asked] == [cuts] * 3
+    assert [generation.options["max_tokens"] for generation in asked] == [given or 10, given or 16, given or 10]
     assert [generation.is_max_tokens_given for generation in asked] == [given is not None] * 3
 
 
@@ -177,8 +178,13 @@ def test_values_that_ask_for_nothing_are_taken_and_not_named() -> None:
     assert chat.ignored() == completion.ignored() == response.ignored() == []
     plain = {"temperature": 1.0, "top_p": 1, "repetition_penalty": 1.0}
     asked = validated(ChatFields, {"messages": MESSAGES, **plain})
-    assert chat.chat_generation(1, DEFAULTS) == asked.chat_generation(1, DEFAULTS)
-    assert completion.generations(1, DEFAULTS)[0].top_log_probabilities is None
+    (sent, expected) = (
+        to_request(each.chat_generation(1, DEFAULTS).prompt, each.chat_generation(1, DEFAULTS).options)
+        for each in (chat, asked)
+    )
+    assert sent.sampling.min_p == 0
+    assert sent == expected
+    assert completion.generations(1, DEFAULTS)[0].options["top_log_probabilities"] is None
 
 
 @pytest.mark.parametrize(
@@ -225,14 +231,14 @@ def test_as_many_of_the_best_as_are_wanted_are_all() -> None:
 @pytest.mark.parametrize("top_p", [0, 0.0, 1e-9])
 def test_a_top_p_of_nothing_is_greedy(top_p: float) -> None:
     generation = validated(ChatFields, {"messages": MESSAGES, "top_p": top_p}).chat_generation(1, DEFAULTS)
-    assert (generation.temperature, generation.top_p) == (0.0, None)
+    assert (generation.options["temperature"], generation.options["top_p"]) == (0.0, None)
 
 
 def test_ids_and_types_that_are_null_are_left_out() -> None:
     call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
     body = {"messages": [*MESSAGES, {"id": None, "role": "assistant", "content": None, "tool_calls": [call]}]}
     prompt = validated(ChatFields, body).chat_generation(1, DEFAULTS).prompt
-    assert isinstance(prompt, Conversation)
+    assert isinstance(prompt, Chat)
     (said,) = prompt.messages[1]["tool_calls"]
     assert said["function"] == {"name": "f", "arguments": {}}
     items = [{"id": None, "type": None, "role": "user", "content": "x"}]
@@ -265,7 +271,7 @@ def test_an_effort_is_a_variable_of_the_template_that_reads_it(
         (response, response.response_generation(1, DEFAULTS)),
     ):
         asked, is_read = with_effort(generation, fields.reasoning_effort, template)
-        assert isinstance(asked.prompt, Conversation)
+        assert isinstance(asked.prompt, Chat)
         assert asked.prompt.template_arguments == read
         assert is_read == bool(read)
 
@@ -274,7 +280,7 @@ def test_what_a_request_sets_itself_stays() -> None:
     body = {"messages": MESSAGES, "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
     fields = validated(ChatFields, body)
     generation, _ = with_effort(fields.chat_generation(1, DEFAULTS), fields.reasoning_effort, "{{ enable_thinking }}")
-    assert isinstance(generation.prompt, Conversation)
+    assert isinstance(generation.prompt, Chat)
     assert generation.prompt.template_arguments == {"enable_thinking": True}
 
 
@@ -294,7 +300,7 @@ def test_tools_and_arguments_stay_as_the_client_wrote_them() -> None:
     }
     fields = validated(ChatFields, parse_object(json.dumps(body).encode()))
     prompt = fields.chat_generation(1, Defaults(max_tokens=10)).prompt
-    assert isinstance(prompt, Conversation)
+    assert isinstance(prompt, Chat)
     assert json.dumps(prompt.tools) == json.dumps([{"function": function, "type": "function"}])
     assert json.dumps(prompt.messages[-1]["tool_calls"][0]["function"]["arguments"]) == json.dumps(arguments)
     assert json.dumps(prompt.template_arguments) == '{"z": 2.0, "a": 9223372036854775808}'

@@ -7,16 +7,19 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.choices import merged, seed_of
-from gateway.generation import Increment
+from gateway.choices import merged
+from gateway.generation import seed_of
 from gateway.http.errors import ApiError
+from specd.client import Delta, RoundSummary
+
+ROUND = RoundSummary(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, {})
 
 
-async def stream(name: str, length: int, closed: list[str], *, fails: bool = False) -> AsyncGenerator[Increment]:
+async def stream(name: str, length: int, closed: list[str], *, fails: bool = False) -> AsyncGenerator[Delta]:
     try:
         for i in range(length):
             await asyncio.sleep(0)
-            yield Increment(f"{name}{i}", ())
+            yield Delta("", (), ROUND, f"{name}{i}")
         if fails:
             raise ApiError(503, "away", "the coordinator is away")
     finally:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from gateway.chat.messages import checked_chat
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
-from gateway.coordinator import _message_of
 from gateway.fields import MAX_FIELDS, Defaults, StrictModel, validated
-from gateway.generation import Conversation, Generation
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_PARTS, MAX_VALUES, new_room, parse_object
 from gateway.responses.request import ResponseFields
 from specd.sampling import MAX_CHAT_VALUES
+from specd.text.chat import Chat
 from tests.unit.growth import growth
 
 BODY_BYTES = 4 * 2**20
@@ -140,7 +140,7 @@ def chat_with(*arguments: str) -> ChatFields:
 def test_arguments_that_nest_too_deep_stay_text() -> None:
     deep = '{"a":' * 100_000
     prompt = chat_with(deep).chat_generation(1, Defaults(max_tokens=10)).prompt
-    assert isinstance(prompt, Conversation)
+    assert isinstance(prompt, Chat)
     assert prompt.messages[-1]["tool_calls"][0]["function"]["arguments"] == deep
 
 
@@ -159,5 +159,5 @@ def test_a_conversation_has_no_more_values_than_it_may(place: str) -> None:
     given: dict[str, Any] = {"messages": [], "tools": [], "template_arguments": {}}
     given[place] = values if place == "template_arguments" else [values]
     with pytest.raises(ApiError, match="send fewer") as raised:
-        _message_of(Generation(Conversation(**given), seed=1))
+        checked_chat(**given)
     assert raised.value.status == 400

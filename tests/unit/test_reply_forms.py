@@ -10,35 +10,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation import TextToken
 from gateway.reply.format import ReplyFormat, detect_format
 from gateway.reply.forms import TOOLS as TOOL_FORMS
 from gateway.reply.forms import ToolForm
 from gateway.reply.parts import Kind, Part, Text, joined
 from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import ToolCall
+from specd.client import CompletionToken
+from specd.vocabulary import TokenSource
 from tests.unit.reply_forms import FORMS, TOOLS, Form, pieces
 
 TEXT = 1  # the id of tokens that are no special ones
 
 
-def tokens_of(reply: str, cuts: list[int], *, have_special: bool) -> tuple[list[TextToken], dict[int, str]]:
+def tokens_of(reply: str, cuts: list[int], *, have_special: bool) -> tuple[list[CompletionToken], dict[int, str]]:
     """Return a reply as tokens, cut at some places; markers are special tokens, without a text, or text."""
     ids: dict[str, int] = {}
-    tokens: list[TextToken] = []
+    tokens: list[CompletionToken] = []
     for piece, is_special in pieces(reply):
         if is_special and have_special:
             token_id = ids.setdefault(piece, len(ids) + 2)
-            tokens.append(TextToken(token_id, "", "target"))
+            tokens.append(CompletionToken(token_id, "", TokenSource.TARGET))
         else:
-            tokens.append(TextToken(TEXT, piece, "target"))
+            tokens.append(CompletionToken(TEXT, piece, TokenSource.TARGET))
     if not have_special:
-        tokens = [TextToken(TEXT, "".join(token.text for token in tokens), "target")]
-    cut: list[TextToken] = []
+        tokens = [CompletionToken(TEXT, "".join(token.text for token in tokens), TokenSource.TARGET)]
+    cut: list[CompletionToken] = []
     for token in tokens:
         places = sorted({0, len(token.text), *(place % (len(token.text) + 1) for place in cuts)})
         texts = [token.text[i:j] for i, j in itertools.pairwise(places)] or [""]
-        cut += [TextToken(token.token_id, text, "target") for text in texts]
+        cut += [CompletionToken(token.id, text, TokenSource.TARGET) for text in texts]
     return cut, {token_id: piece for piece, token_id in ids.items()}
 
 
@@ -116,6 +117,6 @@ def test_a_long_body_that_is_no_call_is_refused_at_once(form: ToolForm) -> None:
     for unit in UNITS:
         reader = ReplyReader(ReplyFormat(tools=parser), tools=TOOLS)
         body = unit * (100_000 // len(unit))
-        parts = reader.push([TextToken(TEXT, f"{parser.start}{body}{parser.end}", "target")])
+        parts = reader.push([CompletionToken(TEXT, f"{parser.start}{body}{parser.end}", TokenSource.TARGET)])
         parts += reader.finish(is_cut=False)
         assert reader.num_calls <= 1

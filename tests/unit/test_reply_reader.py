@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation import TextToken
 from gateway.reply import cutter
 from gateway.reply.format import ReplyFormat, detect_format
 from gateway.reply.forms import Markers
 from gateway.reply.parts import Kind, Part, Text
 from gateway.reply.reader import ReplyReader
 from gateway.reply.tool_parsers import JSON_STRINGS, ToolCall, ToolParser
+from specd.client import CompletionToken
+from specd.vocabulary import TokenSource
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 JSON_CALLS = ToolParser("<tool_call>", "</tool_call>", lambda text, _: json.loads(text), JSON_STRINGS)
@@ -28,12 +29,12 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": "<think>"}}</tool_call>'
 REPLY = f"<think>\nWhy? <tool_cal\n</think>\n\nI see < that.\n{CALL}\n{CALL} <thin"
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[TextToken]:
+def pieces_of(text: str, cuts: list[int]) -> list[CompletionToken]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [TextToken(5, text[i:j], "target") for i, j in itertools.pairwise(places)]
+    return [CompletionToken(5, text[i:j], TokenSource.TARGET) for i, j in itertools.pairwise(places)]
 
 
-def read(reader: ReplyReader, tokens: list[TextToken], *, is_cut: bool = False) -> list[Part]:
+def read(reader: ReplyReader, tokens: list[CompletionToken], *, is_cut: bool = False) -> list[Part]:
     parts: list[Part] = []
     for token in tokens:
         parts += reader.push([token])
@@ -95,7 +96,7 @@ def test_special_tokens_are_markers_though_texts_leave_them_out() -> None:
     )
     reader = ReplyReader(ReplyFormat(None, parser), tools=TOOLS, special_tokens=special)
     tokens = [
-        TextToken(i, text, "target")
+        CompletionToken(i, text, TokenSource.TARGET)
         for i, text in ((9, "Look."), (4, ""), (1, ""), (9, "f"), (2, ""), (9, "{}"), (3, ""))
     ]
     parts = reader.push(tokens, is_last=True) + reader.finish(is_cut=False)
@@ -262,7 +263,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, reply: str) -> int:
         patch.setattr(cutter, "_pattern", lambda markers: Counting(pattern_of(markers)))
         reader = ReplyReader(ReplyFormat(FORMAT.reasoning, replace(JSON_CALLS, quotes=STRINGS)), tools=TOOLS)
         for at in range(0, len(reply), 64):
-            reader.push([TextToken(5, reply[at : at + 64], "target")])
+            reader.push([CompletionToken(5, reply[at : at + 64], TokenSource.TARGET)])
         reader.finish(is_cut=False)
     return counted
 
