@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.load import Answer, Requests, ask, measure_capacity
 from specd.bench.environment import console, environment, new_table
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
@@ -54,12 +54,12 @@ async def never_read(address: str, token: str, count: int) -> asyncio.Task[None]
     return asyncio.create_task(keep_connected())
 
 
-async def one_after_the_other(client: RawClient, requests: Requests, count: int) -> list[Answer]:
+async def one_after_the_other(client: AsyncClient, requests: Requests, count: int) -> list[Answer]:
     """Return the answers to requests of one client."""
     return [await ask(client, requests.next(), _K) for _ in range(count)]
 
 
-async def arrive(client: RawClient, requests: Requests, rate: float, ended: asyncio.Event) -> list[Answer]:
+async def arrive(client: AsyncClient, requests: Requests, rate: float, ended: asyncio.Event) -> list[Answer]:
     """Let requests arrive at random times until the end, and return all answers."""
     asking, now = [], time.perf_counter()
     while not ended.is_set():
@@ -81,8 +81,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         }
         async with (
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE | settings) as stack,
-            RawClient(stack.address, ClientCredentials(token=own_text)) as client,
-            RawClient(stack.address, ClientCredentials(token=other_text)) as greedy,
+            AsyncClient(stack.address, credentials=ClientCredentials(token=own_text), retries=NO_RETRIES) as client,
+            AsyncClient(stack.address, credentials=ClientCredentials(token=other_text), retries=NO_RETRIES) as greedy,
         ):
             requests, ended = Requests(options.seed), asyncio.Event()
             await one_after_the_other(client, requests, 3)

@@ -17,10 +17,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
-from specd.v1.generation_pb2 import StopConditions
 
 PROMPTS = [path.read_text() for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))[:16]]
 SHORT_PROMPT, FEW_TOKENS = "def area(r):", 8
@@ -31,15 +30,10 @@ Times = tuple[float, float]  # to the first token, and per token after it; secon
 Ask = Callable[[str, int], Awaitable[Times]]
 
 
-async def over_grpc(client: RawClient, prompt: str, max_tokens: int) -> Times:
+async def over_grpc(client: AsyncClient, prompt: str, max_tokens: int) -> Times:
     began_at, first_at, num_tokens, num_first = time.perf_counter(), 0.0, 0, 0
-    call = client.generate(
-        prompt,
-        max_tokens=max_tokens,
-        num_draft_tokens=NUM_DRAFT_TOKENS,
-        stop=StopConditions(ignore_eos=True),
-    )
-    async for response in call:
+    stream = client.generate(prompt, max_tokens=max_tokens, num_draft_tokens=NUM_DRAFT_TOKENS, ignore_eos=True)
+    async for response in stream.messages():
         if not first_at:
             first_at, num_first = time.perf_counter(), len(response.tokens)
         num_tokens += len(response.tokens)
@@ -78,7 +72,7 @@ class HttpClient:
 async def measure(streams: int, turns: int, singles: int) -> None:
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=NO_PREFIX_CACHE) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         assert stack.gateway is not None
         sides: dict[str, Ask] = {

@@ -21,8 +21,8 @@ from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts, spread
 from specd.bench.sample import Sample, summarise
 from specd.bench.setup import SPECD, Setup
+from specd.client import NO_RETRIES, AsyncClient
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.v1 import model_pb2, model_pb2_grpc
@@ -50,7 +50,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             stack = await running.enter_async_context(
                 Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE | own)
             )
-            clients[bits] = await running.enter_async_context(RawClient(stack.address))
+            clients[bits] = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
             sizes[bits] = await bytes_per_token(stack.target.facts["address"])
         warm_up = next(iter(prompts.values()))
         for bits, k in samples:

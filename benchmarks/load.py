@@ -22,16 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
 from specd.bench.prompts import load_prompts
-from specd.errors import error_info
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
+from specd.errors import ResourceExhaustedError
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
-from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.processes import resident_mib
 
 PROMPT_TOKENS = (100, 300)
@@ -79,27 +77,23 @@ class Requests:
         return self._random.expovariate(rate)
 
 
-async def ask(client: RawClient, request: Request, k: int) -> Answer:
+async def ask(client: AsyncClient, request: Request, k: int) -> Answer:
     """Ask, and measure the answer."""
     num_tokens = 0
     asked_at = first_at = last_at = time.perf_counter()
     try:
-        stop = StopConditions(ignore_eos=True)
-        async for response in client.generate(
-            request.prompt_ids, max_tokens=request.max_tokens, num_draft_tokens=k, stop=stop
-        ):
+        stream = client.generate(request.prompt_ids, max_tokens=request.max_tokens, num_draft_tokens=k, ignore_eos=True)
+        async for response in stream.messages():
             last_at = time.perf_counter()
             if not num_tokens:
                 first_at = last_at
             num_tokens += len(response.tokens)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise
-        return Answer(time.perf_counter() - asked_at, waited="gave_way" in error_info(error).metadata)
+    except ResourceExhaustedError as error:
+        return Answer(time.perf_counter() - asked_at, waited="gave_way" in error.metadata)
     return Answer(last_at - asked_at, first_at - asked_at, (last_at - first_at) / (num_tokens - 1), num_tokens)
 
 
-async def measure_capacity(client: RawClient, requests: Requests, num_clients: int, seconds: float, k: int) -> float:
+async def measure_capacity(client: AsyncClient, requests: Requests, num_clients: int, seconds: float, k: int) -> float:
     """Return the requests a second that as many clients get through."""
     started_at = time.perf_counter()
     ended_at: list[float] = []
@@ -115,7 +109,7 @@ async def measure_capacity(client: RawClient, requests: Requests, num_clients: i
 
 
 async def measure_load(
-    client: RawClient, requests: Requests, rate: float, seconds: float, k: int, usual_seconds: float
+    client: AsyncClient, requests: Requests, rate: float, seconds: float, k: int, usual_seconds: float
 ) -> tuple[list[Answer], float]:
     """Let requests arrive at a rate; return all answers, and the seconds to recover, `usual_seconds` being usual."""
     asking = []
@@ -127,7 +121,7 @@ async def measure_load(
     return await asyncio.gather(*asking), recovery_seconds
 
 
-async def measure_recovery(client: RawClient, requests: Requests, usual_seconds: float, k: int) -> float:
+async def measure_recovery(client: AsyncClient, requests: Requests, usual_seconds: float, k: int) -> float:
     """Return the seconds until a request is begun that gets its first token in 1.5 times the usual seconds."""
     ended_at = time.perf_counter()
     while True:
@@ -161,7 +155,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     requests = Requests(options.seed)
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE | limits) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         for _ in range(3):
             await ask(client, requests.next(), options.k)

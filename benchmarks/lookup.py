@@ -34,12 +34,11 @@ from repeating_work import KINDS
 from specd.bench.contenders import MlxLm
 from specd.bench.environment import console, environment, new_table
 from specd.bench.setup import MLX_LM, Setup
+from specd.client import NO_RETRIES, AsyncClient
 from specd.launch import complain
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.text.tokenizer import Tokenizer
-from specd.v1 import generation_pb2 as pb
 from specd.worker.model.loader import load
 
 # Returns the tokens, and the seconds after the first.
@@ -53,23 +52,21 @@ ALONE, MODEL, LOOKUP, BOTH, PREDICTED = (
     "predicted",
 )
 _FIELDS: dict[str, dict[str, Any]] = {
-    ALONE: {"draft_source": pb.DRAFT_SOURCE_NONE},
-    MODEL: {"draft_source": pb.DRAFT_SOURCE_MODEL},
-    LOOKUP: {"draft_source": pb.DRAFT_SOURCE_LOOKUP},
+    ALONE: {"draft_source": "none"},
+    MODEL: {"draft_source": "model"},
+    LOOKUP: {"draft_source": "lookup"},
     BOTH: {},
 }
 
 
-def specd_contender(client: RawClient, name: str, max_tokens: int) -> Decode:
+def specd_contender(client: AsyncClient, name: str, max_tokens: int) -> Decode:
     """Return a way of specd to decode."""
 
     async def decode(prompt: list[int], expected: list[int]) -> tuple[list[int], float]:
-        fields = _FIELDS.get(name) or (
-            {"prediction_token_ids": pb.TokenIds(ids=expected)} if name == PREDICTED and expected else {}
-        )
+        fields = _FIELDS.get(name) or ({"prediction": expected} if name == PREDICTED and expected else {})
         token_ids: list[int] = []
         first_at = last_at = 0.0
-        async for response in client.generate(prompt, max_tokens=max_tokens, **fields):
+        async for response in client.generate(prompt, max_tokens=max_tokens, **fields).messages():
             last_at = time.perf_counter()
             first_at = first_at or last_at
             token_ids.extend(token.id for token in response.tokens)
@@ -137,7 +134,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     n = options.max_tokens
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=NO_PREFIX_CACHE) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         contenders = {name: specd_contender(client, name, n) for name in (*_FIELDS, PREDICTED)}
         for k in (0, 3, 5, 7):
@@ -174,7 +171,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_together(
-    client: RawClient, prompts: dict[str, list[list[int]]], options: argparse.Namespace
+    client: AsyncClient, prompts: dict[str, list[list[int]]], options: argparse.Namespace
 ) -> dict[str, float]:
     """Return tokens per second of eight sessions of all kinds at once, by source, medians of turns."""
     requests = [prompt for of_kinds in zip(*prompts.values(), strict=True) for prompt in of_kinds]

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from specd.bench.prompts import load_prompts
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 
@@ -30,21 +30,19 @@ async def measure(
     """Return what each turn took, for each repeat."""
     async with (
         Stack(target=target, draft=draft, environment=environment) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         await run_session(client, turns[:1])  # warms up
         # Each begins with another line, so that none finds what the one before has left.
         return [await run_session(client, [f"# {i}\n{turns[0]}", *turns[1:]]) for i in range(repeats)]
 
 
-async def run_session(client: RawClient, turns: list[str]) -> list[dict[str, float]]:
+async def run_session(client: AsyncClient, turns: list[str]) -> list[dict[str, float]]:
     """Run one session of as many turns as there are texts."""
-    session_id = ""
     results: list[dict[str, float]] = []
+    session = client.session()
     for text in turns:
-        async for response in client.generate(text, session_id=session_id, max_tokens=MAX_TOKENS):
-            session_id = response.session_id
-        statistics = response.statistics
+        statistics = (await session.generate(text, max_tokens=MAX_TOKENS).completion()).statistics
         results.append(
             {
                 "prompt_tokens": statistics.prompt_tokens,

@@ -37,7 +37,7 @@ from specd.bench.prompts import encode, load_prompts, short, spread
 from specd.bench.sample import Sample, have_same_tokens, median_ratio
 from specd.bench.setup import SPECD, Setup
 from specd.bench.turns import take_turns
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 
@@ -120,7 +120,7 @@ async def measure(
             assert stack.draft is not None
             script = Path(__file__).with_name("slow_draft_worker.py")
             stack.draft.command[1:3] = [str(script), str(pair.slow_milliseconds)]  # instead of `-m specd`
-        async with stack, RawClient(stack.address) as client:
+        async with stack, AsyncClient(stack.address, retries=NO_RETRIES) as client:
             contenders: dict[str, Contender] = {
                 TARGET_ONLY: Specd(client, Setup(SPECD, 0, pair.temperature)),
                 ADAPTIVE: Specd(client, Setup(SPECD, None, pair.temperature)),

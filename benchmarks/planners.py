@@ -33,10 +33,9 @@ from wire_faults import Wire
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Child
-from specd.v1 import sampling_pb2
 
 OURS, BASE, OLLAMA, TARGET_ONLY, GIVEN_K = "ours", "base", "Ollama's", "target alone", "given k"
 LEAST_OF_BASE, LEAST_OF_TARGET = 0.98, 0.97
@@ -70,7 +69,7 @@ CELLS = [
 class Candidate:
     """A coordinator for each draft and delay, and the k that requests ask for."""
 
-    clients: Mapping[tuple[str, int], RawClient]
+    clients: Mapping[tuple[str, int], AsyncClient]
     k: int | None = None
 
     async def run(self, cell: Cell, prompts: Sequence[str], max_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
@@ -87,11 +86,15 @@ class Candidate:
             while waiting:
                 number, prompt = waiting.pop(0)
                 tokens: list[int] = []
-                sampling = sampling_pb2.SamplingParameters(temperature=cell.temperature, seed=number % len(prompts))
                 first_at = 0.0
-                async for response in client.generate(
-                    prompt, sampling=sampling, max_tokens=max_tokens, num_draft_tokens=self.k
-                ):
+                stream = client.generate(
+                    prompt,
+                    temperature=cell.temperature,
+                    seed=number % len(prompts),
+                    max_tokens=max_tokens,
+                    num_draft_tokens=self.k,
+                )
+                async for response in stream.messages():
                     now = time.perf_counter()
                     if tokens:
                         arrivals.append((now, len(response.tokens)))
@@ -144,13 +147,13 @@ async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[s
             for delay in filter(None, DELAYS_MS):
                 sockets[name, draft, delay] = f"{path}-{delay}"
                 await running.enter_async_context(Wire(f"{path}-{delay}", path, delay / 1000))
-    clients: dict[str, dict[tuple[str, int], RawClient]] = {name: {} for name in planners}
+    clients: dict[str, dict[tuple[str, int], AsyncClient]] = {name: {} for name in planners}
     for number, (planner, draft, delay) in enumerate(itertools.product(planners, drafts, DELAYS_MS)):
         name, command = planners[planner]
         address = f"unix:{directory}/coordinator-{number}"
         workers = ["--target", target, "--draft", f"unix:{sockets[name, draft, delay]}"]
         await start(planner, checkouts[name], *command, "coordinator", "--listen", address, *workers)
-        clients[planner][draft, delay] = await running.enter_async_context(RawClient(address))
+        clients[planner][draft, delay] = await running.enter_async_context(AsyncClient(address, retries=NO_RETRIES))
     given = clients.pop(GIVEN_K)
     return {
         **{name: Candidate(own) for name, own in clients.items()},

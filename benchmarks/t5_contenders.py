@@ -24,7 +24,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 Decode = Callable[[list[int]], Awaitable[list[int]]]
@@ -60,13 +60,13 @@ def transformers_contenders(options: argparse.Namespace) -> dict[str, Decode]:
     return {"transformers, plain": plain, "transformers, assisted": assisted_by(None), **assisted}
 
 
-def specd_contenders(client: RawClient, options: argparse.Namespace) -> dict[str, Decode]:
+def specd_contenders(client: AsyncClient, options: argparse.Namespace) -> dict[str, Decode]:
     """Return specd's ways to decode."""
 
     def with_k(k: int | None) -> Decode:
         async def decode(source: list[int]) -> list[int]:
             answer = client.generate(source, max_tokens=options.max_tokens, num_draft_tokens=k)
-            return [token.id async for response in answer for token in response.tokens]
+            return (await answer.completion()).token_ids
 
         return decode
 
@@ -81,7 +81,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     sources = list(encode(load_prompts(options.sources, for_encoder=True), tokenizer).values())
     async with (
         Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE | variables) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         contenders = transformers_contenders(options) | specd_contenders(client, options)
         texts: dict[str, list[list[int]]] = {name: [] for name in contenders}

@@ -23,15 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
-import grpc
 from rich.table import Table
 
 from specd.bench.environment import console, environment, new_table
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
+from specd.errors import SpecdError
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
-from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.guarded import make_tokens
 from tests.e2e.processes import resident_mib
 from tests.security.attacks import attacking
@@ -80,7 +79,7 @@ class Result:
     most_mib: list[float]
 
 
-async def observe(stack: Stack, client: RawClient, seconds: float, period: Period) -> None:
+async def observe(stack: Stack, client: AsyncClient, seconds: float, period: Period) -> None:
     """Generate for some seconds, request after request."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -88,15 +87,15 @@ async def observe(stack: Stack, client: RawClient, seconds: float, period: Perio
         is_first = True
         try:
             async with asyncio.timeout(60):
-                stream = client.generate("class Stack:\n    def", max_tokens=48, stop=StopConditions(ignore_eos=True))
-                async for response in stream:
+                stream = client.generate("class Stack:\n    def", max_tokens=48, ignore_eos=True)
+                async for response in stream.messages():
                     now = time.monotonic()
                     if is_first:
                         period.seconds_to_first_token.append(now - last)
                     elif response.tokens:
                         period.seconds_per_token += [(now - last) / len(response.tokens)] * len(response.tokens)
                     last, is_first = now, False
-        except (grpc.aio.AioRpcError, TimeoutError):
+        except (SpecdError, TimeoutError):
             period.num_failed += 1
             await asyncio.sleep(0.1)
         memory = [resident_mib(child.pid) for child in stack.children]
@@ -115,7 +114,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Period]:
         stack = await running.enter_async_context(
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=settings)
         )
-        client = await running.enter_async_context(RawClient(stack.address, ClientCredentials(token=own_text)))
+        client = await running.enter_async_context(
+            AsyncClient(stack.address, credentials=ClientCredentials(token=own_text), retries=NO_RETRIES)
+        )
         await observe(stack, client, 3, Period())
         for _ in range(options.rounds):
             for name, attacker in attacks:

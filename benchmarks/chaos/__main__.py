@@ -29,8 +29,7 @@ from benchmarks.chaos.requests import make_requests
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.soak import plot, soak
 from specd.bench.environment import console, environment, new_table
-from specd.client import AsyncClient
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.faults import scrape
@@ -53,7 +52,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     async with (
         reached_by_wires(stack) as wires,
         stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
         AsyncClient(stack.address) as patient,
     ):
         run = Run(stack, requests, rng, options.sessions)

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from specd.bench.prompts import load_prompts
 from specd.client import AsyncClient, Delta, Finished
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import generation_pb2 as pb
-from specd.v1.sampling_pb2 import SamplingParameters
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,20 @@ def make_requests(rng: random.Random, count: int) -> list[Request]:
     return requests
 
 
-async def ask(client: RawClient, request: Request, on_message: Callable[[], None] = lambda: None) -> Answer:
-    """Return the answer of a client that gives up at once. Raises AioRpcError."""
+async def ask(client: AsyncClient, request: Request, on_message: Callable[[], None] = lambda: None) -> Answer:
+    """Return the answer of a client that gives up at once, by the retries of `client`. Raises SpecdError."""
     answer, session_id = Answer(), ""
     for turn in request.turns:
         answer.begin_turn()
-        async for response in client.generate(
+        session = client.session(session_id)
+        stream = session.generate(
             turn,
-            session_id=session_id,
             max_tokens=request.max_tokens,
-            sampling=SamplingParameters(temperature=request.temperature, seed=request.seed),
-            stop=pb.StopConditions(ignore_eos=True),
-        ):
+            temperature=request.temperature,
+            seed=request.seed,
+            ignore_eos=True,
+        )
+        async for response in stream.messages():
             session_id = response.session_id
             answer.add([token.id for token in response.tokens])
             on_message()

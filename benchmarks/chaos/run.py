@@ -8,16 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import grpc
-
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.requests import Answer, Request, ask, ask_patiently
 from benchmarks.chaos.tally import Tally, counted
-from specd.client import AsyncClient
-from specd.errors import SpecdError, error_info
-from specd.rpc.client import RawClient
+from specd.client import AsyncClient, Delta
+from specd.errors import SpecdError
 from specd.supervisor import Stack
-from specd.v1 import generation_pb2 as pb
 from tests.e2e.faults import scrape
 
 _LONGEST_PAUSE_SECONDS = 0.5  # between two faults
@@ -33,16 +29,16 @@ class Run:
         self._rng, self._num_sessions = rng, num_sessions
         self._expected: dict[Request, list[int]] = {}
 
-    async def learn(self, client: RawClient) -> None:
+    async def learn(self, client: AsyncClient) -> None:
         """Ask everything once."""
         for request in self.requests:
             self._expected[request] = (await ask(client, request)).token_ids
 
-    async def undisturbed(self, client: RawClient, seconds: float) -> Tally:
+    async def undisturbed(self, client: AsyncClient, seconds: float) -> Tally:
         """Return what comes of requests while nothing is harmed, to compare with."""
         return await self._while_asking(partial(ask, client), lambda _: asyncio.sleep(seconds))
 
-    async def while_harmed(self, client: RawClient, faults: Faults, num_faults: int) -> Tally:
+    async def while_harmed(self, client: AsyncClient, faults: Faults, num_faults: int) -> Tally:
         """Return the outcome of requests while a worker has this number of faults."""
         before = await counted(self.stack.coordinator)
         tally = await self._while_asking(partial(ask, client), partial(self._harm, faults, num_faults))
@@ -59,23 +55,18 @@ class Run:
         """Ask once, and count what comes of it."""
         try:
             tally.add(await how(request, tally.moved.set), self._expected[request])
-        except grpc.aio.AioRpcError as error:
-            tally.failed[error_info(error).reason or error.code().name] += 1
         except SpecdError as error:
             tally.failed[error.reason] += 1
 
-    async def abandon(self, client: RawClient) -> float:
+    async def abandon(self, client: AsyncClient) -> float:
         """Go away in the middle of an answer; return the seconds until the workers hold nothing of it."""
         most = self._rng.randint(1, 8)
-        answers = client.generate(
-            self._rng.choice(self.requests).turns[0], max_tokens=96, stop=pb.StopConditions(ignore_eos=True)
-        )
         num_answers = 0
-        async for _ in answers:
-            num_answers += 1
-            if num_answers == most:
-                break
-        answers.cancel()  # type: ignore[attr-defined]
+        async with client.generate(self._rng.choice(self.requests).turns[0], max_tokens=96, ignore_eos=True) as stream:
+            async for event in stream:
+                num_answers += isinstance(event, Delta)
+                if num_answers == most:
+                    break
         gone_at = time.perf_counter()
         for child in self.stack.children[1:]:
             while (await scrape(child))["specd_worker_active_sessions"]:  # noqa: ASYNC110 - of other processes

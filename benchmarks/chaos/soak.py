@@ -14,14 +14,14 @@ import numpy as np
 from benchmarks.chaos.requests import ask
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.tally import Tally, counted
-from specd.rpc.client import RawClient
+from specd.client import AsyncClient
 from tests.e2e.processes import own_memory_mib
 
 # The first part of the run: caches fill, and what is learnt comes in.
 _WARM_UP = 1 / 3
 
 
-async def soak(run: Run, client: RawClient, seconds: float, num_sessions: int) -> dict[str, Any]:
+async def soak(run: Run, client: AsyncClient, seconds: float, num_sessions: int) -> dict[str, Any]:
     """Return texts and memory of a long run of `num_sessions` clients, each of which rests for a fifth of its time."""
     tally, began_at = Tally(), time.monotonic()
     before = await counted(run.stack.coordinator)

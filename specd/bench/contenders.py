@@ -14,9 +14,8 @@ from mlx_lm.sample_utils import make_sampler
 
 from specd.bench.sample import RoundTimes, Sample, count_rejections
 from specd.bench.setup import Setup
-from specd.rpc.client import RawClient
-from specd.rpc.messages import acceptance_message
-from specd.v1 import generation_pb2, sampling_pb2
+from specd.client import AsyncClient
+from specd.v1 import generation_pb2
 from specd.worker.model.loader import LoadedModel
 
 
@@ -34,7 +33,7 @@ class Contender(Protocol):
 class Specd:
     """A running specd system, through gRPC. Adaptive requests leave out the number of draft tokens."""
 
-    def __init__(self, client: RawClient, setup: Setup) -> None:
+    def __init__(self, client: AsyncClient, setup: Setup) -> None:
         self.setup = setup
         self._client = client
 
@@ -43,16 +42,17 @@ class Specd:
         token_ids: list[int] = []
         rounds: list[RoundTimes] = []
         statistics = generation_pb2.SessionStatistics()
-        sampling = sampling_pb2.SamplingParameters(
+        started_at = first_at = last_at = time.perf_counter()
+        stream = self._client.generate(
+            prompt_ids,
+            max_tokens=max_tokens,
+            num_draft_tokens=self.setup.num_draft_tokens,
             temperature=self.setup.temperature,
             seed=seed_of(prompt, repeat),
-            acceptance=acceptance_message(self.setup.acceptance),
+            acceptance=self.setup.acceptance,
             lenience=self.setup.lenience,
         )
-        started_at = first_at = last_at = time.perf_counter()
-        async for response in self._client.generate(
-            prompt_ids, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens, sampling=sampling
-        ):
+        async for response in stream.messages():
             last_at = time.perf_counter()
             if token_ids:
                 rounds.append(_round(response.round))

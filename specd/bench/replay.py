@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.bench.contenders import Specd
 from specd.bench.setup import SPECD, Setup
+from specd.client import NO_RETRIES, AsyncClient
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.rpc.messages import INCARNATION
 from specd.supervisor import Child, Stack
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
@@ -94,13 +94,13 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
 @asynccontextmanager
 async def replaying(
     stack: Stack,
-    client: RawClient,
+    client: AsyncClient,
     prompt_ids: Mapping[str, Sequence[int]],
     *,
     max_tokens: int,
     acceptance: float,
     step_seconds: float,
-) -> AsyncIterator[RawClient]:
+) -> AsyncIterator[AsyncClient]:
     """Record the target's answers to the prompts, then connect to a coordinator with the same target worker.
 
     Its draft replays these answers.
@@ -129,7 +129,7 @@ async def replaying(
         coordinator = Child("coordinator", command, {})
         try:
             await coordinator.start()
-            async with RawClient(f"unix:{sockets / 'own'}") as own:
+            async with AsyncClient(f"unix:{sockets / 'own'}", retries=NO_RETRIES) as own:
                 yield own
         finally:
             await coordinator.stop()

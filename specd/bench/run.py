@@ -23,7 +23,7 @@ from specd.bench.replay import replaying
 from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
-from specd.rpc.client import RawClient
+from specd.client import NO_RETRIES, AsyncClient
 from specd.sampling import Acceptance
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.worker.model.loader import LoadedModel, load
@@ -126,7 +126,7 @@ async def _measure(
         stack = await running.enter_async_context(
             Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)
         )
-        client = await running.enter_async_context(RawClient(stack.address))
+        client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
         if options.replay is not None:
             client = await running.enter_async_context(
                 replaying(
@@ -199,7 +199,7 @@ async def _measure_throughput(
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with (
         Stack(target=options.target, draft=options.draft, environment=variables | limits) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address, retries=NO_RETRIES) as client,
     ):
         contenders: list[throughput.LoadContender] = [
             *(throughput.SpecdClients(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),

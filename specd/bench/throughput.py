@@ -18,7 +18,7 @@ from rich.table import Table
 
 from specd.bench.environment import new_table, say
 from specd.bench.setup import MLX_LM, SPECD, Setup
-from specd.rpc.client import RawClient
+from specd.client import AsyncClient
 from specd.worker.model.loader import LoadedModel
 
 Prompts = Sequence[Sequence[int]]
@@ -90,15 +90,14 @@ class LoadContender(Protocol):
 class SpecdClients:
     """Clients of a running specd system. Each sends the next prompt when its last is complete."""
 
-    def __init__(self, client: RawClient, setup: Setup) -> None:
+    def __init__(self, client: AsyncClient, setup: Setup) -> None:
         self.setup = setup
         self._client = client
 
     async def prepare(self, prompts: Prompts) -> None:
         """Fill the prefix caches of the workers."""
         for prompt in prompts:
-            async for _ in self._client.generate(prompt, max_tokens=3, num_draft_tokens=1):
-                pass
+            await self._client.generate(prompt, max_tokens=3, num_draft_tokens=1).completion()
 
     async def decode(self, prompts: Prompts, concurrency: int, max_tokens: int) -> Run:
         """Decode all prompts."""
@@ -114,9 +113,10 @@ class SpecdClients:
                 number, prompt = waiting.pop()
                 token_ids: list[int] = []
                 asked_at = first_at = last_at = time.perf_counter()
-                async for response in self._client.generate(
+                stream = self._client.generate(
                     prompt, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens
-                ):
+                )
+                async for response in stream.messages():
                     last_at = time.perf_counter()
                     if token_ids:
                         drafted.append(response.round.proposed)

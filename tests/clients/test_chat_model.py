@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from tests.clients.opencode import Opencode
 from tests.clients.programs import install, program, run, url_of
 from tests.e2e.chats import chat_of
 from tests.e2e.completions import complete
 from tests.e2e.faults import PATIENT
+from tests.raw_client import RawClient
 from tests.smollm2 import ChatPair
 
 MODEL = "SmolLM2-135M-Instruct"

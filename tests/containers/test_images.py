@@ -18,12 +18,12 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import RawClient
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 from specd.v1 import generation_pb2
 from tests.containers.compose import BUILD_SECONDS, ROOT, Project, docker, wait_until, why_not
 from tests.e2e.processes import start_specd
+from tests.raw_client import RawClient
 from tests.unit.test_compose_files import port, services_of
 
 DEPLOY = ROOT / "deploy"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import FINISH_REASON_UNSPECIFIED, Chat, GenerateResponse, SessionStatistics
 from tests.e2e.processes import PATIENCE_SECONDS
+from tests.raw_client import RawClient
 
 PROMPT = "class Stack:\n    def"
 MAX_TOKENS = 32

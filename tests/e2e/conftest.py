@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
@@ -21,6 +20,7 @@ from tests.e2e.completions import MAX_TOKENS, Completion, complete
 from tests.e2e.faults import ENVIRONMENT, PATIENT, Undisturbed, eventually, is_whole, undisturbed_by
 from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, wait_until_idle
+from tests.raw_client import RawClient
 
 # Before any test imports MLX, with which some compute what the processes must give. One thread, because the processes
 # want the other cores: threads that share a product wait for each other, and take longer than one.

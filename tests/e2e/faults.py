@@ -7,12 +7,12 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Child, Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import Completion
 from tests.e2e.processes import PATIENCE_SECONDS, read_metrics
+from tests.raw_client import RawClient
 
 SEED = 2**63 + 5
 MAX_TOKENS = 64

@@ -20,13 +20,13 @@ import grpc
 import httpx2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2
 from tests.e2e import http_fuzzing
 from tests.e2e.fuzz_requests import METHODS, PROMPT, RequestGenerator
 from tests.e2e.logged_specd import SpecdUp, running_specd
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import processes_mentioning, resident_mib
+from tests.raw_client import RawClient
 
 CONNECTIONS = 8  # to each process
 CALLS = 48  # at a time, of all processes

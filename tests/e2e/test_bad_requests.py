@@ -15,7 +15,6 @@ import pytest
 
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.rpc.limits import MAX_MESSAGE_BYTES
 from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
@@ -32,6 +31,7 @@ from specd.v1.target_pb2 import VerifyRequest
 from specd.v1.target_pb2_grpc import TargetServiceStub
 from tests.e2e.calls import CONTEXT_LENGTH, END_TOKEN, VOCABULARY_SIZE, Worker, error_of, responses_to
 from tests.e2e.processes import read_metric
+from tests.raw_client import RawClient
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from rich.console import Console
 
 from specd.bench import throughput
 from specd.bench.setup import MLX_LM, SPECD, Setup
-from specd.rpc.client import RawClient
+from specd.client import AsyncClient
 from specd.settings import EMBEDDED_DRAFT
+from specd.supervisor import Stack
 from tests.e2e.processes import PATIENCE_SECONDS, run_specd
 
 if TYPE_CHECKING:
@@ -25,9 +27,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(client: RawClient) -> None:
+@pytest.fixture
+async def asking(stack: Stack) -> AsyncIterator[AsyncClient]:
+    """A client of `stack` as the bench has it."""
+    async with AsyncClient(stack.address) as client:
+        yield client
+
+
+async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they_drafted(
+    asking: AsyncClient,
+) -> None:
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    alone, fixed = [await throughput.SpecdClients(client, Setup(SPECD, k)).decode(prompts, 2, 12) for k in (0, 2)]
+    alone, fixed = [await throughput.SpecdClients(asking, Setup(SPECD, k)).decode(prompts, 2, 12) for k in (0, 2)]
     assert alone.token_ids == fixed.token_ids
     assert alone.drafted_per_round == 0
     assert 1 < fixed.drafted_per_round <= 2  # less at the end of a text
@@ -40,11 +51,11 @@ async def test_many_at_once_give_the_same_tokens_and_the_table_says_how_far_they
 
 
 async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decoded(
-    client: RawClient, target: LoadedModel
+    asking: AsyncClient, target: LoadedModel
 ) -> None:
     """With three texts of twelve tokens, two at once, the third is alone for most of its time."""
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    contenders: list[Any] = [throughput.SpecdClients(client, Setup(SPECD, 0)), throughput.MlxLmBatch(target)]
+    contenders: list[Any] = [throughput.SpecdClients(asking, Setup(SPECD, 0)), throughput.MlxLmBatch(target)]
     ours, theirs = [await contender.decode(prompts, 2, 12) for contender in contenders]
     assert ours.token_ids == theirs.token_ids
     for run in (ours, theirs):

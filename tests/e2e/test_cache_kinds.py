@@ -11,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 from specd.supervisor import Stack
 from specd.worker.model.loader import LoadedModel, load
@@ -22,6 +21,7 @@ from tests.e2e.memory import lasting_growth
 from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, read_metric, resident_mib, wait_until_idle
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.raw_client import RawClient
 from tests.thorough import examples
 from tests.worker.models import LARGE_WINDOW, SAVED, save_random_model
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import (
     DRAFT_SOURCE_LOOKUP,
@@ -33,6 +32,7 @@ from tests.e2e.completions import Completion, complete
 from tests.e2e.conversations import CONVERSATIONS, Conversation
 from tests.e2e.faults import PATIENT
 from tests.e2e.reference import sample_with_mlx_lm
+from tests.raw_client import RawClient
 from tests.smollm2 import ChatPair
 
 SEED = 11

@@ -11,7 +11,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
@@ -22,6 +21,7 @@ from tests.e2e.calls import END_TOKEN, error_of
 from tests.e2e.chats import QUESTION, REPLY, SYSTEM, TOOL, chat_of
 from tests.e2e.completions import MAX_TOKENS, Completion, complete
 from tests.e2e.kept_sessions import IGNORE_EOS, MAX_LOST, get_session
+from tests.raw_client import RawClient
 from tests.worker.models import CHAT_TEMPLATE, SECOND_END_TOKEN, save_chat_target
 
 PAD_TOKEN = 1  # special, as the marks of a tool call are

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import (
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
@@ -39,6 +38,7 @@ from tests.e2e.processes import (
     start_specd,
 )
 from tests.e2e.readme_demo import README, block_in, shortened, without_numbers
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 PROMPT = "def fibonacci(n):"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import PROMPT, complete
 from tests.e2e.processes import PATIENCE_SECONDS
+from tests.raw_client import RawClient
 
 # Debian's package libfaketime: it stands between a process and its clock, and reads what to add from a file.
 _LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)

@@ -16,7 +16,6 @@ from grpc_status import rpc_status
 
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Child, Stack
 from specd.text.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from specd.v1.target_pb2 import VerifyRequest
 from specd.v1.target_pb2_grpc import TargetServiceStub
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import eventually, read_metric, read_metrics, resident_mib, wait_until_idle
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from specd.rpc.client import RawClient
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import SessionStatistics
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -23,6 +22,7 @@ from specd.worker.model.loader import LoadedModel
 from tests.conftest import TWENTY_PROMPTS
 from tests.e2e.conftest import DRAFT_KINDS
 from tests.e2e.reference import sample_with_mlx_lm
+from tests.raw_client import RawClient
 
 MAX_TOKENS = 32
 SEED = 1_000_003

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
@@ -13,6 +12,7 @@ from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.guarded import make_tokens
 from tests.e2e.processes import eventually, read_metric, wait_until_idle
+from tests.raw_client import RawClient
 
 PROMPT = "class Stack:\n    def"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import FinishReason, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -18,6 +17,7 @@ from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import PATIENCE_SECONDS, run_specd
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.raw_client import RawClient
 from tests.thorough import examples
 from tests.worker.gpt2_models import NUM_POSITIONS, save_gpt2, weights_on_the_hub
 

@@ -20,7 +20,6 @@ from coordinator.workers.errors import WorkerLateError, WorkerLostError
 from coordinator.workers.stream import GrpcDraftStream
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
@@ -40,6 +39,7 @@ from tests.e2e.faults import (
     scrape,
 )
 from tests.e2e.processes import draft_of
+from tests.raw_client import RawClient
 
 # A timeout of the coordinator of `impatient_stack`.
 TARGET_RECOVERY_SECONDS = 1.0

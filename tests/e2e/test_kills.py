@@ -12,7 +12,6 @@ from random import Random
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from tests.e2e.completions import Completion
 from tests.e2e.faults import (
@@ -26,6 +25,7 @@ from tests.e2e.faults import (
     sessions_and_tokens,
 )
 from tests.e2e.processes import PATIENCE_SECONDS, draft_of
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 TEMPERATURES = (0.0, 0.7, 1.0)

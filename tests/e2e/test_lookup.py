@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import (
@@ -26,6 +25,7 @@ from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameter
 from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, kill
 from tests.e2e.processes import draft_of, read_metric, run_specd
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 PROMPT = """\

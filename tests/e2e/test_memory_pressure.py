@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.chaos.faults import reached_by_wires
 from benchmarks.wire_faults import Wire
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import DRAFT_SOURCE_NONE, StopConditions
 from tests.e2e.completions import PROMPT, Completion, complete
 from tests.e2e.processes import eventually, read_metric
+from tests.raw_client import RawClient
 
 _MIB = 2**20
 _RESERVE = 256 * _MIB

@@ -23,7 +23,6 @@ import grpc
 import pytest
 
 from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import SessionStatistics
@@ -37,6 +36,7 @@ from tests.e2e.processes import (
     scraped_address,
     wait_until_idle,
 )
+from tests.raw_client import RawClient
 from tests.unit.test_monitoring_files import READ, RULE_TESTS, RULES, all_rules
 
 needs_prometheus = pytest.mark.skipif(

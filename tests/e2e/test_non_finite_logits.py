@@ -12,7 +12,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specd.errors import DOMAIN, error_info
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
@@ -21,6 +20,7 @@ from specd.v1.sampling_pb2 import (
 )
 from tests.e2e.calls import END_TOKEN, VOCABULARY_SIZE, error_of, responses_to
 from tests.e2e.processes import wait_until_idle
+from tests.raw_client import RawClient
 from tests.worker.models import save_poisoned
 
 DRAFT_NAN, DRAFT_INF, TARGET_NAN, TARGET_INF = range(VOCABULARY_SIZE - 4, VOCABULARY_SIZE)

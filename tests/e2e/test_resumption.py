@@ -10,13 +10,13 @@ import pytest
 from grpc import StatusCode
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GenerateResponse, Resumption, StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
 from tests.e2e.calls import END_TOKEN, VOCABULARY_SIZE, error_of, responses_to
 from tests.e2e.completions import PROMPT
 from tests.e2e.faults import SEED
+from tests.raw_client import RawClient
 
 MAX_TOKENS = 40
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 
-from specd.rpc.client import RawClient
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters
@@ -17,6 +16,7 @@ from specd.worker.model.loader import LoadedModel
 from tests.e2e.calls import END_TOKEN, responses_to
 from tests.e2e.completions import KS, MAX_TOKENS, PROMPT, Completion, complete
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.raw_client import RawClient
 
 # -- Biases and penalties
 

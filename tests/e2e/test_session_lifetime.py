@@ -15,7 +15,6 @@ import grpc
 import pytest
 
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeRequest
@@ -27,6 +26,7 @@ from tests.e2e.completions import complete
 from tests.e2e.kept_sessions import GONE, IGNORE_EOS, LONG, get_session, refusal
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, resident_mib, start_specd, wait_until_idle
+from tests.raw_client import RawClient
 
 PREFIX_CACHE_BYTES = 16 * 2**20
 

@@ -9,7 +9,6 @@ import grpc
 import mlx.core as mx
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import FINISH_REASON_STOP_STRING, Chat, StopConditions
@@ -21,6 +20,7 @@ from tests.e2e.chats import QUESTION, chat_of
 from tests.e2e.completions import Completion, complete
 from tests.e2e.kept_sessions import IGNORE_EOS, LONG, MAX_LOST, get_session, refusal
 from tests.e2e.processes import wait_until_idle
+from tests.raw_client import RawClient
 
 
 def greedy_tokens(target: LoadedModel, token_ids: list[int]) -> list[int]:

@@ -18,12 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1 import generation_pb2
 from specd.v1.generation_pb2 import SessionStatistics
 from tests.e2e.processes import complaint, processes_mentioning, run_specd, start_specd
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 WORKERS = ["draft-worker", "target-worker"]

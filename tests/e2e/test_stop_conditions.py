@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import (
     FINISH_REASON_EOS,
     FINISH_REASON_LENGTH,
@@ -18,6 +17,7 @@ from specd.v1.generation_pb2 import (
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import END_TOKEN
 from tests.e2e.completions import KS, MAX_TOKENS, Completion, complete
+from tests.raw_client import RawClient
 
 
 def stopped_by(completion: Completion, strings: Sequence[str], min_tokens: int = 0) -> tuple[str, int, str] | None:

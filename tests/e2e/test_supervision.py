@@ -12,10 +12,10 @@ import pytest
 
 from specd import supervisor
 from specd.errors import StartupError
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from tests.e2e.faults import ENVIRONMENT, Undisturbed, assert_same, complete, eventually, is_whole
+from tests.raw_client import RawClient
 
 HANG_SECONDS = 3.0
 # Reports to its supervisor, and ends.

@@ -12,7 +12,6 @@ import mlx.core as mx
 import pytest
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from specd.text.tokenizer import Tokenizer
@@ -34,6 +33,7 @@ from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, are_free, eventually, is_whole, kill
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import draft_of, read_metric, resident_mib, run_specd, wait_until_idle
+from tests.raw_client import RawClient
 from tests.thorough import examples
 
 SOURCES = [

@@ -18,11 +18,11 @@ import pytest
 from coordinator.workers.connection import RENEW_SECONDS
 from specd.errors import error_info
 from specd.identity.roles import Role
-from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.guarded import Guarded, credentials, expire, files_of, guarded, make_certificates, workers_of
 from tests.e2e.processes import complaint, run_specd, start_specd
+from tests.raw_client import RawClient
 
 PROMPT = "def fibonacci(n):"
 

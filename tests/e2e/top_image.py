@@ -13,7 +13,7 @@ from rich.console import Console
 from specd.bench.prompts import load_prompts
 from specd.cli.scrape import MetricsReader
 from specd.cli.top import View
-from specd.rpc.client import RawClient
+from specd.client import AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 
@@ -22,7 +22,7 @@ _IMAGE = Path(__file__).parents[2] / "docs" / "images" / "top.svg"
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would be loaded from elsewhere
 
 
-async def keep_asking(client: RawClient, prompts: list[str]) -> None:
+async def keep_asking(client: AsyncClient, prompts: list[str]) -> None:
     """Be one client for as long as the drawing takes."""
     end = time.monotonic() + _SECONDS + 2
     while time.monotonic() < end:
@@ -36,7 +36,7 @@ async def draw() -> None:
     environment = {"SPECD_LOG_LEVEL": "error"}
     async with (
         Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=environment) as stack,
-        RawClient(stack.address) as client,
+        AsyncClient(stack.address) as client,
     ):
         prompts = [*load_prompts().values()]
         load = asyncio.gather(keep_asking(client, prompts), keep_asking(client, prompts))

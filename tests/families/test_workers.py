@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -15,6 +14,7 @@ from specd.worker.model.loader import load
 from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.reference import decode_with_mlx_lm
+from tests.raw_client import RawClient
 from tests.worker.families import save_family
 from tests.worker.family_configs import NETWORKS
 

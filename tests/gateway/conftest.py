@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Stack
 from tests.e2e.faults import PATIENT
 from tests.gateway.arranged_model import save_arranged_model
 from tests.gateway.http_client import HttpClient
+from tests.raw_client import RawClient
 from tests.worker.models import save_chat_target
 
 

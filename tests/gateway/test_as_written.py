@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from specd import AsyncClient, Client
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
@@ -17,6 +16,7 @@ from specd.v1.generation_pb2 import Chat, ChatMessage
 from tests.e2e.completions import complete
 from tests.e2e.faults import PATIENT
 from tests.gateway.http_client import HttpClient
+from tests.raw_client import RawClient
 from tests.worker.models import copy_variant
 
 # In the form of Qwen, in which the template writes a call as the model says it.

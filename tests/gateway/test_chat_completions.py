@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import RawClient
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
 from tests.e2e.chats import QUESTION, SYSTEM, chat_of
 from tests.gateway.http_client import HttpClient
+from tests.raw_client import RawClient
 
 PATH = "/v1/chat/completions"
 MESSAGES = [SYSTEM, QUESTION]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from tests.e2e.chats import chat_of
 from tests.e2e.completions import complete
 from tests.e2e.faults import PATIENT
 from tests.gateway.http_client import HttpClient
+from tests.raw_client import RawClient
 from tests.smollm2 import ChatPair
 
 TURNS = ("What is the capital of France?", "Wie heißt das auf Deutsch? 🇩🇪", "List three fruits with an emoji each. 🍎")

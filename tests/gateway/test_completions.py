@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from specd.rpc.client import RawClient
 from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
 from tests.gateway.http_client import HttpClient
+from tests.raw_client import RawClient
 
 PATH = "/v1/completions"
 PROMPT = "def area(r):"

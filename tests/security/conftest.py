@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.processes import start_specd
+from tests.raw_client import RawClient
 from tests.security.http_door import HttpDoor
 from tests.security.standing import Standing, standard_error_to, standing_of
 

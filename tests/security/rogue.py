@@ -11,11 +11,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.rpc.channel import open_channel
-from specd.rpc.client import RawClient
 from specd.rpc.messages import INCARNATION
 from specd.supervisor import Child
 from specd.v1 import draft_pb2_grpc, model_pb2, model_pb2_grpc, target_pb2_grpc
 from tests.e2e.processes import RunningSpecd, start_specd
+from tests.raw_client import RawClient
 
 Context = Any
 # Turns an answer into what is sent in its place, one message after the other; may raise, wait or never end.

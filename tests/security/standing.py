@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from tests.e2e.completions import complete
 from tests.e2e.processes import resident_mib, wait_until_idle
+from tests.raw_client import RawClient
 
 # What a process may have grown by when an attack is over: allocators keep what was needed at once.
 MOST_GROWTH_MIB = 256

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from specd.identity.roles import Role
-from specd.rpc.client import RawClient
 from specd.rpc.credentials import ClientCredentials
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import DRAFT_SOURCE_LOOKUP, StopConditions
@@ -21,6 +20,7 @@ from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.calls import responses_to
 from tests.e2e.guarded import credentials, files_of, make_certificates
 from tests.e2e.processes import draft_of, start_specd
+from tests.raw_client import RawClient
 
 # Five texts that repeat themselves, and five that do not; each has the same number of tokens.
 EASY = [f"{name} = [\n" + f'    "{name}",\n' * 12 for name in ("alpha", "beta", "gamma", "delta", "omega")]

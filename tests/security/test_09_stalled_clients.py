@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import GenerateRequest, StopConditions
 from tests.e2e.calls import responses_to
 from tests.e2e.processes import PATIENCE_SECONDS, eventually, read_metric, wait_until_idle
+from tests.raw_client import RawClient
 from tests.security.http2 import Connection
 
 pytestmark = pytest.mark.alone

@@ -13,11 +13,11 @@ from h2.events import PingAckReceived
 from hyperframe.frame import Frame, GoAwayFrame, PingFrame
 
 from specd import AsyncClient
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from tests.e2e.completions import PROMPT, complete
 from tests.e2e.processes import PATIENCE_SECONDS, draft_of
+from tests.raw_client import RawClient
 from tests.security.http2 import Connection
 from tests.security.rogue import coordinator_of
 

@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest
 from specd.v1.session_pb2 import GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.calls import error_of
 from tests.e2e.processes import PATIENCE_SECONDS
+from tests.raw_client import RawClient
 from tests.security.standing import Standing
 
 GENERATE = "/specd.v1.GenerationService/Generate"

@@ -12,11 +12,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Stack
 from tests.e2e.completions import complete
 from tests.e2e.processes import complaint, eventually, run_specd
+from tests.raw_client import RawClient
 from tests.security.standing import standard_error_to
 
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.supervisor import Child, Stack
 from specd.v1.draft_pb2 import ProposeResponse
 from specd.v1.model_pb2 import StepCost
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters, TokenDistribution
 from tests.e2e.completions import Completion, complete
 from tests.e2e.processes import RunningSpecd, draft_of, eventually, read_metrics
+from tests.raw_client import RawClient
 from tests.security.rogue import Lie, Rogue, coordinator_of, truth
 
 PROMPT = "class Stack:\n    def"

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from specd.errors import error_info
-from specd.rpc.client import RawClient
 from specd.supervisor import Stack
 from specd.v1.target_pb2 import VerifyResponse
 from tests.e2e.completions import Completion, complete
 from tests.e2e.processes import RunningSpecd, draft_of, eventually
+from tests.raw_client import RawClient
 from tests.security.rogue import Lie, Rogue, coordinator_of, truth
 
 PROMPT = "class Stack:\n    def"

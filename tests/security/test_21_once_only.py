@@ -7,10 +7,10 @@ import asyncio
 import grpc
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.v1.session_pb2 import GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.completions import Completion, complete
+from tests.raw_client import RawClient
 from tests.security.standing import Standing
 
 

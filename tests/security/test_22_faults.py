@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.completions import complete
 from tests.e2e.processes import PATIENCE_SECONDS, draft_of, read_metrics_text
+from tests.raw_client import RawClient
 from tests.security.http2 import connect
 from tests.security.standing import Standing, standard_error_to
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specd.rpc.client import RawClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import Chat, ChatMessage, StopConditions
 from specd.v1.session_pb2 import DeleteSessionRequest, GetSessionRequest
 from specd.v1.session_pb2_grpc import SessionServiceStub
 from tests.e2e.processes import read_metrics_text
+from tests.raw_client import RawClient
 from tests.security.standing import Standing
 
 CANARY = "canary-7f3a91"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -20,8 +20,9 @@ from specd.bench.run import Options, _table
 from specd.bench.sample import summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.cli.app import app
+from specd.client import AsyncClient, GenerationOptions
+from specd.client.protocol.wire import to_request
 from specd.errors import StartupError
-from specd.rpc.client import RawClient
 from specd.v1 import generation_pb2
 from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
@@ -136,14 +137,17 @@ def test_looking_whether_files_can_be_written_leaves_nothing(measured: list[Opti
     assert list(tmp_path.iterdir()) == []
 
 
-class RecordingClient(RawClient):
+class RecordingClient(AsyncClient):
     """A client that keeps the requests, and gets a token in each of three rounds."""
 
     def __init__(self) -> None:
         self.requests: list[generation_pb2.GenerateRequest] = []
 
-    async def generate(self, *_: object, **fields: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        self.requests.append(generation_pb2.GenerateRequest(**fields))
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        self.requests.append(to_request(prompt, cast(GenerationOptions, options)))
+        return self
+
+    async def messages(self) -> AsyncIterator[generation_pb2.GenerateResponse]:
         statistics = generation_pb2.SessionStatistics(proposed_tokens=9, accepted_tokens=4, recovered_tokens=2)
         for token_id in range(3):
             token = generation_pb2.GeneratedToken(id=token_id)
