@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class TooLargeJsonError(ValueError):
 
 @dataclass
 class Room:
-    """How many values may still be read: numbers and the like, and strings, arrays and objects.
+    """Room for values that may still be read: numbers and the like, and strings, arrays and objects.
 
     Python takes 40 bytes and more for a value of two bytes, so these bound the memory of what is read.
     """
@@ -80,7 +81,7 @@ def parse_json(text: bytes, room: Room) -> Any:
         shown = str(error)
         shown = shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-60:]}"  # a key of any length, and the place
         raise InvalidJsonError(f"is not JSON: {shown}") from error
-    if not _is_finite(value):
+    if not _fits_doubles(value):
         raise InvalidJsonError("is not JSON that can be read: it has a number that is beyond a double, such as 1e400")
     return value
 
@@ -90,7 +91,8 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _is_finite(value: Any) -> bool:
+def _fits_doubles(value: Any) -> bool:
+    """Return whether doubles reach all numbers. Long whole numbers are slow to write: the time is quadratic."""
     values = [value]
     while values:
         value = values.pop()
@@ -98,6 +100,9 @@ def _is_finite(value: Any) -> bool:
             values.extend(value.values())
         elif isinstance(value, list):
             values.extend(value)
-        elif isinstance(value, float) and not math.isfinite(value):
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                return False
+        elif isinstance(value, int) and value.bit_length() > sys.float_info.max_exp:
             return False
     return True

@@ -13,6 +13,9 @@ from specd.text.chat import Chat
 from specd.text.special_tokens import MARK
 from specd.text.tokenizer import Tokenizer
 
+# In a conversation: a mark is longer than what it hides, and far fewer fill the longest context.
+MAX_LITERALS = 2**16
+
 
 class Literals:
     """Hides the special tokens in what people say from the tokenizer, which would take them for the template's own.
@@ -29,8 +32,9 @@ class Literals:
     def hidden_in(self, chat: Chat) -> Chat:
         """Return the conversation with a mark for what looks like a special token, and with its special tokens.
 
-        It takes time by its length: hide a long one beside the event loop. Raises InvalidRequestError (OUT_OF_RANGE)
-        for given special tokens that the tokenizer does not have, or that are outside of their message.
+        It takes time by its length, so a long conversation must not be hidden on the event loop. Raises
+        InvalidRequestError (OUT_OF_RANGE) for more than MAX_LITERALS look-alikes, and for special tokens that the
+        tokenizer does not have, or that are outside of their message.
         """
         check_special_tokens(chat, self._tokenizer)
         if (pattern := self._tokenizer.special_token) is None:
@@ -60,7 +64,14 @@ class Literals:
         return self._tokenizer.encode_apart(prompt, lambda text: mark.sub(lambda m: tokens[int(m.group(1))], text))
 
     def _hider(self, pattern: re.Pattern[str]) -> Callable[[Any], Any]:
+        num_hidden = 0
+
         def mark(match: re.Match[str]) -> str:
+            nonlocal num_hidden
+            num_hidden += 1
+            if num_hidden > MAX_LITERALS:
+                most = f"the conversation has more than {MAX_LITERALS} texts that are names of special tokens"
+                raise InvalidRequestError("OUT_OF_RANGE", f"{most}: send fewer")
             return self._marks.setdefault(match.group(), f"{self._start}{len(self._marks)}{MARK}")
 
         def hide(value: Any) -> Any:

@@ -90,11 +90,13 @@ def _json(before: str, part: str, after: str, *, is_tools: bool = False) -> byte
 WRITTEN_SHAPES = {
     "a string of JSON": _json('[{"a":"', "x", '"}]', is_tools=True),
     "escapes in JSON": _json('[{"a":"', r"\"", '"}]', is_tools=True),
-    "large whole numbers in JSON": _json('[{"a":[', "9" * 4000 + ",", "9]}]", is_tools=True),
-    "special tokens in JSON": _json('[{"a":"', SPECIAL, '"}]', is_tools=True),
+    "large whole numbers in JSON": _json('[{"a":[', "9" * 300 + ",", "9]}]", is_tools=True),
 }
+# What the coordinator reads, and gives no template.
+SPECIAL_SHAPES = {"special tokens in JSON": _json('[{"a":"', SPECIAL, '"}]', is_tools=True)}
 # What the coordinator does not read.
 UNREAD_SHAPES = {
+    "whole numbers beyond a double in JSON": _json('{"a":[', "9" * 4000 + ",", "9]}"),
     "deep JSON": _json("", "[", ""),
     "deep JSON of objects": _json("", '{"a":', ""),
     "wide JSON": _json('{"a":[', "[],", "[]]}"),
@@ -124,5 +126,6 @@ GRPC_SHAPES: Mapping[str, bytes] = {
     "one field many times": _SAID + _many(b"\x18\x01"),
     "token ids": _field(2, _field(1, _many(b"\x01"))),
     **WRITTEN_SHAPES,
+    **SPECIAL_SHAPES,
     **UNREAD_SHAPES,
 }

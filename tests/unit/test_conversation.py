@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -26,7 +27,11 @@ SAID = ChatMessage(role="user", content="x")
 ARGUMENTS = {"pattern": "def", "include": "*.py", "channel": 1234567890123456789, "ratio": 2.0, "small": -0.0}
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**300), 10**300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
@@ -73,6 +78,12 @@ def test_structs_still_do() -> None:
     assert json.dumps(chat.tools) == '[{"a": "y", "b": 2, "role": "other"}]'
 
 
+def test_the_largest_whole_numbers_stay() -> None:
+    largest = int(sys.float_info.max)
+    chat = chat_from(ChatBuffer(template_arguments_json=f'{{"a": [{largest}, {-largest}]}}'))
+    assert chat.template_arguments == {"a": [largest, -largest]}
+
+
 def test_special_tokens_are_those_of_their_message() -> None:
     placed = ChatMessage(role="assistant", content="ab", special_tokens=[PlacedToken(id=7, position=1)])
     assert chat_from(ChatBuffer(messages=[SAID, placed])).special_tokens == {1: ((1, 7),)}
@@ -106,6 +117,11 @@ def test_special_tokens_are_those_of_their_message() -> None:
         (ChatBuffer(template_arguments_json="null"), "BROKEN_MESSAGE", "chat.template_arguments_json is null: it must"),
         (ChatBuffer(template_arguments_json='{"a": 1e400}'), "BROKEN_MESSAGE", "a number that is beyond a double"),
         (ChatBuffer(template_arguments_json='{"a": [-1e400]}'), "BROKEN_MESSAGE", "a number that is beyond a double"),
+        (
+            ChatBuffer(template_arguments_json=f'{{"a": {10**309}}}'),
+            "BROKEN_MESSAGE",
+            "a number that is beyond a double",
+        ),
         (ChatBuffer(template_arguments_json='{"a": NaN}'), "BROKEN_MESSAGE", "not JSON: expected value at line 1"),
         (ChatBuffer(template_arguments_json='{"a": -Infinity}'), "BROKEN_MESSAGE", "is not JSON: invalid number at"),
         (ChatBuffer(template_arguments_json='{"a": 1' + "0" * 5000 + "}"), "BROKEN_MESSAGE", "number out of range"),

@@ -22,7 +22,7 @@ from specd.client.protocol.chats import Messages
 from specd.errors import InvalidRequestError
 from specd.text.chat import Chat, ChatTemplate, Reply
 from specd.text.kept_tokens import with_kept_tokens
-from specd.text.literals import Literals
+from specd.text.literals import MAX_LITERALS, Literals
 from specd.text.tokenizer import Tokenizer
 from tests.unit.mortal_server import MODEL, Death, MortalServer, SeededTarget
 from tests.unit.test_resuming import client_of
@@ -202,6 +202,14 @@ def test_special_tokens_of_a_message_are_checked() -> None:
     twice = Chat(({"role": "assistant", "content": "ab"},), special_tokens={0: ((2, IDS[CALL]), (1, IDS[CALL]))})
     with pytest.raises(InvalidRequestError, match="not in order"):
         Literals(TOKENIZER).hidden_in(twice)
+
+
+def test_a_conversation_has_no_more_look_alikes_than_it_may() -> None:
+    chat = Chat(({"role": "user", "content": END * (MAX_LITERALS - 1)},), tools=({"a": END},))
+    assert Literals(TOKENIZER).hidden_in(chat)
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_LITERALS} texts") as caught:
+        Literals(TOKENIZER).hidden_in(replace(chat, template_arguments={"a": [END]}))
+    assert caught.value.reason == "OUT_OF_RANGE"
 
 
 def test_no_field_of_a_message_brings_special_tokens() -> None:

@@ -12,7 +12,7 @@ from specd.rpc.message_values import MAX_FIELDS, MAX_ITEMS, TooManyValuesError, 
 from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest, TokenIds
 from specd.v1.sampling_pb2 import SamplingParameters
 from specd.v1.target_pb2 import VerifyRequest
-from tests.security.hostile_shapes import GRPC_SHAPES, UNREAD_SHAPES, WRITTEN_SHAPES
+from tests.security.hostile_shapes import GRPC_SHAPES, SPECIAL_SHAPES, UNREAD_SHAPES, WRITTEN_SHAPES
 
 REQUEST: Any = GenerateRequest.DESCRIPTOR
 VERIFY: Any = VerifyRequest.DESCRIPTOR
@@ -52,7 +52,7 @@ def test_what_is_broken_is_left_to_the_parser(data: bytes) -> None:
 
 @pytest.mark.parametrize("shape", GRPC_SHAPES)
 def test_of_the_hostile_shapes_long_texts_and_the_deep_one_are_left_to_others(shape: str) -> None:
-    texts = {*WRITTEN_SHAPES, *UNREAD_SHAPES, "a string of quotes", "one line", "special tokens"}
+    texts = {*WRITTEN_SHAPES, *SPECIAL_SHAPES, *UNREAD_SHAPES, "a string of quotes", "one line", "special tokens"}
     if shape in {*texts, "a deep array"}:
         check_values("/a/B", REQUEST, GRPC_SHAPES[shape])
         return
