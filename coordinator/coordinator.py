@@ -1,4 +1,4 @@
-"""What all requests share: the workers, the planner, admission, sessions, quotas and the tokenizer."""
+"""The shared parts of all requests: the workers, the planner, admission, sessions, quotas and the tokenizer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ROUNDS_AHEAD = 64
 
 
 class Coordinator:
-    """Has what all requests share: one target, while it is there one draft, and what plans and admits for them."""
+    """Shared by all requests: one target, at most one draft, the planner, admission, sessions and quotas."""
 
     def __init__(
         self,

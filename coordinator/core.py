@@ -15,7 +15,7 @@ STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 
 @dataclass(frozen=True)
 class SessionSetup:
-    """What a session tells each worker once: its id, how its tokens are chosen, and the source that they answer.
+    """The setup of a session for each worker, sent once: its id, its sampling, and the source that its tokens answer.
 
     Models without an encoder have no source. Only sessions of one `namespace` share cached prefixes.
     """
@@ -39,7 +39,7 @@ class Match:
 
     @property
     def evidence(self) -> tuple[TokenSource, int]:
-        """What the probability of acceptance depends on."""
+        """The values on which the probability of acceptance depends."""
         return self.source, self.length.bit_length()
 
 
@@ -84,7 +84,7 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """From the request to its answer."""
+        """The time from the request to its answer."""
         return self.queue_seconds + self.compute_seconds + self.wire_seconds
 
 
@@ -130,12 +130,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many proposed tokens the target accepts, and its own next token.
+    """The number of proposed tokens that the target accepts, and its own next token.
 
-    `log_probabilities`, if asked for, are those of the accepted tokens and the next one, and `prompt_log_probabilities`
-    those of the session's tokens before the proposal but the first. Lengths are as in Proposal.
-    The target was lost `num_replays` times on the way, and got the session's tokens again; `was_retried` also says that
-    it was late or full.
+    `log_probabilities`, if requested, are for the accepted tokens and the next one, and `prompt_log_probabilities` for
+    the session's tokens before the proposal, without the first. Lengths are as in Proposal. The target was lost
+    `num_replays` times before it answered, and got the session's tokens again; `was_retried` is also true if it was
+    late or full.
     """
 
     num_accepted: int
@@ -151,7 +151,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Commit:
-    """The tokens that a round emits: the accepted ones, then the target's own unless the text ended before it.
+    """The tokens that a round emits: the accepted tokens, then the target's own, unless the text ended before it.
 
     The target's own token is `recovered` after a rejection, and a `bonus` otherwise. The session's last commit has a
     finish reason.
@@ -232,7 +232,7 @@ class Session:
         return commit
 
     def _finish_reason(self, token_id: int, num_before: int) -> FinishReason | None:
-        """Return why a token after `num_before` generated ones is the last, if it is."""
+        """Return the finish reason if a token after `num_before` generated ones is the last."""
         if num_before >= self.min_tokens:
             if token_id in self.eos_token_ids:
                 return FinishReason.EOS
@@ -245,7 +245,7 @@ class Session:
 class Round:
     """One propose and one verify, committed. Times in seconds, by the clock of the round loop.
 
-    `target_only_seconds` is the estimate for the same tokens by the target alone, 0 where there is none.
+    `target_only_seconds` is the estimated time of the target alone for the same tokens, 0 if it is not known.
     """
 
     proposal: Proposal
@@ -279,7 +279,7 @@ class Round:
 
     @property
     def seconds(self) -> float:
-        """How long the round took."""
+        """The time of the round."""
         return self.ended_at - self.started_at
 
     @property

@@ -40,10 +40,10 @@ _ROUNDS_AHEAD = 64
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a generation continues: a digest for its resumption, and if they were asked for, tokens and source.
+    """The beginning of a generation: a digest for its resumption, and if requested, its tokens and its source.
 
-    `max_tokens` is how many tokens it may have at most. Of a conversation, `prompt_end` is the end of the prompt, as
-    the template wrote it. `prompt_tokens` are its echo.
+    `max_tokens` is the most tokens that it may have. For a conversation, `prompt_end` is the end of the prompt, as the
+    template wrote it. `prompt_tokens` are its echo.
     """
 
     prompt_fingerprint: str
@@ -56,9 +56,9 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Emission:
-    """What one round gives the client.
+    """The output of one round for the client.
 
-    The first one has the beginning; the last one has a finish reason, and the stop string if that was it.
+    The first emission has the beginning; the last one has a finish reason, and the stop string if one ended the text.
     """
 
     session_id: str
@@ -71,15 +71,15 @@ class Emission:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why this is the last one, if it is. The session itself may be rounds ahead."""
+        """The reason why this emission is the last, if it is. The session itself may be rounds ahead."""
         return self.round.commit.finish_reason
 
 
 class Generation:
-    """One request, and what it owns: its place, session, sources, stream to each worker, output and statistics."""
+    """One request with its place, session, sources, stream to each worker, output and statistics."""
 
     def __init__(self, shared: Coordinator, request: GenerationRequest) -> None:
-        """Check what can be checked before anything is done for the request.
+        """Check the request before any work is done for it.
 
         Raises InvalidRequestError, and ResourceExhaustedError for a client that has used up its quota.
         """
@@ -93,10 +93,10 @@ class Generation:
         shared.quotas.check(request.client, request.client_limits)
 
     async def emissions(self) -> AsyncGenerator[Emission]:
-        """Generate what comes after the prompt, a round at a time; closing the iterator ends the generation.
+        """Generate the tokens after the prompt, a round at a time; closing the iterator ends the generation.
 
-        The session is kept for another Generate once this one finishes, before the last emission: by then nothing of it
-        runs any more. If it does not finish, the session is as it was. A resumption continues behind its tokens.
+        The session is kept for another Generate once this one finishes, before the last emission, when all of its work
+        has ended. If it does not finish, the session stays as it was. A resumption continues behind its tokens.
         Raises ResourceExhaustedError, InvalidRequestError, CannotResumeError, NotFoundError, ConflictError,
         UnavailableError, or InternalError when the target refuses or breaks.
         """
@@ -114,7 +114,7 @@ class Generation:
 
     @contextmanager
     def _kept_session(self) -> Iterator[None]:
-        """Take the session that the request continues, or a new one; it stays as it was unless it is kept."""
+        """Acquire the session that the request continues, or a new one; it stays as it was unless it is kept."""
         request, sessions = self._request, self._shared.sessions
         if request.session_id:
             self._kept = sessions.acquire(request.session_id, request.client)
@@ -133,7 +133,7 @@ class Generation:
                 sessions.abandon(self._kept)
 
     async def _open(self, place: Place) -> None:
-        """Encode the prompt, wait for the request's turn, and begin what runs for it."""
+        """Encode the prompt, wait for the request's turn, and start its streams and planner."""
         request, shared = self._request, self._shared
         self._prompt = prompt = await shared.encode(request, self._kept)
         self._session, self._setup = session, setup = self._session_of(prompt)
@@ -176,14 +176,14 @@ class Generation:
 
     @asynccontextmanager
     async def _rounds(self, place: Place) -> AsyncIterator[AsyncGenerator[Round]]:
-        """Decode, ahead of the client, and end what runs for the request when its rounds are no longer read."""
+        """Decode, ahead of the client, and close the request's resources when its rounds are no longer read."""
         decoding = decode(self._session, self._planner, self._proposer, self._verifier, clock=time.perf_counter)
         try:
             async with aclosing(read_ahead(decoding, self._shared.admission, place, limit=_ROUNDS_AHEAD)) as rounds:
                 yield rounds
         except WorkerError as error:
             raise InternalError(error.reason, str(error)) from error
-        except (GeneratorExit, asyncio.CancelledError):  # the client went away
+        except (GeneratorExit, asyncio.CancelledError):  # the client has disconnected
             self._outcome = "cancelled"
             raise
         finally:
@@ -210,7 +210,7 @@ class Generation:
         )
 
     async def _emission(self, committed: Round) -> Emission:
-        """Return what a round gives the client, and count it."""
+        """Return the emission of a round, and count it."""
         round_, tokens = self._output.take(committed)
         self._reply += [token.text for token in tokens]
         statistics = self._statistics
@@ -228,7 +228,7 @@ class Generation:
         return Emission(self._kept.session_id, sampling.seed, tokens, round_, statistics, stop_string, beginning)
 
     def _keep(self, last: Emission) -> None:
-        """Keep the session with what was generated, for another Generate."""
+        """Keep the session with the generated tokens, for another Generate."""
         assert last.finish_reason is not None
         num_tokens = self._session.prompt_len + self._statistics.generated_tokens
         chat = self._prompt.chat
@@ -244,7 +244,7 @@ class Generation:
         if len(prompt.source) > (trained := model.trained_source_length):
             log.warning("a source is longer than any in the training", tokens=len(prompt.source), trained=trained)
         stop, resumed = request.stop, request.resumption.token_ids
-        # To the rounds what is resumed is prompt: its caches are empty, and all positions are as they were.
+        # Resumed tokens are part of the prompt for the rounds: the caches are empty, and all positions stay the same.
         session = Session(
             session_id=self._kept.session_id,
             token_ids=[*prompt.token_ids, *resumed],

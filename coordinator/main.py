@@ -1,4 +1,8 @@
-"""The coordinator process."""
+"""The coordinator process.
+
+It waits for the target without limit, and for the draft for a while. A draft with another tokenizer ends the process at
+start-up; later it leaves sessions without a draft, visibly.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _REVIEW_SECONDS = 10.0
-_OTHER_STREAMS = 64  # of a connection, besides generations: health checks, sessions, and requests to be refused
+_OTHER_STREAMS = 64  # of a connection, in addition to generations: health checks, sessions, and refused requests
 
 
 async def run(settings: CoordinatorSettings) -> None:
@@ -50,7 +54,7 @@ async def run(settings: CoordinatorSettings) -> None:
     certificates = load_certificates(settings, role=role)
     tokens = TokenFile(Path(settings.tokens)) if settings.tokens else None
     guard = Guard(Role.COORDINATOR, listen=settings.listen, certificates=certificates, tokens=tokens)
-    # One client may take all there is: what is refused, is refused with a reason.
+    # One client may use all calls, so that refusals have a reason.
     max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
     server = Server(
@@ -105,7 +109,7 @@ def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
 
 
 async def _review(coordinator: Coordinator) -> None:
-    """Forget what people said in time, and look at those who wait, also when no client does anything."""
+    """Drop expired sessions, and review waiting requests, also when no client calls."""
     while True:
         await asyncio.sleep(_REVIEW_SECONDS)
         coordinator.sessions.expire()

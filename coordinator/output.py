@@ -1,4 +1,4 @@
-"""What a client gets of a session's rounds: tokens, whole characters, and no part of a stop string."""
+"""The output of a session's rounds for the client: tokens, whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from specd.vocabulary import FinishReason, TokenSource
 
 @dataclass(frozen=True)
 class EmittedToken:
-    """A token, the text that it completes, and who said it first.
+    """A token, the text that it completes, and its source.
 
-    If they were asked for, its log-probabilities, and the own bytes of all tokens. Of a special token in a reply, how
-    many characters of the text are before it.
+    If requested, it has its log-probabilities, and the own bytes of all tokens. `special_position` is the number of
+    characters of the text before a special token in a reply.
     """
 
     token_id: int
@@ -52,10 +52,10 @@ def prompt_tokens(
 
 
 class Output:
-    """Turns the rounds of a session into what its client gets, in order.
+    """Turns the rounds of a session into tokens and text for its client, in order.
 
-    The texts of all tokens together are what decoding all tokens at once gives, up to the first stop string. These are
-    not looked for in the first `min_tokens` tokens, nor in the reasoning.
+    The texts of all tokens together equal decoding all tokens at once, up to the first stop string. Stop strings do not
+    count in the first `min_tokens` tokens, nor in the reasoning.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Output:
         self._stop = StopStrings(stop_strings) if stop_strings else None
         self._answer = AnswerSearch(tokenizer, prompt_ids, reasoning) if stop_strings and reasoning else None
         self._num_unsearched = min_tokens
-        self._num_characters = 0  # before the next token, whether they are shown already or not
+        self._num_characters = 0  # before the next token, with those that are not shown yet
         self._special_tokens: list[PlacedToken] = []
 
     @property
@@ -81,9 +81,9 @@ class Output:
         return self._stop.matched if self._stop is not None else None
 
     def resume(self, token_ids: Sequence[int]) -> str:
-        """Go on behind tokens that the client has, and return the text that it has of them.
+        """Continue behind tokens that the client has, and return their text.
 
-        Raises InvalidRequestError if they have a whole stop string, which would have ended the generation.
+        Raises InvalidRequestError if they contain a stop string, which would have ended the generation.
         """
         texts = []
         for token_id in token_ids:
@@ -92,13 +92,13 @@ class Output:
             if self.stop_string is not None:
                 raise InvalidRequestError(
                     "CONTRADICTION",
-                    f"resumption has the stop string {self.stop_string!r}: nothing comes after it",
-                    for_log="resumption has a stop string: nothing comes after it",
+                    f"resumption has the stop string {self.stop_string!r}, which ends the text: nothing comes after it",
+                    for_log="resumption has a stop string, which ends the text: nothing comes after it",
                 )
         return "".join(texts)
 
     def take(self, round_: Round) -> tuple[Round, list[EmittedToken]]:
-        """Return the tokens of the next round, and the round, which a stop string can have ended sooner."""
+        """Return the tokens of the next round, and the round, which a stop string can have cut."""
         tokens: list[EmittedToken] = []
         sources = round_.sources
         for i, token_id in enumerate(round_.commit.token_ids):
@@ -107,7 +107,7 @@ class Output:
             if self.stop_string is not None:
                 return round_.cut(i + 1, FinishReason.STOP_STRING), tokens
         if round_.commit.finish_reason is not None:
-            # What was held back may still be the end of a stop string, or just come too late to be one.
+            # The held text may still end with a stop string, or can no longer become one.
             rest = self._search(None, self._text.finish())
             if self.stop_string is not None:
                 round_ = round_.cut(len(tokens), FinishReason.STOP_STRING)
@@ -117,12 +117,12 @@ class Output:
         return round_, tokens
 
     def reply(self, text: str, last: EmittedToken, finish_reason: FinishReason) -> Reply:
-        """Return what was said, at its end: all text that was shown, and the special tokens in it."""
+        """Return the reply, at its end: all shown text, and the special tokens in it."""
         ends_with_token = last.special_position is not None and finish_reason.is_token
         return Reply.of(text, self._special_tokens, ends_with_token=ends_with_token)
 
     def _push(self, token_id: int) -> tuple[str, int | None]:
-        """Return what can be shown after a token, and of a special one, how many characters of the text are before."""
+        """Return the text to show after a token, and for a special token the number of characters before it."""
         position = None
         if token_id in self._tokenizer.special_tokens:
             position = self._num_characters
@@ -132,7 +132,7 @@ class Output:
         return self._search(token_id, text), position
 
     def _search(self, token_id: int | None, text: str) -> str:
-        """Return what can be shown after a token has completed this text, or after the end has."""
+        """Return the text that can be shown after a token, or the end, has completed `text`."""
         if self._stop is None:
             return text
         reasoning = ""

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class RoundPlanner(Protocol):
-    """Chooses how many tokens each round of a session proposes, and by whom."""
+    """Chooses the number of proposed tokens of each source for each round of a session."""
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
@@ -33,7 +33,7 @@ class RoundPlanner(Protocol):
 
 
 class Turns(Protocol):
-    """Says which of several sessions runs."""
+    """Decides which of several sessions runs."""
 
     def pause(self, place: Place) -> None:
         """Let others run."""
@@ -93,7 +93,7 @@ async def read_ahead(items: AsyncGenerator[Item], turns: Turns, place: Place, *,
                         await drained.wait()
                     await turns.next_round(place)
         finally:
-            turns.pause(place)  # it needs no place any more, and its client may be far behind
+            turns.pause(place)  # it no longer needs a place, and its client may be far behind
             queue.put_nowait(None)
 
     producing = asyncio.ensure_future(produce())

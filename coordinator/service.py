@@ -59,14 +59,14 @@ _SEED_BITS = 32
 
 
 class _UnreadMessage:
-    """The last message of a stream, until its client has taken it."""
+    """The last message of a stream, until its client has read it."""
 
     def __init__(self) -> None:
         self._writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writing.set_result(None)
 
     async def write(self, context: _Context, response: generation_pb2.GenerateResponse, stall_seconds: float) -> None:
-        """Send the next message. Raises ClientStalledError if the client does not take it in time."""
+        """Send the next message. Raises ClientStalledError if the client does not read it in time."""
         self._writing = asyncio.ensure_future(context.write(response))
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())  # read in any case
         try:
@@ -79,7 +79,7 @@ class _UnreadMessage:
         self._writing.result()
 
     async def taken(self) -> None:
-        """Wait until gRPC can take the status: not while a message waits for its client, or the call hangs for good."""
+        """Wait until gRPC can accept the status; while a message waits for its client, the call would hang for ever."""
         await asyncio.wait({self._writing})
 
 
@@ -139,7 +139,7 @@ def _public(model: ModelInfo) -> model_pb2.Model:
 
 
 async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
-    """Return what a message asks for, a long one beside the event loop: 4 MiB of a conversation's fields take 2 s."""
+    """Return the request in a message, converted on a thread if it is long: 4 MiB of fields take 2 s."""
     _check_counts(request)
     if request.ByteSize() < _LONG_BYTES:
         return request_from(request, traceparent, caller)
@@ -147,7 +147,7 @@ async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, 
 
 
 def _check_counts(request: generation_pb2.GenerateRequest) -> None:
-    """Raise InvalidRequestError for more than can be right, before it is converted: Python takes far more memory."""
+    """Raise InvalidRequestError for impossible numbers of entries, before the conversion, which needs much memory."""
     check_count("chat.messages", len(request.chat.messages), MAX_ENTRIES)
     check_count("chat.tools", len(request.chat.tools), MAX_ENTRIES)
     check_count("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIASES)
@@ -156,7 +156,7 @@ def _check_counts(request: generation_pb2.GenerateRequest) -> None:
 
 
 def request_from(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
-    """Return what a message asks for. Raises InvalidRequestError."""
+    """Return the request in a message. Raises InvalidRequestError."""
     return GenerationRequest(
         prompt=_prompt(request),
         answer=_answer(request),

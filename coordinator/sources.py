@@ -1,4 +1,4 @@
-"""Who may propose tokens for a request, and how many: the one place that decides it."""
+"""The sources that may propose tokens for a request, and their numbers of tokens: the one place that decides it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Look-up: proposals without a model, from what a session's own text repeats.
+"""Look-up: proposals without a model, from repetitions in a session's own text.
 
-Prompt look-up decoding (Saxena, github.com/apoorvumang/prompt-lookup-decoding), which continues the latest tokens as
-they went on before. Nobody else's text is looked at: the lengths of a session's rounds tell what was found (arXiv
-2411.01076).
+Prompt look-up decoding (Saxena, github.com/apoorvumang/prompt-lookup-decoding), which repeats the continuation of an
+earlier occurrence of the latest tokens. It reads no other session's text, because the lengths of a session's rounds
+would reveal matches (arXiv 2411.01076).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Lookup(Source):
     """Looks up a session's latest tokens in its prompt, in what was generated, in its source and in a prediction."""
 
     def __init__(self, token_ids: Sequence[int], *, source: Sequence[int] = (), prediction: Sequence[int] = ()) -> None:
-        """Begin a session with these tokens; takes about a microsecond for each. `prediction` is what may come next."""
+        """Begin a session with these tokens; takes about a microsecond for each. `prediction` is the expected text."""
         self._index = TokenIndex()
         if source:
             self._index.add(source)

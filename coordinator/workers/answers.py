@@ -1,4 +1,7 @@
-"""What a worker's answer must be to be used. The worker may be wrong, or somebody else's."""
+"""Checks of workers' answers. A worker may be wrong, or hostile.
+
+Times in answers are limited to the coordinator's own measurements, so that a lie in them can only mislead the planner.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def check_proposal(part: Part, plan: Plan, setup: SessionSetup, *, session_len: 
     if max(part.token_ids) >= vocabulary_size:
         raise _broken_draft(f"tokens beyond the vocabulary of {vocabulary_size}")
     if len(part.confidences) not in {0, num_tokens} or not all(0 <= each <= 1 for each in part.confidences):
-        raise _broken_draft("confidences that are none")
+        raise _broken_draft("invalid confidences")
     if not session_len <= part.cached_len <= session_len + num_tokens:
         raise _broken_draft(f"{part.cached_len} tokens in its cache, of a session of {session_len}")
     if part.reused_len > len(setup.source) + session_len:
@@ -40,7 +43,7 @@ def check_proposal(part: Part, plan: Plan, setup: SessionSetup, *, session_len: 
             for each, token_id in zip(part.distributions, part.token_ids, strict=True)
         )
     ):
-        raise _broken_draft("distributions that its tokens cannot be from")
+        raise _broken_draft("distributions from which its tokens cannot be samples")
 
 
 def check_verdict(
@@ -54,7 +57,7 @@ def check_verdict(
 ) -> None:
     """Raise WorkerError (TARGET_BROKEN) unless the verdict can be one on this proposal after `session_len` tokens.
 
-    `is_first` says that it was asked for with all of the session's tokens.
+    `is_first` is whether the request had all of the session's tokens.
     """
     num_accepted, num_proposed = verdict.num_accepted, len(proposal)
     if num_accepted > num_proposed or verdict.next_token_id >= vocabulary_size:
@@ -82,7 +85,7 @@ def check_verdict(
 
 
 def is_distribution(distribution: TokenDistribution, token_id: int, vocabulary_size: int) -> bool:
-    """Return whether this is a distribution over the vocabulary that the token can be a sample of."""
+    """Return whether this is a distribution over the vocabulary of which the token can be a sample."""
     if len(distribution.probabilities) % 4 or len(distribution.token_ids) % 4:
         return False
     probabilities = np.frombuffer(distribution.probabilities, "<f4")

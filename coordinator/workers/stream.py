@@ -38,7 +38,7 @@ _LOST_CODES = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
-# What workers say for programs.
+# The reasons of workers for programs.
 _REASONS = frozenset(
     {
         "BROKEN_DISTRIBUTION",
@@ -55,10 +55,10 @@ _REASONS = frozenset(
         "TOKEN_OUT_OF_VOCABULARY",
     }
 )
-_SECONDS_TO_END = 5.0  # for a worker that is told that nothing more comes
-_MOST_CHARACTERS = 500  # of a worker's error
+_SECONDS_TO_END = 5.0  # for a worker to end its stream after the last request
+_MOST_CHARACTERS = 500  # in a worker's error
 _MOST_SESSIONS, _MOST_STEP_TOKENS = 2**12, 2**20  # of a step
-# grpc.aio puts this, with INTERNAL, in place of the real status when a write meets the end of its stream.
+# grpc.aio reports this, with INTERNAL, instead of the real status when a write meets the end of its stream.
 _FAILED_WRITE = "Internal error from Core"
 
 
@@ -71,26 +71,26 @@ class WorkerStream(Generic[Request, Response]):
     def __init__(
         self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, incarnation: str, *, worker: str
     ) -> None:
-        """Use an open call to the "draft" or "target" worker, of which this incarnation is to answer."""
+        """Use an open call to the "draft" or "target" worker, which must have this incarnation."""
         self._call: Any = call
         self._setup = setup
         self._incarnation = incarnation
         self._worker = worker
         self._request: Request | None = None
-        self._is_at_work = False  # the worker, for this request
+        self._is_at_work = False  # whether the worker computes for this request
         self._sent_at = 0.0
         self._sent_bytes = 0
         self._ended: WorkerError | None = None
         self._answered: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
-        # One reader for the life of the stream: to cancel a single read would cancel the whole call.
+        # One reader for the life of the stream, because cancelling a single read would cancel the whole call.
         self._reading = asyncio.ensure_future(self._read())
         self._ending: asyncio.Future[None] | None = None
 
     def close(self) -> None:
         """End the stream; the worker frees the session.
 
-        Without a cancel, unless the worker is at work for it or goes on: of each call that is cancelled, grpc.aio leaks
-        80 bytes and more, here and in the worker (grpc/grpc#43360).
+        It cancels the call only if the worker computes for it or does not end: for each cancelled call, grpc.aio leaks
+        at least 80 bytes, here and in the worker (grpc/grpc#43360).
         """
         if self._is_at_work:
             self._call.cancel()
@@ -102,7 +102,7 @@ class WorkerStream(Generic[Request, Response]):
             async with asyncio.timeout(_SECONDS_TO_END):
                 await self._call.done_writing()
                 await asyncio.shield(self._reading)
-        self._call.cancel()  # one that has ended stays as it is
+        self._call.cancel()  # without effect on an ended call
 
     async def _send(self, request: Request, timeout_seconds: float) -> None:
         """Number and send a request, which supersedes an unanswered one. Raises WorkerError."""
@@ -126,10 +126,10 @@ class WorkerStream(Generic[Request, Response]):
             self._ended = WorkerLostError(late.reason, str(late))
             raise self._ended from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._reading  # it has the same news, with the status
+            await self._reading  # the reader gets the same error, with the status
             assert self._ended is not None
             raise self._ended from None
-        # Only now, while the worker computes: with distributions it takes a while.
+        # Computed now, while the worker computes, because with distributions it takes a while.
         self._sent_bytes = request.ByteSize()
 
     async def _receive(self, timeout_seconds: float) -> tuple[Response, Exchange]:
@@ -143,13 +143,13 @@ class WorkerStream(Generic[Request, Response]):
             raise answer
         assert self._request is not None
         elapsed, spent = time.perf_counter() - self._sent_at, answer.time
-        # Of a worker that lies, what it says adds up to what we see. The order of the arguments makes NaN 0.
+        # The reported times of a lying worker are cut to the measured time. The order of the arguments makes NaN 0.
         compute_seconds = min(max(0.0, spent.compute_seconds), elapsed)
         queue_seconds = min(max(0.0, spent.queue_seconds), elapsed - compute_seconds)
         return answer, Exchange(
             queue_seconds,
             compute_seconds,
-            wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),  # which rounding can make less
+            wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),  # rounding can make it negative
             wire_bytes=self._sent_bytes + answer.ByteSize(),
             num_sessions=min(max(spent.num_sessions, 1), _MOST_SESSIONS),
             step_tokens=min(max(spent.step_tokens, 1), _MOST_STEP_TOKENS),
@@ -158,7 +158,7 @@ class WorkerStream(Generic[Request, Response]):
         )
 
     async def _read_answers(self, *, is_other_life: bool) -> WorkerError:
-        """Read to the end of the stream, or to what the worker should not have sent; return the error that this is."""
+        """Read to the end of the stream, or to an answer without a request; return its error."""
         num_answers = 0
         while (response := cast(Any, await self._call.read())) is not grpc.aio.EOF:
             if is_other_life:
@@ -166,7 +166,7 @@ class WorkerStream(Generic[Request, Response]):
             num_asked = self._request.round if self._request is not None else 0
             num_answers += 1
             if num_answers > num_asked or response.round > num_asked:
-                return WorkerError(self._reason("BROKEN"), f"the {self._worker} worker answered what it was not asked")
+                return WorkerError(self._reason("BROKEN"), f"the {self._worker} worker answered without a request")
             if response.round == num_asked:
                 self._is_at_work = False
                 self._settle(response)
@@ -179,7 +179,7 @@ class WorkerStream(Generic[Request, Response]):
             self._ended = await self._read_answers(is_other_life=said != self._incarnation)
             self._call.cancel()
         except grpc.aio.AioRpcError as error:
-            # Without metadata nobody has answered, or a proxy.
+            # Without metadata, no worker has answered, or a proxy has.
             self._ended = self._error(error) if said in {None, self._incarnation} else self._replaced()
         except Exception as error:  # an answer that cannot be parsed, for one, comes as None
             self._ended = WorkerError(
@@ -198,7 +198,7 @@ class WorkerStream(Generic[Request, Response]):
         if reason == "CACHE_FULL":
             return WorkerFullError(reason, message)
         kind = WorkerLostError if code in _LOST_CODES or details == _FAILED_WRITE else WorkerError
-        # Reasons become labels of metrics, of which there must not be any number.
+        # Reasons become labels of metrics, so their number must be bounded.
         return kind(reason if reason in _REASONS else self._reason(code.name), message)
 
     def _replaced(self) -> WorkerError:
@@ -237,7 +237,7 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
         """Wait for the draft's part of a proposal. Raises WorkerError."""
         response, exchange = await self._receive(timeout_seconds)
         num_entries = max(map(len, (response.token_ids, response.distributions, response.confidences)))
-        if num_entries > MAX_NUM_DRAFT_TOKENS:  # before they are copied: there can be millions
+        if num_entries > MAX_NUM_DRAFT_TOKENS:  # before they are copied, because there can be millions
             raise WorkerError("DRAFT_BROKEN", f"the draft worker answered with {num_entries} entries of a kind")
         return Part(
             TokenSource.DRAFT,
@@ -275,7 +275,7 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         log_probabilities = response.log_probabilities if self._wants_log_probabilities else ()
         of_prompt = response.prompt_log_probabilities if self._wants_those_of_prompt else ()
         num_values = len(log_probabilities) + len(of_prompt)
-        # Before they are copied: there can be millions.
+        # Checked before they are copied, because there can be millions.
         if num_values > len(token_ids) + MAX_NUM_DRAFT_TOKENS + 1 or any(
             len(each.top_model) + len(each.top_sampling) > 2 * MAX_TOP_LOG_PROBABILITIES
             for each in (*log_probabilities, *of_prompt)
