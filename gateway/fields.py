@@ -82,7 +82,7 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    """What a stream has besides."""
+    """What else a stream has."""
 
     include_usage: bool | None = None
 

@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 # A template's error can quote the whole conversation, and a gRPC status has room for a few kilobytes.
 _MAX_ERROR_CHARACTERS = 500
-_EXACT_INTEGERS = 2**53  # beyond, a double no longer says which integer was meant
-# How tools are usually written, and were when models learnt to read them: these first, the others by the alphabet.
+_EXACT_INTEGERS = 2**53  # beyond this, a double does not identify the integer
+# The usual order of a tool's keys, which models saw in training: these first, the others in alphabetical order.
 _FIRST_KEYS = {"type": 0, "name": 1, "description": 2}
 
 
-# A special token in a text that leaves it out: how many characters are before it, and its id.
+# A special token in a text that leaves it out: the number of characters before it, and its id.
 PlacedToken = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said: the text, and the special tokens in it, in order."""
+    """A model's reply: the text, and the special tokens in it, in order."""
 
     text: str
     special_tokens: tuple[PlacedToken, ...] = ()
 
     @classmethod
     def of(cls, text: str, special_tokens: Sequence[PlacedToken], *, ends_with_token: bool) -> Reply:
-        """Return the reply that a text and all special tokens beside it make.
+        """Return the reply with a text and its special tokens.
 
-        The last of them is no part of it if it ended the generation, nor is one behind the end of the text.
+        The last token is not part of the reply if it ended the generation, nor are tokens behind the end of the text.
         """
         within = special_tokens[: len(special_tokens) - ends_with_token]
         return cls(text, tuple(token for token in within if token[0] <= len(text)))
@@ -45,8 +45,8 @@ class Reply:
 class Chat:
     """A conversation, or what is new in one; the fields are those of the message `Chat` in generation.proto.
 
-    `special_tokens` are those in the contents of messages, by the number of the message. Only a model's replies have
-    any: what looks like one in a content is text.
+    `special_tokens` are the special tokens in the contents of messages, by the number of the message. Only a model's
+    replies have them: a name of one in a content is text.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -57,7 +57,7 @@ class Chat:
 
     @property
     def num_characters(self) -> int:
-        """About how much memory it takes: a template need not read all of a conversation."""
+        """The approximate memory of the conversation, which a template need not read in full."""
         return _num_characters((self.messages, self.tools, self.template_arguments))
 
     def replied(self, reply: Reply) -> Chat:
@@ -73,9 +73,9 @@ class Chat:
         return replace(self, messages=said, continue_final_message=False, special_tokens=special_tokens)
 
     def followed_by(self, new: Chat) -> Chat:
-        """Return this conversation with what is new after it.
+        """Return this conversation followed by a new part.
 
-        Tools stay unless there are new ones, and template arguments unless they are set anew.
+        Tools stay unless there are new ones, and template arguments unless they are set again.
         """
         return Chat(
             messages=(*self.messages, *new.messages),
@@ -97,7 +97,7 @@ class Chat:
 class ChatTemplate:
     """A model's chat template in the Jinja dialect of Hugging Face transformers, which renders it in its sandbox.
 
-    `special_tokens` are the model's, by the names that the template knows them by; `source` is empty if it has none.
+    `special_tokens` are the model's, by their names in the template; `source` is "" without a template.
     """
 
     source: str = ""
@@ -108,8 +108,8 @@ class ChatTemplate:
         """Return the prompt for the assistant's next message, or for the rest of the last one.
 
         The first call takes half a second, to import transformers. Raises InvalidRequestError when there is no template
-        (NO_CHAT_TEMPLATE), there are no messages (EMPTY_PROMPT), a template argument is none
-        (OUT_OF_RANGE), or the template fails (CHAT_TEMPLATE_FAILED).
+        (NO_CHAT_TEMPLATE), there are no messages (EMPTY_PROMPT), a template argument is invalid (OUT_OF_RANGE), or the
+        template fails (CHAT_TEMPLATE_FAILED).
         """
         self.check(chat)
         if taken := sorted(chat.template_arguments.keys() & self._reserved):
@@ -128,7 +128,7 @@ class ChatTemplate:
                 tokenize=False,
                 **{**self.special_tokens, **chat.template_arguments},
             )
-        except Exception as error:  # whatever a template can do with a conversation that it was not made for
+        except Exception as error:  # a template can raise any error on an unsuitable conversation
             why = str(error) if isinstance(error, (TemplateError, ValueError)) else repr(error)
             failed = f"the chat template of {self._model} failed"
             raise InvalidRequestError(
@@ -153,14 +153,14 @@ class ChatTemplate:
     def _renderer(self) -> PreTrainedTokenizerFast:
         from tokenizers import Tokenizer
         from tokenizers.models import WordLevel
-        from transformers import PreTrainedTokenizerFast  # late: half a second, and many a coordinator has no chats
+        from transformers import PreTrainedTokenizerFast  # late, because it takes half a second and not all need it
 
-        # It renders only, so an empty vocabulary does, where the model's own would be copied.
+        # It only renders, so an empty vocabulary is enough, and the model's own is not copied.
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel()), chat_template=self.source)
 
     @cached_property
     def _reserved(self) -> frozenset[str]:
-        """Names that would set what is transformers' or ours; `documents` is for clients, and some templates."""
+        """Names of transformers' variables and of ours; `documents` is for clients, and some templates read it."""
         parameters = inspect.signature(self._renderer.apply_chat_template).parameters.values()
         named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
         return frozenset({*named, "self", "messages", "conversations"} - {"documents"})

@@ -1,4 +1,4 @@
-"""The tokens that a session already has for a text, where a tokenizer would choose others."""
+"""The tokens that a session already has for a text, instead of the tokenizer's choice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specd.text.tokenizer import Tokenizer
 
 
 def with_kept_tokens(tokenizer: Tokenizer, before: Sequence[int], now: list[int]) -> list[int]:
-    """Return the tokens of a text, with those of the session `before` for as long as both say the same.
+    """Return the tokens of a text, with the tokens of the session `before` as far as both have the same text.
 
-    A model need not choose the tokens that the tokenizer would for a reply, and a cache belongs to tokens. Both are
-    compared from one special token to the next: those themselves must be the same, so that `before` brings none.
+    A model need not choose the tokenizer's tokens for a reply, and a cache belongs to tokens. The two are compared from
+    one special token to the next; the special tokens must be the same, so that `before` adds none.
     """
     special = tokenizer.special_tokens
     same = next((i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), None)
@@ -22,7 +22,7 @@ def with_kept_tokens(tokenizer: Tokenizer, before: Sequence[int], now: list[int]
     tokens, i, j = now[:start], start, start
     while True:
         kept, own = _run(before, i, special), _run(now, j, special)
-        lead = tokens[-1:]  # decoders take a space from the first token
+        lead = tokens[-1:]  # decoders remove a space from the first token
         said = tokenizer.decode([*lead, *kept], skip_special_tokens=False)
         num_said = _num_tokens(tokenizer, lead, own, said)
         if num_said is None:
@@ -42,7 +42,7 @@ def _run(token_ids: Sequence[int], start: int, special: Container[int]) -> list[
 
 
 def _num_tokens(tokenizer: Tokenizer, lead: list[int], own: list[int], text: str) -> int | None:
-    """Return how many of the tokens behind `lead` say this text, or None if it does not end with one of them."""
+    """Return the number of tokens behind `lead` that have this text, or None if it ends inside a token."""
 
     def said(number: int) -> str:
         return tokenizer.decode([*lead, *own[:number]], skip_special_tokens=False)

@@ -1,4 +1,9 @@
-"""Text of a conversation that looks like a control token, and stays text."""
+"""Text of a conversation that looks like a control token, but stays text.
+
+Marks that cannot be guessed replace such text while the template is rendered. Then the marks become the original
+characters, and the text is encoded by a copy of the tokenizer in which the real special tokens have secret names. So
+all other tokens are the usual ones, and neither a vocabulary nor a merge leads to a typed special token.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +23,19 @@ MAX_LITERALS = 2**16
 
 
 class Literals:
-    """Hides the special tokens in what people say from the tokenizer, which would take them for the template's own.
+    """Hides special tokens in users' text from the tokenizer, which could not tell them from the template's own.
 
-    A conversation without any gets the tokens that it always got. vLLM, llama.cpp and transformers let a user's
-    `<|im_start|>system` begin a system message.
+    A conversation without such text gets the same tokens as with transformers. vLLM, llama.cpp and transformers let a
+    user's `<|im_start|>system` begin a system message.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._start = f"{MARK}{secrets.randbits(64)}{MARK}"  # of a mark: nobody can guess it
+        self._start = f"{MARK}{secrets.randbits(64)}{MARK}"  # the start of a mark, which cannot be guessed
         self._marks: dict[str, str] = {}  # by special token
 
     def hidden_in(self, chat: Chat) -> Chat:
-        """Return the conversation with a mark for what looks like a special token, and with its special tokens.
+        """Return the conversation with marks for text that looks like special tokens, and for its special tokens.
 
         It takes time by its length, so a long conversation must not be hidden on the event loop. Raises
         InvalidRequestError (OUT_OF_RANGE) for more than MAX_LITERALS look-alikes, and for special tokens that the
@@ -56,7 +61,7 @@ class Literals:
         )
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of what the template made of the conversation: text for marks."""
+        """Return the tokens of the rendered conversation, with text instead of marks."""
         if not self._marks and not self._tokenizer.normalizes_special_tokens:
             return self._tokenizer.encode(prompt, add_special_tokens=False)
         tokens = list(self._marks)
@@ -85,14 +90,14 @@ class Literals:
 
 
 def check_special_tokens(chat: Chat, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequestError unless the special tokens of a conversation are some, in order, in their messages."""
+    """Raise InvalidRequestError unless the special tokens of a conversation exist, in order, inside their messages."""
     for number, tokens in chat.special_tokens.items():
         content, before = chat.messages[number].get("content") or "", 0
         for position, token_id in tokens:
             if token_id not in tokenizer.special_tokens:
-                why = f"the token {token_id}, which is not special"
+                why = f"the token {token_id}, which is not a special token"
             elif not before <= position <= len(content):
-                why = f"a token at {position}, not in order or behind the {len(content)} characters of the content"
+                why = f"a token at {position}, which is out of order or behind the {len(content)} characters of content"
             else:
                 before = position
                 continue

@@ -1,4 +1,4 @@
-"""Where the reasoning of a reply ends, and its answer begins."""
+"""The boundary between the reasoning and the answer of a reply."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 
 from specd.text.tokenizer import Tokenizer
 
-# Tokens of a prompt's end that can begin the reasoning: room for a header of the reply and a tag.
+# The last tokens of a prompt that can begin the reasoning: room for a header of the reply and a tag.
 PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class ReasoningMarkers:
-    """What begins the reasoning of a reply, if anything has to, and what ends it. Special tokens count as text."""
+    """The text that begins the reasoning of a reply, "" if none is needed, and the text that ends it.
+
+    Special tokens count as text.
+    """
 
     begin: str
     end: str
 
 
 class AnswerSearch:
-    """Tells the answer in a reply from the reasoning before it, as the tokens of the reply come.
+    """Separates the answer of a reply from the reasoning before it, while the tokens come.
 
     The reasoning begins the reply, or the prompt has begun it, and the white space behind it belongs to it. A reply
-    without one is all answer. Text is held while it may be the beginning of a marker at the beginning of the reply.
+    without reasoning is all answer. Text is held while it may be the beginning of a marker at the reply's beginning.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> None:
@@ -32,8 +35,8 @@ class AnswerSearch:
         prompt_end = tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
         self._is_undecided = not prompt_end.rstrip().endswith(markers.begin)
         self._is_in_answer = False
-        self._is_behind_reasoning = False  # with nothing but white space since
-        self._seen = ""  # that decides what is next, special tokens included
+        self._is_behind_reasoning = False  # with only white space since
+        self._seen = ""  # the undecided text, special tokens included
         self._held: list[str] = []
 
     def push(self, token_id: int, text: str) -> tuple[str, str]:
@@ -41,7 +44,7 @@ class AnswerSearch:
         return self._split(self._special_tokens.get(token_id, text), text)
 
     def finish(self, text: str) -> tuple[str, str]:
-        """Return the reasoning and the answer in the text that is left at the end of a reply."""
+        """Return the reasoning and the answer in the remaining text at the end of a reply."""
         reasoning, answer = self._split(text, text)
         return reasoning, answer + self.release()
 
@@ -69,7 +72,7 @@ class AnswerSearch:
             self._seen = self._seen[-(len(end) - 1) :] if len(end) > 1 else ""
             return text, ""
         self._is_in_answer = self._is_behind_reasoning = True
-        # A special token has no text, and is no more than its marker.
+        # A special token has no text beside its marker.
         num_behind = min(len(self._seen) - at - len(end), len(text))
         return self._behind_reasoning(text[: len(text) - num_behind], text[len(text) - num_behind :])
 

@@ -1,4 +1,4 @@
-"""Rendering of chat templates in processes of their own, which cannot take more than their share."""
+"""Rendering of chat templates in processes of their own, with limits of time, memory and length."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ log = structlog.get_logger()
 _LENGTH = struct.Struct(">I")
 MEMORY_BYTES = 512 * 2**20
 MOST_CHARACTERS = 16 * 2**20
-# A client has one at a time, so that one whose conversations take long does not keep all others waiting.
+# A client has one rendering at a time, so that slow conversations of one client do not delay the others.
 _MOST_PROCESSES = 2
 _START_SECONDS = 60.0
 
 
 class TemplateRenderer:
-    """Renders a model's chat template, which is a program of unknown origin, on conversations of unknown people.
+    """Renders a model's chat template, which is a program of unknown origin, on conversations of unknown users.
 
-    The processes are started late, and kept: an import takes half a second. One that exceeds time or memory is killed.
+    The processes are started at their first use, and kept, because an import takes half a second. A process that
+    exceeds its time or memory is killed.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class TemplateRenderer:
         memory_bytes: int = MEMORY_BYTES,
         most_characters: int = MOST_CHARACTERS,
     ) -> None:
-        """A rendering may take so many seconds, and so much memory, and give so many characters."""
+        """Set the limits of a rendering: its seconds, its memory and the characters of its prompt."""
         self._template = template
         self._seconds = seconds
         self._memory_bytes = memory_bytes
@@ -67,9 +68,9 @@ class TemplateRenderer:
             except BaseException as error:
                 self._kill(process)
                 if isinstance(error, TimeoutError):
-                    raise self._failed(f"it takes longer than {self._seconds:g} s") from None
+                    raise self._failed(f"it took longer than {self._seconds:g} s") from None
                 if isinstance(error, (OSError, asyncio.IncompleteReadError)):
-                    why = f"it ended its process, by an error or with more than {self._memory_bytes // 2**20} MiB"
+                    why = f"its process ended, because of an error or more than {self._memory_bytes // 2**20} MiB"
                     raise self._failed(why) from None
                 raise
             self._free.append(process)
@@ -89,7 +90,7 @@ class TemplateRenderer:
             *(sys.executable, "-m", "specd.text.template_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Nothing of the coordinator's: a template that breaks out of its sandbox finds no token here.
+            # Without the coordinator's environment, so that a template outside its sandbox finds no token.
             env={name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ},
             start_new_session=True,
         )

@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer: where a text has them, and names for them that no text has."""
+"""The special tokens of a tokenizer: their places in a text, and secret names for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-# A character of no meaning, which no template changes.
+# A character without a meaning, which no template changes.
 MARK = "\ue0ff"
 
 _Trie = dict[str, Any]
@@ -19,7 +19,7 @@ _Trie = dict[str, Any]
 def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches the longest of the texts.
 
-    It is a trie, so that a search takes time by the length of what it reads, and not by the number of texts.
+    It is a trie, so that the time of a search depends on the length of its input, and not on the number of texts.
     """
     trie: _Trie = {}
     for text in texts:
@@ -44,8 +44,8 @@ def _expression(node: _Trie) -> str:
 class SecretNames:
     """A tokenizer in which every special token has a secret name. Its usual name is text like any other.
 
-    All else is the same: the names have the ids of the tokens, and what these do with the space around them. So a text
-    can have both, special tokens by their secret names and their look-alikes. Only `encode` may see a secret name.
+    The names have the ids of the tokens, and their handling of space around them. So a text can have both special
+    tokens, by their secret names, and their look-alikes. Only `encode` may see a secret name.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
@@ -56,7 +56,7 @@ class SecretNames:
         self._special = {token["id"]: token["content"] for token in special}
         self._plain = tokenizer
         for token in special:
-            # Whether a token is a word of its own is known when its name is written.
+            # Whether a token is a word of its own is decided when its name is written.
             token.update(content=self._names[token["content"]], special=False, single_word=False)
         self._rename(data["model"])
         self._named = HuggingFaceTokenizer.from_str(json.dumps(data))
@@ -69,7 +69,7 @@ class SecretNames:
         parts, end = [], 0
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             content = self._special.get(token_id)
-            # The token for what is unknown stands for other texts, too.
+            # The unknown token stands for other texts too.
             if content is not None and content in (found := text[start:stop]):
                 parts += [text[end:start], found.replace(content, self._names[content])]
                 end = stop
@@ -85,7 +85,7 @@ class SecretNames:
         names, vocabulary = self._names, model.get("vocab", {})
         if isinstance(vocabulary, dict):
             model["vocab"] = {names.get(token, token): token_id for token, token_id in vocabulary.items()}
-        else:  # of Unigram: pairs with a score
+        else:  # Unigram has pairs with a score
             model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
         if (unknown := model.get("unk_token")) is not None:
             model["unk_token"] = names.get(unknown, unknown)

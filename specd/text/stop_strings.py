@@ -1,4 +1,4 @@
-"""Stop strings: found in a text while it is still coming."""
+"""The search for stop strings in a text that is still coming."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Shows a text up to the first stop string in it, and never a part of a stop string.
 
-    However the text is cut into pushes: the first stop string to be complete counts, of those complete at the same
-    character the longest, and the shown text ends where it starts. Invariant: the held text is the longest end of the
-    text so far that begins a stop string.
+    For any division into pushes, the first complete stop string counts, and among those complete at the same character
+    the longest. The shown text ends at its start. Invariant: the held text is the longest end of the text that begins a
+    stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Return what can be shown now; after a stop string has `matched`, nothing more may be pushed."""
+        """Return the text that can be shown now; after a stop string has `matched`, no more may be pushed."""
         assert self.matched is None
         text = self._held + text
         ends = [(text.index(string) + len(string), -len(string), string) for string in self._strings if string in text]

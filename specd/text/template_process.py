@@ -1,7 +1,7 @@
-"""The process that renders a chat template: what it takes of the machine is bounded, and it can be killed.
+"""The process that renders a chat template, with bounded resources; it can be killed.
 
-Reads a template, then conversations, from standard input, and writes prompts or errors to standard output: JSON, with
-its length in front.
+It reads a template, then conversations, from standard input, and writes prompts or errors to standard output: JSON,
+preceded by its length.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _WATCH_SECONDS = 0.02
 
 def main() -> None:
     """Render until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal: the coordinator decides when to stop
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to standard error
     setup = _read(requests)
     if setup is None:
         return
@@ -40,7 +40,7 @@ def main() -> None:
     _write(answers, {})
     while (request := _read(requests)) is not None:
         used = time.process_time()
-        # If the coordinator dies meanwhile, nobody else ends a template that does not.
+        # A limit of processor time ends an endless template, also if the coordinator dies during it.
         resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 2, resource.RLIM_INFINITY))
         _write(answers, _answer(template, Chat(**request), memory_bytes, most_characters))
 
@@ -51,20 +51,20 @@ def _answer(template: ChatTemplate, chat: Chat, memory_bytes: int, most_characte
         prompt = template.render(chat)
         if len(prompt) <= most_characters:
             return {"prompt": prompt}
-        too_large = f"it writes {len(prompt)} characters, and the most is {most_characters}"
+        too_large = f"it wrote {len(prompt)} characters, more than {most_characters}"
     except InvalidRequestError as error:
         if not isinstance(error.__cause__, MemoryError):
             return {"reason": error.reason, "error": str(error), "for_log": error.for_log}
-        too_large = f"it needs more than {memory_bytes // 2**20} MiB of memory"
+        too_large = f"it needed more than {memory_bytes // 2**20} MiB of memory"
     why = f"the chat template failed on this conversation: {too_large}"
     return {"reason": "CHAT_TEMPLATE_FAILED", "error": why, "for_log": why}
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound the memory that rendering may take beyond what this process has now; write no files."""
+    """Bound the memory of rendering, beyond this process's present memory, and forbid writing files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # Linux, where the limit is kept
+    with contextlib.suppress(OSError, ValueError):  # only Linux enforces this limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -73,7 +73,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _watch(most_bytes: int) -> None:
-    """End the process when it has taken too much: macOS keeps no limit of memory."""
+    """End the process when it takes too much memory, because macOS enforces no limit."""
     while _resident_bytes() < most_bytes:
         time.sleep(_WATCH_SECONDS)
     os._exit(1)

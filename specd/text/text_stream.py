@@ -1,4 +1,8 @@
-"""The text of tokens as they come."""
+"""The text of tokens as they come.
+
+tokenizers' own `DecodeStream` decodes all tokens without text again with each of them, and fails where tokens of byte
+fallback are not text.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 class TextStream:
     """Turns tokens into text as they come, whole characters at a time, in constant time for each.
 
-    The texts of all tokens and of `finish` together are what decoding all tokens at once gives. There is one exception:
-    where tokens of byte fallback are no text, decoding takes back the characters right before, which are shown by then.
-    What cannot become a character is shown as replacement characters as soon as that is known.
+    The texts of all tokens and of `finish` together equal decoding all tokens at once. There is one exception: where
+    tokens of byte fallback are not text, decoding removes the characters right before them, which are shown by then.
+    Bytes that cannot become a character are shown as replacement characters as soon as that is known.
     """
 
-    # Decoding needs of the prompt only what can share a character, or a leading space, with what follows.
+    # Decoding needs only the part of the prompt that can share a character, or a leading space, with later tokens.
     _CONTEXT_TOKENS = 4
 
     def __init__(
@@ -68,15 +72,15 @@ class TextStream:
         return self._new(text)
 
     def finish(self) -> str:
-        """Return what is held back of an incomplete character, as replacement characters."""
+        """Return the held bytes of an incomplete character, as replacement characters."""
         return self._new(self._utf8.decode(b"", final=True))
 
     def _written(self, token_id: int) -> str | None:
-        """Return a token as the vocabulary has it; None for one without text, which is special or unknown."""
+        """Return a token as written in the vocabulary; None for one without text, which is special or unknown."""
         return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
 
     def _behind_last(self, token_id: int) -> str:
-        """Return what a token adds to the text of the one before it."""
+        """Return the text that a token adds to that of the previous one."""
         before = self._decode(self._last)
         both = self._decode([*self._last, token_id])
         return both[len(before) :] if both.startswith(before) else self._decode([token_id])

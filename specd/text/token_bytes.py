@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for, by itself."""
+"""The own bytes of each token of a vocabulary."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class TokenBytes:
         return self._known[token_id]
 
     def by_itself(self, written: str) -> bytes | None:
-        """Return the bytes of a token as the vocabulary has it, or None if they depend on the tokens around it."""
+        """Return the bytes of a token as written in the vocabulary, or None if they depend on the tokens around it."""
         if self.is_byte_level:
-            # As the decoder does: what is not written in these characters is text.
+            # Like the decoder: a token with other characters than these is text.
             return bytes(map(_BYTES.__getitem__, written)) if _BYTES.keys() >= set(written) else written.encode()
         if self._has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(written)):
             return bytes.fromhex(byte[1])
@@ -48,7 +48,7 @@ class TokenBytes:
             return b""
         if (own := self.by_itself(written)) is not None:
             return own
-        # Decoders take a space from the first token, so the second of two is whole.
+        # Decoders remove a space from the first token, so the second of two is whole.
         once, twice = (self._tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
         return (twice[len(once) :] if twice.startswith(once) else once).encode()
 

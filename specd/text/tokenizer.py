@@ -21,14 +21,14 @@ class Tokenizer:
 
     def __init__(self, tokenizer_json: bytes, chat_template: ChatTemplate | None = None) -> None:
         self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json.decode())
-        # Left over from training in some; a prompt is taken as it is.
+        # Some tokenizers have a truncation left over from training; a prompt is encoded whole.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special and token.content}
         # The tokens that text leaves out, by id.
         self.special_tokens = {token_id: token.content for token_id, token in special.items()}
-        # What finds them in a text, if there are any: the longest, as the tokenizer does.
+        # A pattern that finds them in a text, if there are any: the longest, as the tokenizer does.
         self.special_token = pattern_of(self.special_tokens.values()) if special else None
         # Whether the tokenizer also finds some in another spelling, such as one in capitals.
         self.normalizes_special_tokens = any(token.normalized for token in special.values())
@@ -46,9 +46,10 @@ class Tokenizer:
         return list(encoding.ids)
 
     def encode_apart(self, text: str, change: Callable[[str], str]) -> list[int]:
-        """Return the tokens of what `change` makes of a text whose own special tokens are meant.
+        """Return the tokens of `change(text)`, in which only the special tokens of `text` itself are real.
 
-        Those that `change` brings are text. All other tokens are as in `encode`. The first call copies the tokenizer.
+        Special tokens that `change` adds are text. All other tokens are as in `encode`. The first call copies the
+        tokenizer.
         """
         return self._secret_names.encode(change(self._secret_names.written_in(text)))
 
@@ -71,11 +72,11 @@ class Tokenizer:
         return self.template.source
 
     def stream_text(self, prompt_ids: Sequence[int]) -> TextStream:
-        """Start turning what comes after a prompt into text."""
+        """Return a stream that turns the tokens after a prompt into text."""
         return TextStream(self._tokenizer, self.token_bytes, self.special_tokens, prompt_ids)
 
     def difference(self, other: Tokenizer) -> str:
-        """Say for people in which token this map from token to id first differs from another."""
+        """Return, for people, the first token in which this map from token to id differs from another."""
         own, others = (t._tokenizer.get_vocab(with_added_tokens=True) for t in (self, other))
         for token, token_id in sorted(own.items(), key=lambda item: item[1]):
             if others.get(token) != token_id:

@@ -92,5 +92,5 @@ def test_a_server_says_what_to_install(light: Path, command: str) -> None:
     done = run(light, light / "specd", command)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "specd: only specd's client is installed, and this is for its servers: pip install 'specd[serve]'"
+        "specd: this command needs specd's servers, which are not installed: pip install 'specd[serve]'"
     ]

@@ -276,7 +276,7 @@ async def test_a_client_has_as_many_at_a_time_as_it_may() -> None:
     async with Crowd(max_sessions=1) as crowd:
         with crowd.admission.place("a", 2), crowd.admission.place("a", 2):
             with (
-                pytest.raises(ResourceExhaustedError, match="2 requests of this client") as refused,
+                pytest.raises(ResourceExhaustedError, match="this client has 2 requests") as refused,
                 crowd.admission.place("a", 2),
             ):
                 pass

@@ -200,7 +200,7 @@ def test_special_tokens_of_a_message_are_checked() -> None:
             Literals(TOKENIZER).hidden_in(chat)
         assert caught.value.reason == "OUT_OF_RANGE"
     twice = Chat(({"role": "assistant", "content": "ab"},), special_tokens={0: ((2, IDS[CALL]), (1, IDS[CALL]))})
-    with pytest.raises(InvalidRequestError, match="not in order"):
+    with pytest.raises(InvalidRequestError, match="out of order"):
         Literals(TOKENIZER).hidden_in(twice)
 
 
