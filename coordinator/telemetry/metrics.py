@@ -37,18 +37,18 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
 _HISTOGRAMS: dict[str, tuple[str, ...]] = {
     "time_to_first_token_seconds": ("From the arrival of a request to its first token.",),
     "admission_seconds": ("From the arrival of a request until its session began to run.",),
-    "time_per_output_token_seconds": ("Of a session: first to last token, over the tokens after the first.",),
+    "time_per_output_token_seconds": ("From a session's first token to its last, over the tokens after the first.",),
     "round_stage_seconds": ("Time of a round by stage (rounds after a session's first).", "stage"),
 }
 _GAUGES: dict[str, tuple[str, ...]] = {
     "active_sessions": ("Sessions under way.",),
     "sessions_by_state": ("Active sessions: prefilling or decoding.", "state"),
     "session_tokens": ("Tokens of the sessions under way.",),
-    "paused_sessions": ("Sessions that wait for their client to read, or gave way to another session.",),
+    "paused_sessions": ("Sessions that wait for their client to read, or have yielded to another session.",),
     "queued_requests": ("Requests that wait until there is room for them.",),
     "max_sessions": ("Sessions that may run at the same time.",),
     "max_queued_requests": ("Requests beyond those that may wait.",),
-    "reserved_bytes": ("Memory that the sessions under way can come to take in the target worker's cache.",),
+    "reserved_bytes": ("Memory to which the running sessions can grow in the target worker's cache.",),
     "capacity_bytes": ("Memory that the target worker has for the caches of sessions.",),
     "kept_sessions": ("Sessions that are kept to be continued, or run now.",),
     "kept_session_tokens": ("Tokens of the kept sessions that do not run now.",),

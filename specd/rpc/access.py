@@ -59,7 +59,7 @@ def current_caller() -> Caller:
 
 
 def serve_caller(caller: Caller) -> None:
-    """Say who makes the call that this task serves. gRPC serves each call in a task of its own."""
+    """Set the caller of the call that this task serves. gRPC serves each call in a task of its own."""
     _caller.set(caller)
 
 
