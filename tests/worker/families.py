@@ -62,9 +62,7 @@ def save_family(directory: Path, name: str, *, noise: float = 0.0) -> str:
     classes = filter(is_dataclass, vars(_module(name)).values())
     needed = {field.name for each in classes for field in fields(each) if field.default is MISSING}
     config = _saved(make_config(name), needed) | {"eos_token_id": 0}
-    mx.random.seed(0)
-    network = _module(name).Model(_module(name).ModelArgs.from_dict(config))
-    return save_tiny(directory, config, network, noise=noise)
+    return save_tiny(directory, config, _network(name, config), noise=noise, weight_factor=1.0)
 
 
 def _saved(config: Mapping[str, Any], needed: Container[str]) -> dict[str, Any]:
@@ -82,13 +80,18 @@ def _module(name: str) -> Any:
 
 
 def _make(name: str, **changes: Any) -> Any:
-    mx.random.seed(0)
-    network = _module(name).Model(_module(name).ModelArgs.from_dict(make_config(name, **changes)))
-    network.update(tree_map(_with_noise, network.parameters()))
-    mx.eval(network.parameters())
+    network = _network(name, make_config(name, **changes))
     if SessionLayers(network).have_states:
         watch_cache_users(network, by_session=False)
         share_products(network)
+    return network
+
+
+def _network(name: str, config: Mapping[str, Any]) -> Any:
+    mx.random.seed(0)
+    network = _module(name).Model(_module(name).ModelArgs.from_dict(config))
+    network.update(tree_map(_with_noise, network.parameters()))
+    mx.eval(network.parameters())
     return network
 
 

@@ -186,12 +186,15 @@ def save_random_model(directory: Path, name: str, *, noise: float = 0.0) -> str:
     return save_tiny(directory, config, module.Model(module.ModelArgs.from_dict(config)), noise=noise)
 
 
-def save_tiny(directory: Path, config: Mapping[str, Any], network: Any, *, noise: float) -> str:
-    """Save a network with the embedded tokenizer, its weights doubled and with noise."""
+def save_tiny(
+    directory: Path, config: Mapping[str, Any], network: Any, *, noise: float, weight_factor: float = 2.0
+) -> str:
+    """Save a network with the embedded tokenizer, its matrices multiplied by a factor and with noise."""
     weights: Any = tree_flatten(network.parameters())
     mx.random.seed(1)
     grown = {
-        name: (2.0 * w + noise * mx.random.normal(w.shape) * mx.std(w)) if w.ndim > 1 else w for name, w in weights
+        name: (weight_factor * w + noise * mx.random.normal(w.shape) * mx.std(w)) if w.ndim > 1 else w
+        for name, w in weights
     }
     return write_model(directory, config, grown)
 
