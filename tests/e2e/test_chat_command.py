@@ -95,7 +95,7 @@ def test_at_a_terminal_answers_are_coloured_and_ctrl_c_stops_one(arranged_stack:
         assert "999" not in terminal.text
         terminal.type("hello\n")
         terminal.wait_for(re.escape(SCRIPTS["hello"]))
-        assert GREEN not in terminal.shown.split("as it was before")[-1]
+        assert GREEN not in terminal.shown.split("does not keep this answer")[-1]
         terminal.type("/stats\n")
         terminal.wait_for(r"answers +1 +1")
         terminal.wait_for(rf"prompt tokens +{len('user: hello') + 2}\s")
