@@ -1,14 +1,18 @@
-"""Planners side by side on the same requests: ours, that of another checkout, Ollama's controller, and fixed k.
+"""The planner beside each fixed k and the target alone, on prompts that it was not tuned on.
 
-    git worktree add ../base 9b8aa73
-    python benchmarks/planners.py --base ../base [--repeats 5] [--cells 'good 1 session T=0 0 ms' …] [--json FILE]
+    python benchmarks/planners.py [--runs new restarted long] [--cells 'good 4 T=1' …] [--turns 5] [--json FILE]
 
-A cell is a draft (the embedded one, or one of random weights), a number of sessions, a temperature, and a delay each
-way between coordinator and draft. All share one target worker, because two processes of the same program can differ by
-8 % as long as they run. The other checkout has its own draft workers, whose measured costs only its planner can read;
-Ollama's controller and fixed k run on ours. In each cell the contenders take turns on the same prompts; ratios are
-medians over the turns. All give the same tokens.
-Exit code 1 if ours is below 0.98 of the base's in a cell, below 0.97 of the target alone, or gives other tokens.
+A cell is a draft (the embedded one, or one of random weights), a number of sessions and a temperature. A run is:
+
+- new: 16 requests of 64 tokens, at a coordinator that has just started and has learnt nothing.
+- restarted: the same, after a restart of that coordinator.
+- long: 32 requests of 192 tokens, at a coordinator that has just started and has learnt nothing.
+
+All share the workers, because two processes of the same program can differ by 8 % as long as they run. Fixed k has a
+coordinator of its own. In each cell the contenders take turns on the same requests, and all give the same tokens. A
+ratio is the median over the turns; the best fixed k is that with the best median.
+Exit code 1 if the planner is below 0.97 of the best fixed k (1.05 in long runs), with the random draft of the target
+alone, or if the tokens differ.
 """
 
 from __future__ import annotations
@@ -18,31 +22,28 @@ import asyncio
 import itertools
 import json
 import os
-import selectors
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from never_slower import save_random_draft
-from wire_faults import Wire
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
-from specd.client import NO_RETRIES, AsyncClient
+from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Child
 
-OURS, BASE, OLLAMA, TARGET_ONLY, GIVEN_K = "ours", "base", "Ollama's", "target alone", "given k"
-LEAST_OF_BASE, LEAST_OF_TARGET = 0.98, 0.97
-FIXED = (2, 4, 7)
-DELAYS_MS = (0, 5)
-TEMPERATURES = (0.0, 1.0)
-SESSIONS = (1, 4, 8)
+PLANNER, TARGET_ONLY = "planner", "k = 0"
+# Requests, tokens of each, and the least ratio to the best fixed k.
+RUNS = {"new": (16, 64, 0.97), "restarted": (16, 64, 0.97), "long": (32, 192, 1.05)}
+LEAST_OF_TARGET = 0.97
 
 
 @dataclass(frozen=True)
@@ -52,191 +53,179 @@ class Cell:
     draft: str
     sessions: int
     temperature: float
-    delay_ms: int
 
     def __str__(self) -> str:
-        plural = "session" if self.sessions == 1 else "sessions"
-        return f"{self.draft} {self.sessions} {plural} T={self.temperature:g} {self.delay_ms} ms"
+        return f"{self.draft} {self.sessions} T={self.temperature:g}"
 
 
 CELLS = [
-    Cell(draft, sessions, temperature, delay)
-    for draft, sessions, temperature, delay in itertools.product(("good", "random"), SESSIONS, TEMPERATURES, DELAYS_MS)
+    *itertools.starmap(Cell, itertools.product(["good"], (1, 4, 8), (0.0, 1.0))),
+    *itertools.starmap(Cell, itertools.product(["random"], (1, 4, 8), (0.0,))),
 ]
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A coordinator for each draft and delay, and the k that requests ask for."""
+class Result:
+    """The tokens per second of each turn by contender, and whether all gave the same tokens."""
 
-    clients: Mapping[tuple[str, int], AsyncClient]
-    k: int | None = None
+    rates: Mapping[str, Sequence[float]]
+    same_tokens: bool
 
-    async def run(self, cell: Cell, prompts: Sequence[str], max_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
-        """Return tokens per second while all sessions have something to decode, and the tokens of each prompt."""
-        client = self.clients[cell.draft, cell.delay_ms]
-        waiting = list(enumerate([*prompts] * cell.sessions))
-        texts: dict[int, tuple[int, ...]] = {}
-        arrivals: list[tuple[float, int]] = []  # of tokens after a prompt's first
-        decode_seconds = 0.0
-        ended_at: list[float] = []
+    def over(self, name: str) -> float:
+        """Return the median of the planner over another."""
+        return median(a / b for a, b in zip(self.rates[PLANNER], self.rates[name], strict=True))
 
-        async def session() -> None:
-            nonlocal decode_seconds
-            while waiting:
-                number, prompt = waiting.pop(0)
-                tokens: list[int] = []
-                first_at = 0.0
-                stream = client.generate(
-                    prompt,
-                    temperature=cell.temperature,
-                    seed=number % len(prompts),
-                    max_tokens=max_tokens,
-                    num_draft_tokens=self.k,
-                )
-                async for response in stream.messages():
-                    now = time.perf_counter()
-                    if tokens:
-                        arrivals.append((now, len(response.tokens)))
-                    else:
-                        first_at = now
-                    tokens += [token.id for token in response.tokens]
-                decode_seconds += time.perf_counter() - first_at
-                texts[number] = tuple(tokens)
-            ended_at.append(time.perf_counter())
-
-        begun_at = time.perf_counter()
-        await asyncio.gather(*(session() for _ in range(cell.sessions)))
-        until = min(ended_at)
-        seconds = decode_seconds if cell.sessions == 1 else until - begun_at
-        return sum(count for at, count in arrivals if at <= until) / seconds, [texts[i] for i in sorted(texts)]
+    @property
+    def best(self) -> str:
+        """The best of the fixed k."""
+        return max((name for name in self.rates if name != PLANNER), key=lambda name: median(self.rates[name]))
 
 
-async def start_contenders(running: AsyncExitStack, base: Path | None) -> dict[str, Candidate]:
-    """Start the workers, and a coordinator for each planner, draft and delay."""
-    directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="specd-")))
-    random_draft = directory / "random"
-    save_random_draft(random_draft)
-    drafts = {"good": EMBEDDED_DRAFT, "random": str(random_draft)}
+class Service:
+    """Workers that all share, and coordinators in front of them."""
 
-    async def start(name: str, checkout: Path, *command: str) -> None:
-        cache = directory / f"cache-{checkout.name}"
-        environment = {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(cache)}
-        # -P: Python would look for specd where this runs, before the checkout.
-        child = Child(name, [sys.executable, "-P", *command, "--metrics-listen", "none"], environment)
-        running.push_async_callback(child.stop)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._num_started = 0
+
+    async def start_workers(self, running: AsyncExitStack) -> None:
+        """Start the target and both drafts, and stop them with `running`."""
+        random_draft = self._directory / "random"
+        save_random_draft(random_draft)
+        for name, model in (("target", ""), ("good", EMBEDDED_DRAFT), ("random", str(random_draft))):
+            kind = ["draft-worker", "--model", model] if model else ["target-worker"]
+            child = self._child(name, [*kind, "--listen", f"unix:{self._directory}/{name}.socket"], "workers")
+            running.push_async_callback(child.stop)
+            await child.start()
+
+    @asynccontextmanager
+    async def coordinator(self, draft: str, cache: str) -> AsyncIterator[AsyncClient]:
+        """Run a coordinator that keeps what it learns in the directory of this name."""
+        self._num_started += 1
+        address = f"unix:{self._directory}/{self._num_started}"
+        workers = [
+            f"--{kind}=unix:{self._directory}/{name}.socket" for kind, name in (("target", "target"), ("draft", draft))
+        ]
+        child = self._child("coordinator", ["coordinator", "--listen", address, *workers], cache)
         await child.start()
+        try:
+            async with AsyncClient(address) as client:
+                yield client
+        finally:
+            await child.stop()
 
-    checkouts = {OURS: Path(__file__).parents[1], **({BASE: base} if base else {})}
-    # The planner learns from sessions with a given k, too: they have coordinators of their own.
-    planners = {
-        OURS: (OURS, ["-m", "specd"]),
-        GIVEN_K: (OURS, ["-m", "specd"]),
-        OLLAMA: (OURS, [str(Path(__file__).with_name("ollama_coordinator.py"))]),
-    }
-    if base:
-        planners[BASE] = (BASE, ["-m", "specd"])
-    sockets: dict[tuple[str, str, int], str] = {}
-    target = f"unix:{directory}/target"
-    await start("target", checkouts[OURS], "-m", "specd", "target-worker", "--listen", target)
-    for name, checkout in checkouts.items():
-        for draft, model in drafts.items():
-            path = f"{directory}/{name}-{draft}"
-            await start(draft, checkout, "-m", "specd", "draft-worker", "--model", model, "--listen", f"unix:{path}")
-            sockets[name, draft, 0] = path
-            for delay in filter(None, DELAYS_MS):
-                sockets[name, draft, delay] = f"{path}-{delay}"
-                await running.enter_async_context(Wire(f"{path}-{delay}", path, delay / 1000))
-    clients: dict[str, dict[tuple[str, int], AsyncClient]] = {name: {} for name in planners}
-    for number, (planner, draft, delay) in enumerate(itertools.product(planners, drafts, DELAYS_MS)):
-        name, command = planners[planner]
-        address = f"unix:{directory}/coordinator-{number}"
-        workers = ["--target", target, "--draft", f"unix:{sockets[name, draft, delay]}"]
-        await start(planner, checkouts[name], *command, "coordinator", "--listen", address, *workers)
-        clients[planner][draft, delay] = await running.enter_async_context(AsyncClient(address, retries=NO_RETRIES))
-    given = clients.pop(GIVEN_K)
-    return {
-        **{name: Candidate(own) for name, own in clients.items()},
-        TARGET_ONLY: Candidate(given, 0),
-        **{f"k = {k}": Candidate(given, k) for k in FIXED},
-    }
+    def forget(self, cache: str) -> None:
+        """Forget what was kept there."""
+        shutil.rmtree(self._directory / cache, ignore_errors=True)
+
+    def _child(self, name: str, arguments: Sequence[str], cache: str) -> Child:
+        variables = {"XDG_CACHE_HOME": str(self._directory / cache), "PYTHONPATH": str(Path(__file__).parents[1])}
+        return Child(name, [sys.executable, "-P", "-m", "specd", *arguments, "--metrics-listen", "none"], variables)
 
 
-async def measure(options: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """Return the tokens per second of each turn, by cell and contender."""
-    prompts = [text for text in load_prompts().values() if len(text) < 2000][:: options.every]
-    results: dict[str, dict[str, object]] = {}
+async def ask(
+    client: AsyncClient, cell: Cell, prompts: Sequence[str], count: int, max_tokens: int, k: int | None
+) -> tuple[float, list[tuple[int, ...]]]:
+    """Return tokens per second of all requests together, and the tokens of each."""
+    waiting, texts, total = list(range(count)), dict[int, tuple[int, ...]](), 0
+
+    async def session() -> None:
+        nonlocal total
+        while waiting:
+            i, tokens = waiting.pop(0), list[int]()
+            async for event in client.generate(
+                prompts[i % len(prompts)],
+                max_tokens=max_tokens,
+                temperature=cell.temperature,
+                seed=i,
+                num_draft_tokens=k,
+            ):
+                if isinstance(event, Delta):
+                    tokens += [token.id for token in event.tokens]
+            texts[i] = tuple(tokens)
+            total += len(tokens)
+
+    begun_at = time.perf_counter()
+    await asyncio.gather(*(session() for _ in range(cell.sessions)))
+    return total / (time.perf_counter() - begun_at), [texts[i] for i in range(count)]
+
+
+async def compare(
+    service: Service, cell: Cell, runs: Sequence[str], prompts: Sequence[str], ks: Sequence[int], turns: int
+) -> dict[str, Result]:
+    """Return the results of a cell by run. The first turn is not counted: it fills the workers' prefix caches."""
+    ks = ks if cell.draft == "good" else (0,)
+    sizes = dict.fromkeys(RUNS[run][:2] for run in runs)
+    rates = {run: {name: list[float]() for name in (PLANNER, *(f"k = {k}" for k in ks))} for run in runs}
+    texts: dict[tuple[int, int], list[list[tuple[int, ...]]]] = {size: [] for size in sizes}
+    async with service.coordinator(cell.draft, "fixed") as fixed:
+        for turn in range(turns + 1):
+            for run in runs:
+                if run != "restarted":
+                    service.forget("planner")
+                async with service.coordinator(cell.draft, "planner") as client:
+                    rate, said = await ask(client, cell, prompts, *RUNS[run][:2], None)
+                rates[run][PLANNER] += [rate] * (turn > 0)
+                texts[RUNS[run][:2]].append(said)
+            for size in sizes:
+                for k in [*ks[turn % len(ks) :], *ks[: turn % len(ks)]]:
+                    rate, said = await ask(fixed, cell, prompts, *size, k)
+                    texts[size].append(said)
+                    for run in runs:
+                        if RUNS[run][:2] == size:
+                            rates[run][f"k = {k}"] += [rate] * (turn > 0)
+    same = {size: all(said == own[0] for said in own) for size, own in texts.items()}
+    return {run: Result(rates[run], same[RUNS[run][:2]]) for run in runs}
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Result]:
+    """Return the results of all cells and runs, by their names."""
+    prompts = list(load_prompts(options.prompts).values())
+    results: dict[str, Result] = {}
     async with AsyncExitStack() as running:
-        contenders = await start_contenders(running, options.base)
-        cells = [cell for cell in CELLS if not options.cells or str(cell) in options.cells]
-        for cell in cells:
-            own = {
-                name: contender
-                for name, contender in contenders.items()
-                if cell.draft == "good" or not (contender.k and contender.k > min(FIXED))
-            }
-            rates: dict[str, list[float]] = {name: [] for name in own}
-            texts = []
-            for turn in range(options.repeats + 1):
-                # The first turn warms up: caches of prompts, and what the planners know of the pair.
-                names = list(own)[turn % len(own) :] + list(own)[: turn % len(own)]
-                for name in names:
-                    rate, said = await own[name].run(cell, prompts, options.max_tokens)
-                    texts.append(said)
-                    if turn:
-                        rates[name].append(rate)
-            results[str(cell)] = {"tokens_per_second": rates, "same_tokens": all(said == texts[0] for said in texts)}
-            console().print(f"{cell}:", {name: round(median(r), 1) for name, r in rates.items()}, highlight=False)
+        service = Service(Path(running.enter_context(tempfile.TemporaryDirectory(prefix="specd-"))))
+        await service.start_workers(running)
+        for cell in CELLS:
+            if options.cells and str(cell) not in options.cells:
+                continue
+            runs = [run for run in options.runs if cell.draft == "good" or run != "long"]
+            for run, result in (await compare(service, cell, runs, prompts, options.k, options.turns)).items():
+                results[f"{cell} {run}"] = result
+                shown = {name: round(median(own), 1) for name, own in result.rates.items()}
+                console().print(
+                    f"{cell} {run}: {result.over(result.best):.3f} of {result.best}", shown, highlight=False
+                )
     return results
 
 
-def compare(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the medians of ours over the others, turn by turn; of the fixed k, over the best."""
-    fixed = [name for name in rates if name.startswith("k = ")]
-    best = max(fixed, key=lambda name: median(rates[name]))
-    others = {name: name for name in (BASE, TARGET_ONLY, OLLAMA) if name in rates} | {"best fixed k": best}
-    return {
-        label: median(a / b for a, b in zip(rates[OURS], rates[name], strict=True)) for label, name in others.items()
-    }
-
-
 def main() -> None:
-    """Measure, print a table, write JSON; fail if ours loses."""
+    """Measure, print a table, write JSON; fail if the planner loses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--base", type=lambda name: Path(name).resolve(), help="another checkout, whose planner is measured too"
-    )
     parser.add_argument("--cells", nargs="*", help="only these cells, as the table names them")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each contender in each cell")
-    parser.add_argument("--every", type=int, default=3, help="use every so many of the prompts")
-    parser.add_argument("-n", "--max-tokens", type=int, default=64)
+    parser.add_argument("--runs", nargs="*", choices=[*RUNS], default=[*RUNS])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("-k", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5, 7], help="the fixed numbers of tokens")
+    held_out = Path(__file__).parent / "unseen" / "held_out"
+    parser.add_argument("--prompts", type=Path, default=held_out, help="a directory with a prompt in each file")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
-    # select() waits for microseconds, where epoll rounds up to milliseconds, and the delay with them.
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        results = runner.run(measure(options))
+    results = asyncio.run(measure(options))
 
-    ratios = {cell: compare(result["tokens_per_second"]) for cell, result in results.items()}  # type: ignore[arg-type]
-    columns = [
-        name for name in (BASE, TARGET_ONLY, OLLAMA, "best fixed k") if any(name in own for own in ratios.values())
-    ]
-    table = new_table("ours over", [*columns, "tokens"])
-    for cell, own in ratios.items():
-        same = "same" if results[cell]["same_tokens"] else "DIFFERENT"
-        table.add_row(cell, *(f"{own[name]:.2f}" for name in columns), same)
+    table = new_table("planner over", ["best fixed k", "which", "target alone", "tokens"])
+    loses = False
+    for name, result in results.items():
+        over_best, over_target = result.over(result.best), result.over(TARGET_ONLY)
+        least = RUNS[name.split()[-1]][2] if name.startswith("good") else LEAST_OF_TARGET
+        loses |= over_best < least or not result.same_tokens
+        same = "same" if result.same_tokens else "DIFFERENT"
+        table.add_row(name, f"{over_best:.2f}", result.best, f"{over_target:.2f}", same)
     console().print(table)
     if options.json is not None:
-        about = environment(prompts=[], repeats=options.repeats, max_tokens=options.max_tokens)
-        options.json.write_text(
-            json.dumps({"environment": about, "ratios": ratios, "results": results}, indent=1) + "\n"
-        )
-    sys.exit(
-        any(
-            own.get(BASE, 1.0) < LEAST_OF_BASE or own[TARGET_ONLY] < LEAST_OF_TARGET or not results[cell]["same_tokens"]
-            for cell, own in ratios.items()
-        )
-    )
+        about = environment(prompts=[], turns=options.turns)
+        rows = {name: {"rates": result.rates, "same_tokens": result.same_tokens} for name, result in results.items()}
+        options.json.write_text(json.dumps({"environment": about, "results": rows}, indent=1) + "\n")
+    sys.exit(loses)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.core import Session
-from coordinator.planner.cost_model import CostModel
+from coordinator.planner.memory import Memory
 from coordinator.planner.planner import Planner
+from coordinator.planner.round_costs import RoundCosts
 from coordinator.proposals.drafter import DraftStream
 from coordinator.sessions.admission import Admission
 from coordinator.sessions.capacity import Capacity
@@ -71,8 +72,9 @@ class Coordinator:
         self.sessions = SessionStore(
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
-        costs = CostModel(lambda: target.step_costs, lambda: draft.step_costs)
+        costs = RoundCosts(lambda: target.step_costs, lambda: draft.step_costs)
         self.planner = Planner(costs, clock=time.perf_counter)
+        self.planner_memory = Memory(self.planner, lambda: (target.model, draft.model))
         self.admission = Admission(
             Capacity(
                 lambda: target.cache_bytes,
@@ -80,7 +82,7 @@ class Coordinator:
             ),
             max_sessions=settings.max_sessions,
             max_queued=settings.max_queued,
-            seconds_per_token=self.planner.speed.seconds_per_token,
+            seconds_per_token=self.planner.seconds_per_token,
             clock=time.perf_counter,
         )
         self.quotas = Quotas(time.perf_counter)

@@ -109,11 +109,12 @@ def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
 
 
 async def _review(coordinator: Coordinator) -> None:
-    """Drop expired sessions, and review waiting requests, also when no client calls."""
+    """Drop expired sessions, review waiting requests, and keep what was learnt, also when no client calls."""
     while True:
         await asyncio.sleep(_REVIEW_SECONDS)
         coordinator.sessions.expire()
         coordinator.admission.review()
+        await coordinator.planner_memory.keep()
 
 
 async def _start(
@@ -132,6 +133,8 @@ async def _start(
     coordinator = Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft)
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
+    coordinator.planner_memory.recall()
+    connections.push_async_callback(coordinator.planner_memory.keep)
     return coordinator
 
 

@@ -2,65 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from coordinator.core import Match, Plan, Round
-from coordinator.planner.acceptance import SessionAcceptance
-from coordinator.planner.cost_model import CostModel
-from coordinator.planner.learning import ClientLearning, Learning, Probes
-from coordinator.planner.policy import RoundCosts, choose_k, choose_matched, share_out, stop_thresholds
-from coordinator.planner.speed import Speed
+from coordinator.planner.acceptance import PassRates
+from coordinator.planner.round_costs import Measured, RoundCosts, size_class
 from coordinator.sources import Sources
 from specd.sampling import Sampling
+from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import TokenSource
 
-# A plan holds for a window of this many rounds of each session. Sessions that change k at any time do not stay in one
-# batch. A session without a round for this many rounds of each session does not count as active: its client has
-# stalled, or it prefills.
-_WINDOW_ROUNDS = 8
-# A control round, the target's alone, is due at round 8, 16, 32, 64, and then every so many rounds.
-_CONTROL_ROUNDS = 64
-# Predicted gain over the target alone at which a session starts to draft, and at which it goes on. A start costs the
-# draft's prefill, and predictions err.
-_GAIN_TO_START = 1.06
-_GAIN_TO_GO_ON = 1.02
-_PROBE_DRAFT_TOKENS = 2
+_WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
+_FIRST_TRIAL_ROUNDS = 10
+_LEAST_LOSS = 0.1  # part of the time of a trial that it is taken to cost, as looked-up tokens are tried, too
+_TRIAL_SHARE = 0.01  # of the time, which trials of another k may cost
+_LEAST_GAIN = 1.02  # by which another k, or looked-up tokens, must promise more than the present k
+_LEAST_CONFIDENCE = 0.7  # product of confidences at which a proposal continues
+_FIRST_ACCEPTANCE = 0.7
+# A request with more of the session's tokens than this is a prefill, a replay, or a draft that catches up.
+_MOST_NEW_TOKENS = 8
+_MOST_CLIENTS, _MOST_KEPT_CLIENTS = 128, 16
 _ALL_SOURCES = Sources()
 
 
-@dataclass(eq=False)
+@dataclass
 class _Window:
-    """Some rounds of all sessions: their costs, and the k of each session."""
+    """Some rounds of all sessions, in which those that may draft propose up to k tokens.
 
-    costs: RoundCosts
+    A session's round is expected to emit `tokens` in `seconds`, with `length` draft tokens. The sums are measured.
+    """
+
+    k: int
+    length: float
+    tokens: float
+    seconds: float
     num_active: int
-    ends_at: int
-    ks: dict[Hashable, int] = field(default_factory=dict)
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether there is a draft model."""
-        return bool(self.costs.draft)
-
-    def seconds(self, k: int) -> float:
-        """Return what a round with k draft tokens takes."""
-        costs = self.costs
-        drafting = costs.draft_overhead + costs.draft[k] + costs.draft_wait if k else 0.0
-        return costs.round_overhead + drafting + costs.verify[k]
+    num_sessions: int  # with those that have stalled or paused
+    ends_at: int  # number of rounds of all sessions
+    trial_began_at: float | None
+    num_rounds: int = 0
+    num_drafted: int = 0
+    measured_seconds: float = 0.0
 
 
 class Planner:
-    """What all sessions share: the cost model, what each client has taught, and the window of rounds they plan for."""
+    """What all sessions share: the costs of rounds, what each client has taught, and the present window."""
 
-    def __init__(self, cost_model: CostModel, *, clock: Callable[[], float]) -> None:
+    def __init__(self, costs: RoundCosts, *, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
-        self.cost_model = cost_model
-        self.speed = Speed()
-        self.num_rounds = 0
-        self._learning = Learning(clock)
+        self.costs, self._clock = costs, clock
+        self.num_rounds = self._num_trials = 0
         self.sessions: dict[SessionPlanner, None] = {}
+        # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
+        # (vllm-project/vllm#57533).
+        self.pools: OrderedDict[str, dict[str, PassRates]] = OrderedDict()
+        self._best_k: dict[int, int] = {}  # by class of numbers of sessions
         self._window: _Window | None = None
+        self._trial_at = 0.0
 
     def begin(
         self,
@@ -71,182 +74,201 @@ class Planner:
         is_paused: Callable[[], bool] = lambda: False,
     ) -> SessionPlanner:
         """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
-        session = SessionPlanner(self, self._learning.of(client), sampling, sources, is_paused)
+        name = hashlib.sha256(client.encode()).hexdigest()[:16]
+        pools = self.pools[name] = self.pools.pop(name, {})
+        if len(self.pools) > _MOST_CLIENTS:
+            self.pools.popitem(last=False)
+        session = SessionPlanner(self, pools, sampling, sources, is_paused)
         self.sessions[session] = None
         return session
 
+    def learnt(self) -> dict[str, Any]:
+        """Return what was learnt, as JSON can hold it: of the latest clients."""
+        costs = {str(size): (own.level, own.drafting, own.num_compared) for size, own in self.costs.measured.items()}
+        latest = list(self.pools.items())[-_MOST_KEPT_CLIENTS:]
+        kinds = {
+            name: {kind: (each.expected, each.tried, each.passed) for kind, each in own.items()} for name, own in latest
+        }
+        return {"costs": costs, "clients": kinds}
+
+    def restore(self, learnt: dict[str, Any]) -> None:
+        """Begin with what was learnt before. Raises ValueError, TypeError or LookupError for what is none of it."""
+        costs = {int(size): Measured(*values) for size, values in learnt["costs"].items()}
+        if not all(
+            0.05 < own.level < 20 and 0.05 < own.drafting < 20 and own.num_compared >= 0 for own in costs.values()
+        ):
+            raise ValueError(f"costs of {costs}")
+        pools = {
+            str(name): {str(kind): PassRates.restored(*counts) for kind, counts in own.items()}
+            for name, own in learnt["clients"].items()
+        }
+        self.costs.measured.update(costs)
+        self.pools.update(pools)
+
+    def seconds_per_token(self, num_sessions: int) -> float:
+        """Return what a token takes, of each of this many sessions that run together; 0 before any round."""
+        if (window := self._window) is None or self.costs.target() is None:
+            return 0.0
+        drafting = self.costs.seconds(num_sessions, window.length) / window.tokens
+        return min(drafting, self.costs.seconds(num_sessions, 0))
+
     def active(self) -> list[SessionPlanner]:
-        """Return the sessions that take part in rounds now."""
-        oldest = self.num_rounds - _WINDOW_ROUNDS * len(self.sessions)
-        return [session for session in self.sessions if session.planned_at >= oldest and not session.is_paused()]
+        """Return the sessions that take part in rounds now: neither paused nor stalled."""
+        oldest = self.num_rounds - 2 * _WINDOW_ROUNDS * len(self.sessions)
+        return [each for each in self.sessions if each.planned_at >= oldest and not each.is_paused()]
 
     def window(self) -> _Window | None:
-        """Return the current window, a new one when the last is over or the batch has changed."""
-        num_active = max(len(self.active()), 1)
+        """Return the present window, a new one when the last is over or sessions have come or gone."""
         last = self._window
-        if last is None or self.num_rounds >= last.ends_at or num_active != last.num_active:
-            costs = self.cost_model.costs(num_active)
-            ends_at = self.num_rounds + _WINDOW_ROUNDS * num_active
-            self._window = None if costs is None else _Window(costs, num_active, ends_at)
+        if self.costs.target() is None:
+            return None
+        if last is None or self.num_rounds >= last.ends_at or len(self.sessions) != last.num_sessions:
+            if last is not None and (rounds := last.num_rounds):
+                seconds, length = last.measured_seconds / rounds, last.num_drafted / rounds
+                self.costs.observe(last.num_active, length, seconds, rounds / last.num_active)
+            self._window = self._next_window(last)
         return self._window
 
-    def shared_k(self, session: SessionPlanner, window: _Window) -> int:
-        """Return the k of one of several sessions in this window."""
-        if session not in window.ks and not session.has_fault:  # the window or the session is new
-            active = self.active()
-            adaptive = [each for each in active if each.may_draft and not each.has_fault]
-            gain = _GAIN_TO_GO_ON if any(each.k for each in adaptive) else _GAIN_TO_START
-            gain *= 1 + sum(each.learning.match_gain.value for each in active)  # drafting must win against matches
-            window.ks = share_out({each: each.acceptance.accepted() for each in adaptive}, window.costs, gain)
-        return window.ks.get(session, _PROBE_DRAFT_TOKENS)  # after a fault, the Drafter knows when to ask again
+    def _next_window(self, last: _Window | None) -> _Window:
+        active, now = self.active(), self._clock()
+        n, size = max(len(active), 1), size_class(max(len(active), 1))
+        tokens, lengths = self._expected(active)
+        seconds = [self.costs.seconds(n, length) for length in lengths]
+        rates = [each / time for each, time in zip(tokens, seconds, strict=True)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        present = min(self._best_k.get(size, best), len(rates) - 1)
+        k = self._best_k[size] = best if rates[best] >= _LEAST_GAIN * rates[present] else present
+        if last is None:
+            self._trial_at = now + _FIRST_TRIAL_ROUNDS * seconds[0]
+        elif last.trial_began_at is not None:
+            loss = max(1 - rates[min(last.k, len(rates) - 1)] / rates[k], _LEAST_LOSS)
+            self._trial_at = now + loss * (now - last.trial_began_at) / _TRIAL_SHARE
+        began_at = None
+        if now >= self._trial_at:
+            self._num_trials += 1
+            k, began_at = self._other_k(k, rates), now
+        ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
+        return _Window(k, lengths[k], tokens[k], seconds[k], n, len(self.sessions), ends_at, began_at)
+
+    def _expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float]]:
+        """Return by k what a session's round emits and proposes in tokens, as the mean over those that may draft.
+
+        A round with k draft tokens emits 1 and those that are accepted (Leviathan et al., arXiv 2211.17192,
+        equation 1, by position).
+        """
+        may_draft = [each for each in active if each.may_draft and not each.has_fault]
+        num_drafting, most = len(may_draft), MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
+        tokens, lengths = [1.0] * (most + 1), [0.0] * (most + 1)
+        for each in may_draft:
+            for sums, rates in zip((tokens, lengths), each.rates(alone=len(active) == 1), strict=True):
+                for k, expected in enumerate(accumulate(rates.survival(most)), start=1):
+                    sums[k] += expected / num_drafting
+        return tokens, lengths
+
+    def _other_k(self, best: int, rates: list[float]) -> int:
+        """Return the k of a trial: each second time none, a control; else a near one that promises most."""
+        others = [k for k in range(1, len(rates)) if k != best and (not best or abs(k - best) <= 2)]
+        return 0 if not others or (best and self._num_trials % 2) else max(others, key=rates.__getitem__)
 
 
 class SessionPlanner:
-    """Plans the rounds of a session: on its own the best k, with proposals that end early; else its part of a batch.
-
-    Matches replace the draft model's tokens where they promise more, or lengthen a proposal.
-    """
+    """Plans the rounds of a session: the k of the window, or looked-up tokens where they promise more."""
 
     def __init__(
         self,
         shared: Planner,
-        learning: ClientLearning,
+        pools: dict[str, PassRates],
         sampling: Sampling,
         sources: Sources,
         is_paused: Callable[[], bool],
     ) -> None:
-        self.k = 0
-        self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
-        self.is_paused = is_paused
+        self.is_paused, self._sources = is_paused, sources
+        self._drafts = TokenSource.DRAFT in sources.allowed
+        self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
-        self.may_draft = sources.k is None and TokenSource.DRAFT in sources.allowed
-        self.learning = learning
+        self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         self._shared = shared
-        self._sampling = sampling
-        self._pool = learning.pool(sampling)
-        self.acceptance = SessionAcceptance(self._pool, teaches=not sampling.changes_logits)
-        self._of_matches: dict[object, SessionAcceptance] = {}
-        self._sources = sources
+        # Other tokens are likely under a bias: such a session learns for itself.
+        self._pools = {} if sampling.changes_logits else pools
+        # Acceptance depends on the temperature more than on the text.
+        self._kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
+        self._of_match: PassRates | None = None
         self._window: _Window | None = None
-        self._min_confidences: list[float] = []
-        self._rate = 0.0  # expected tokens per second with k
-        self._evidence: object = None
-        self._probing: Probes | None = None
+        self._is_settled = False  # whether the sessions had this k in the round before, too
+
+    def rates(self, *, alone: bool) -> tuple[PassRates, PassRates]:
+        """Return how far proposals of such sessions are accepted, and how far they get: `alone`, they end early."""
+        return self._rates(f"accepted {alone:d}", _FIRST_ACCEPTANCE), self._rates(f"proposed {alone:d}", 1.0)
 
     def close(self) -> None:
         """End with the session."""
         self._shared.sessions.pop(self, None)
-        for acceptance in (self.acceptance, *self._of_matches.values()):
-            acceptance.close()
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
-        self._choose()
-        return self.k > 0 or (self.may_draft and self.learning.probes.is_due)
+        window = self._shared.window()
+        return self._drafts and bool(self._sources.k or (self.may_draft and window is not None and window.k))
 
     def plan(self, matches: Sequence[Match] = ()) -> Plan:
         """Plan the next round, for which sources have these matches."""
         self.planned_at = self._shared.num_rounds
-        self._choose()
-        self._probing = None
-        if (k := self._sources.k) is not None:
+        before, self._window = self._window, self._shared.window()
+        window, k = self._window, self._sources.k
+        self._is_settled = before is not None and window is not None and before.k == window.k
+        if k is not None:
             return Plan(dict.fromkeys(self._sources.allowed, k), most=k)
-        window = self._window
-        number = self._shared.num_rounds + 1
-        is_control_due = number >= _WINDOW_ROUNDS and (number % _CONTROL_ROUNDS == 0 or number.bit_count() == 1)
-        if window is not None and window.num_active == 1 and is_control_due:
-            return Plan()
-        if window is not None and (plan := self._plan_matches(window, matches)):
+        if window is not None and (plan := self._plan_match(window, matches)):
             return plan
-        if self.may_draft and self.k == 0 and (window is None or not window.has_draft or self.learning.probes.is_due):
-            self._probing = self.learning.probes  # without a draft, the Drafter says why
-            return _drafting(_PROBE_DRAFT_TOKENS)
-        return _drafting(self.k, self._min_confidences)
+        if self.may_draft and self._shared.costs.draft() is None:
+            return Plan({TokenSource.DRAFT: 1})  # the Drafter says why there is none
+        if window is None or not self.may_draft or not window.k:
+            return Plan()
+        ends_early = window.num_active == 1  # several sessions would leave their common steps
+        return Plan({TokenSource.DRAFT: window.k}, (_LEAST_CONFIDENCE,) * (window.k - 1) if ends_early else ())
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
         self._shared.num_rounds += 1
-        drafted = round_.proposal.drafted
-        self.has_fault = bool(drafted.fault)
-        if self._window is None:
+        drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
+        self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
+        if window is None or self.has_fault:
             return 0.0
-        self._shared.cost_model.observe(round_, self._window.num_active)
-        num_tokens = len(round_.commit.token_ids)
-        target_only_seconds = num_tokens * self._window.costs.target_only
-        if not round_.verdict.was_retried and not self.has_fault:
-            self._shared.speed.add(self._window.num_active, round_.seconds, num_tokens)
-        if self._sources.k is None and round_.num_proposed:
-            left = round_.verdict.num_accepted  # the target's own count: a text that ends rejects nothing
-            for part in round_.proposal.parts:
-                num_tokens = len(part.token_ids)
-                if not num_tokens:
-                    continue
-                if part is drafted:
-                    limit = plan.limit(part.source)
-                    self.acceptance.add(limit, part.confidences, num_tokens, min(left, num_tokens))
-                else:
-                    self._acceptance_of(self._evidence).add(num_tokens, (), num_tokens, min(left, num_tokens))
-                if left < num_tokens:
-                    break
-                left -= num_tokens
-            if self._probing is not None:
-                self._probing.probed(round_.seconds - target_only_seconds)
-        return 0.0 if self.has_fault else target_only_seconds
+        num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
+        is_typical = num_new <= _MOST_NEW_TOKENS and not verdict.was_retried and round_.num_proposed == num_drafted
+        if is_typical and (self._is_settled or window.num_active == 1):
+            window.num_rounds += 1
+            window.num_drafted += num_drafted
+            window.measured_seconds += round_.seconds
+        # The target's own count of what it accepted: a text that ends rejects nothing.
+        if self._sources.k is None and num_drafted:
+            accepted, proposed = self.rates(alone=window.num_active == 1)
+            limit = plan.limit(TokenSource.DRAFT)
+            accepted.add(limit, min(verdict.num_accepted, num_drafted))
+            proposed.add(limit, num_drafted)
+        elif self._sources.k is None and round_.num_proposed and self._of_match is not None:
+            self._of_match.add(round_.num_proposed, verdict.num_accepted)
+        return len(round_.commit.token_ids) * self._shared.costs.seconds(window.num_active, 0)
 
-    def _choose(self) -> None:
-        """Set k and the stop thresholds for the current window."""
-        before, self._window = self._window, self._shared.window()
-        window = self._window
-        if self._sources.k is not None:
-            self.k = self._sources.k if TokenSource.DRAFT in self._sources.allowed else 0
-        elif window is None or not window.has_draft or not self.may_draft:
-            self.k, self._min_confidences, self._rate = 0, [], 0.0
-        elif window.num_active > 1:
-            self.k, self._min_confidences = self._shared.shared_k(self, window), []
-            self._rate = (1 + sum(self.acceptance.accepted()[: self.k])) / window.seconds(self.k)
-        elif window is not before:
-            accepted = [a * c for a, c in zip(self.acceptance.accepted(), self._pool.continued.survival(), strict=True)]
-            gain = _GAIN_TO_GO_ON if self.k else _GAIN_TO_START
-            self.k, self._rate = choose_k(accepted, self._pool.reached.survival(), window.costs, gain)
-            thresholds = stop_thresholds(window.costs, self._rate, accepted[0], self.k)
-            self._min_confidences = [self._pool.confidence(threshold) for threshold in thresholds]
+    def _plan_match(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
+        """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any two.
 
-    def _plan_matches(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
-        """Return a plan with matched tokens, alone or behind the draft's, if they promise more than none."""
-        costs, n = window.costs, window.num_active
-        if not matches:
-            self.learning.match_gain.add(0.0)
-            return None
-        promises = [(match, self._accepted(match)) for match in matches]
-        match, accepted = max(promises, key=lambda promise: choose_matched(promise[1], costs, n)[1])
-        self._evidence = match.evidence
-        length, rate = choose_matched(accepted, costs, n)
-        self.learning.match_gain.add(rate * costs.target_only - 1)
-        if n > 1 and self.k:  # the others draft, and the round takes as long
-            seconds = window.seconds(self.k)
-            length, rate = choose_matched(accepted, costs, n, after=(0, 1 + (n - 1) * self._rate * seconds, seconds))
-        if length and rate > max(self._rate, _GAIN_TO_GO_ON / costs.target_only):
-            return Plan({match.source: length})
-        if self.k == 0:
-            if not self.learning.match_probes.is_due:
-                return None
-            self._probing = self.learning.match_probes
-            return Plan({match.source: _PROBE_DRAFT_TOKENS})
-        self._evidence = (True, *match.evidence)  # that the model says the same makes it likelier
-        accepted = self._acceptance_of(self._evidence).accepted()[: len(match.token_ids) - self.k]
-        tokens = n * self._rate * window.seconds(self.k)
-        length, _ = choose_matched(accepted, costs, n, after=(self.k, tokens, window.seconds(self.k)))
-        return Plan({TokenSource.DRAFT: self.k, match.source: length}, self._min_confidences, self.k + length)
+        They cost only their verification, in a step that is shared with the other sessions' tokens. A token is worth
+        the time in which a session emits one (Dinkelbach, 1967: what maximises a ratio).
+        """
+        costs, n, rate = self._shared.costs, window.num_active, window.tokens / window.seconds
+        others = window.length if n > 1 else 0.0
+        alone = costs.seconds(n, others)
+        plan, best = None, 0.0 if window.trial_began_at is not None else _LEAST_GAIN - 1
+        for match in matches:
+            rates, most = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE), len(match.token_ids)
+            if window.trial_began_at is not None and plan is None:
+                plan, self._of_match = Plan({match.source: min(2, most)}), rates
+            for length, tokens in enumerate(accumulate(rates.survival(most), initial=1.0)):
+                added = n * (costs.seconds(n, others, max(length - others, 0.0) / n) - alone)
+                if length and (worth := tokens - rate * (alone + added)) > best:
+                    plan, best, self._of_match = Plan({match.source: length}), worth, rates
+        return plan
 
-    def _accepted(self, match: Match) -> list[float]:
-        return self._acceptance_of(match.evidence).accepted()[: len(match.token_ids)]
-
-    def _acceptance_of(self, evidence: object) -> SessionAcceptance:
-        if evidence not in self._of_matches:
-            pool = self.learning.pool(self._sampling, evidence)
-            self._of_matches[evidence] = SessionAcceptance(pool, teaches=not self._sampling.changes_logits)
-        return self._of_matches[evidence]
-
-
-def _drafting(k: int, min_confidences: Sequence[float] = ()) -> Plan:
-    return Plan({TokenSource.DRAFT: k} if k else {}, min_confidences if k else ())
+    def _rates(self, what: str, expected: float) -> PassRates:
+        """Return what sessions with this kind of sampling share."""
+        return self._pools.setdefault(f"{self._kind} {what}", PassRates(expected))

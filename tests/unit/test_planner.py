@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import replace
-from statistics import mean
-from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.core import Commit, Exchange, Match, Plan, Round, Verdict
-from coordinator.planner import planner as planner_module
-from coordinator.planner.acceptance import PooledAcceptance, SessionAcceptance
-from coordinator.planner.policy import choose_k
+from coordinator.planner.acceptance import PassRates
+from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.round_costs import RoundCosts
 from coordinator.sources import Sources
 from specd.sampling import Acceptance, Sampling
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.step_costs import StepCosts
 from specd.vocabulary import FinishReason, TokenSource
 from tests.unit.fake_workers import drafted
 from tests.unit.simulation import Simulation, World
+
+DRAFT_ALONE, LOOKUP_ALONE = Sources((TokenSource.DRAFT,)), Sources((TokenSource.LOOKUP,))
 
 WORLDS = {
     "good draft": World(),
@@ -29,57 +31,102 @@ WORLDS = {
     "draft 5 ms away": World(wire=0.010),
     "confidence says nothing": World(informative=False),
     "calibrated while busy": World(target_bias=1.5, draft_bias=0.7),
+    "drafts calibrated as free": World(lambda _: 0.5, draft=lambda _, k: 0.015 + 0.001 * k, draft_bias=0.1),
     "workers compete for cores": World(contention=1.3),
 }
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+def accepted_by(session: SessionPlanner) -> PassRates:
+    return session.rates(alone=True)[0]
+
+
+def given_k(k: int) -> Sources:
+    return Sources((TokenSource.DRAFT,), k)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
 @pytest.mark.parametrize("name", WORLDS)
 def test_tokens_per_second_are_near_those_of_the_best_fixed_k(name: str, at_once: int) -> None:
-    def rate(k: int | None) -> float:
-        sources = Sources((TokenSource.DRAFT,), k)
-        return Simulation(WORLDS[name]).run(num_sessions=16, at_once=at_once, tokens=96, sources=sources)
+    """From the start, of which 16 sessions of 64 tokens are six seconds."""
 
-    target_only = rate(0)
-    best = max(target_only, *map(rate, (1, 3, 6)))
-    adaptive = rate(None)
-    print(f"{adaptive / best:.3f} of the best k, {adaptive / target_only:.3f} of the target alone")
-    assert adaptive >= 0.9 * best
-    assert adaptive >= 0.97 * target_only
+    def rate(sources: Sources) -> float:
+        return Simulation(WORLDS[name]).run(num_sessions=16, at_once=at_once, tokens=64, sources=sources)
 
-
-def test_what_each_proposal_takes_besides_its_tokens_makes_them_no_dearer() -> None:
-    """Calibration, which proposes again and again, does not see it; taken for a factor, it made proposals too short."""
-    world = World(lambda _: 0.85, draft=lambda _, k: 0.0011 * k, cold_seconds=0.004, informative=False)
-    simulation = Simulation(replace(world, verify=lambda n, w: 0.008 + 0.006 * math.ceil(n * w / 4)))
-    simulation.run(num_sessions=16, at_once=1, tokens=128)
-    costs = simulation.planner.cost_model.costs(1)
-    assert costs is not None
-    for k in (1, 3, 7, 11):
-        assert costs.draft[k] == pytest.approx(0.004 + 0.0011 * k, rel=0.05)
+    best = max(rate(given_k(k)) for k in (0, 1, 3, 6))
+    adaptive = rate(Sources())
+    print(f"{adaptive / best:.3f} of the best k")
+    assert adaptive >= 0.88 * best
 
 
-@pytest.mark.parametrize("wire", [0.0005, 0.010])
-def test_predicted_tokens_per_second_come_true_where_proposals_end_early(wire: float) -> None:
-    """An early end is judged also by fewer accepted tokens, not only by fewer seconds: k was chosen too large."""
-    simulation = Simulation(World(wire=wire, verify=lambda n, w: 0.010 + 0.006 * math.ceil(n * w / 4)))
-    simulation.run(num_sessions=32, at_once=1, tokens=128)
-    with mock.patch.object(planner_module, "choose_k", wraps=choose_k) as choosing:
-        predicted: list[float] = []
-        choosing.side_effect = lambda *args: (predicted.append((chosen := choose_k(*args))[1]), chosen)[1]
-        actual = simulation.run(num_sessions=32, at_once=1, tokens=128)
-    print(f"predicted {mean(predicted):.1f}, actual {actual:.1f}")
-    assert mean(predicted) == pytest.approx(actual, rel=0.1)
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("name", WORLDS)
+def test_it_comes_to_the_best_fixed_k(name: str, at_once: int) -> None:
+    def rate(sources: Sources) -> float:
+        simulation = Simulation(WORLDS[name])
+        simulation.run(num_sessions=16, at_once=at_once, tokens=96, sources=sources)
+        return simulation.run(num_sessions=16, at_once=at_once, tokens=96, sources=sources)
+
+    best = max(rate(given_k(k)) for k in (0, 1, 3, 6))
+    adaptive = rate(Sources())
+    print(f"{adaptive / best:.3f} of the best k")
+    assert adaptive >= 0.95 * best
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_a_random_draft_is_found_out_within_rounds_and_then_rarely_asked(at_once: int) -> None:
+    def rate(simulation: Simulation, sources: Sources) -> float:
+        return simulation.run(num_sessions=2 * at_once, at_once=at_once, tokens=128, sources=sources)
+
+    simulation, world = Simulation(WORLDS["random draft"]), WORLDS["random draft"]
+    target_only = rate(Simulation(world), given_k(0))
+    assert rate(simulation, Sources()) >= 0.97 * target_only
+    assert rate(simulation, Sources()) >= 0.97 * target_only
+
+
+@given(
+    k=st.integers(0, MAX_NUM_DRAFT_TOKENS) | st.none(),
+    allowed=st.sampled_from([(), (TokenSource.DRAFT,), (TokenSource.LOOKUP,), (TokenSource.DRAFT, TokenSource.LOOKUP)]),
+    rounds=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 32), st.floats(1e-6, 10.0)), max_size=40),
+)
+def test_a_plan_has_only_what_the_request_allows(
+    k: int | None, allowed: tuple[TokenSource, ...], rounds: list[tuple[int, int, float]]
+) -> None:
+    session = Simulation(World()).planner.begin(Sampling(), Sources(allowed, k), client="")
+    looks_up = TokenSource.LOOKUP in allowed
+    for num_accepted, num_matched, seconds in rounds:
+        plan = session.plan(
+            [Match(TokenSource.LOOKUP, [1] * num_matched, num_matched)] * (looks_up and num_matched > 0)
+        )
+        assert {*plan.limits} <= {*allowed}
+        num_tokens = plan.limit(TokenSource.DRAFT)
+        assert 0 <= num_tokens <= MAX_NUM_DRAFT_TOKENS
+        if k is not None:
+            assert plan == Plan(dict.fromkeys(allowed, k), most=k)
+        else:
+            assert plan.limit(TokenSource.LOOKUP) <= num_matched
+            assert len(plan.min_confidences) == max(num_tokens - 1, 0)
+        session.observe(plan, round_of(num_tokens, min(num_accepted, num_tokens), seconds=seconds))
 
 
 def test_drafting_resumes_when_the_draft_becomes_good() -> None:
-    """Probes find it out: without them, a draft that was given up is never asked again."""
+    """Trials find it out: without them, a draft that was given up is never asked again."""
     good = False
     simulation = Simulation(World(lambda _: 0.9 if good else 0.02))
     bad_rate = simulation.run(num_sessions=8, at_once=1, tokens=256)
     good = True
-    simulation.run(num_sessions=120, at_once=1, tokens=256)
+    simulation.run(num_sessions=60, at_once=1, tokens=256)
     assert simulation.run(num_sessions=8, at_once=1, tokens=256) > 1.5 * bad_rate
+
+
+def test_drafting_stops_when_the_machine_makes_it_dear() -> None:
+    """A control round shows it: the rounds with drafts alone would be taken for a machine that is slower."""
+    simulation = Simulation(World(contention=1.0))
+    simulation.run(num_sessions=16, at_once=4, tokens=128)
+    simulation.world = World(contention=4.0)
+    simulation.run(num_sessions=32, at_once=4, tokens=128)
+    rate = simulation.run(num_sessions=16, at_once=4, tokens=128)
+    alone = Simulation(simulation.world).run(num_sessions=16, at_once=4, tokens=128, sources=given_k(0))
+    assert rate >= 0.92 * alone
 
 
 def test_a_stalled_session_does_not_count_as_active() -> None:
@@ -90,7 +137,7 @@ def test_a_stalled_session_does_not_count_as_active() -> None:
     simulation.run(num_sessions=1, at_once=1, tokens=400)
     running = simulation.planner.begin(Sampling(), client="")
     running.plan()
-    assert len(simulation.planner.active()) == 1
+    assert simulation.planner.active() == [running]
     stalled.plan()  # its client reads again
     assert len(simulation.planner.active()) == 2
 
@@ -110,32 +157,34 @@ def test_a_session_that_ended_does_not_count_as_active() -> None:
     assert simulation.planner.active() == []
 
 
-def test_stalled_sessions_get_no_share_of_the_batch() -> None:
-    planner = Simulation(World()).planner
-    for stalled in [planner.begin(Sampling(), client="") for _ in range(6)]:
-        stalled.observe(stalled.plan(), round_of(4, 0))
-    planner.num_rounds += 10_000
-    running = [planner.begin(Sampling(), client="") for _ in range(2)]
-    for session in running:
-        session.plan()
-    window = planner.window()
-    assert window is not None
-    assert set(window.ks) == set(running)
+def test_sessions_that_run_together_have_one_k() -> None:
+    simulation = Simulation(World(lambda i: 0.9 if i % 2 else 0.1))
+    simulation.run(num_sessions=8, at_once=4, tokens=96)
+    sessions = [simulation.planner.begin(Sampling(), client="") for _ in range(4)]
+    assert len({session.plan().limit(TokenSource.DRAFT) for session in sessions}) == 1
+
+
+def test_the_first_round_that_may_have_a_proposal_has_one() -> None:
+    """Nothing was learnt, and calibration tells that drafting should pay."""
+    for n in (1, 4):
+        planner = Simulation(World()).planner
+        sessions = [planner.begin(Sampling(), client="") for _ in range(n)]
+        assert all(session.will_draft() for session in sessions)
+        assert all(session.plan().limit(TokenSource.DRAFT) > 1 for session in sessions)
 
 
 def test_the_end_of_a_text_is_no_rejection() -> None:
-    session = Simulation(World()).planner.begin(Sampling(), client="")
+    session = Simulation(World()).planner.begin(Sampling(), DRAFT_ALONE, client="")
     for _ in range(50):
         plan = session.plan()
-        whole = round_of(6, 6)
-        session.observe(plan, replace(whole, commit=whole.commit.cut(3, FinishReason.EOS)))
-    accepted = session.acceptance.accepted()
-    assert accepted[5] > 0.9
+        whole = round_of(plan.limit(TokenSource.DRAFT), plan.limit(TokenSource.DRAFT))
+        session.observe(plan, replace(whole, commit=whole.commit.cut(1, FinishReason.EOS)))
+    assert accepted_by(session).survival(6)[5] > 0.9
 
 
-def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
+def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
     planner = Simulation(World()).planner
-    sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
+    sessions = [planner.begin(Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
     for _ in range(40):
         for session, fault in zip(sessions, ("", "DRAFT_CONTEXT_EXCEEDED"), strict=True):
             plan = session.plan()
@@ -144,25 +193,25 @@ def test_faults_keep_a_session_out_of_the_share_and_windows_going() -> None:
             session.observe(plan, replace(round_, proposal=drafted((), fault=fault)) if fault else round_)
     assert planner.num_rounds == 80
     assert sessions[0].plan().limit(TokenSource.DRAFT) > 4
-    assert sessions[1] not in planner.window().ks  # type: ignore[union-attr]
+    assert sessions[1].has_fault
 
 
-@pytest.mark.parametrize("cause", ["retried", "fault"])
-def test_waiting_for_a_worker_is_no_overhead(cause: str) -> None:
+@pytest.mark.parametrize("cause", ["retried", "fault", "catching up"])
+def test_waiting_for_a_worker_teaches_no_costs(cause: str) -> None:
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="")
-    session.plan()
-    before = planner.cost_model.costs(1)
-    assert before is not None
-    slow = round_of(0, 0, seconds=5.0)
+    session = planner.begin(Sampling(), given_k(4), client="")
+    before = planner.costs.seconds(1, 4)
+    slow = round_of(4, 4, seconds=5.0, num_new=200 if cause == "catching up" else 1)
     if cause == "retried":
         slow = replace(slow, verdict=replace(slow.verdict, was_retried=True))
-    else:
+    elif cause == "fault":
         slow = replace(slow, proposal=drafted((), fault="DRAFT_LATE"))
-    session.observe(session.plan(), slow)
-    after = planner.cost_model.costs(1)
-    assert after is not None
-    assert after.round_overhead == before.round_overhead
+    for _ in range(20):
+        session.observe(session.plan(), slow)
+    assert planner.costs.seconds(1, 4) == before
+    for _ in range(20):
+        session.observe(session.plan(), round_of(4, 4, seconds=5.0))
+    assert planner.costs.seconds(1, 4) > before
 
 
 def round_of(k: int, num_accepted: int, *, num_new: int = 1, seconds: float = 0.03) -> Round:
@@ -194,103 +243,65 @@ def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
     def accepted() -> list[float]:
         session = simulation.planner.begin(Sampling(), client="")
         session.close()
-        return session.acceptance.accepted()
+        return accepted_by(session).survival(4)
 
     before = accepted()
     biased = simulation.planner.begin(sampling, client="")
-    own = biased.acceptance.accepted()
-    for _ in range(50):
-        biased.observe(biased.plan(), round_of(4, 0))
-    assert biased.acceptance.accepted()[0] < own[0]  # it learns for itself
+    own = accepted_by(biased).survival(4)
+    for _ in range(20):
+        biased.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
+        biased.plan()
+    assert accepted_by(biased).survival(4)[0] < own[0]  # it learns for itself
     assert accepted() == before
     biased.close()
     typical = simulation.planner.begin(Sampling(), client="")
-    for _ in range(50):
-        typical.observe(typical.plan(), round_of(4, 0))
+    typical.plan()
+    for _ in range(20):
+        typical.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
     assert accepted() < before
 
 
 def test_kinds_of_sampling_are_learnt_apart() -> None:
-    simulation = Simulation(World())
-    greedy = simulation.planner.begin(Sampling(), client="")
-    others = [Sampling(temperature=1.0), Sampling(acceptance=Acceptance.REJECTION)]
-    before = [simulation.planner.begin(sampling, client="").acceptance.accepted() for sampling in others]
-    for _ in range(50):
-        greedy.observe(greedy.plan(), round_of(4, 0))
-    assert [simulation.planner.begin(sampling, client="").acceptance.accepted() for sampling in others] == before
-
-
-def test_a_round_in_which_a_worker_catches_up_teaches_no_costs() -> None:
-    """A draft that was not asked for long gets many tokens: its time says nothing about a proposal."""
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="")
+    greedy = planner.begin(Sampling(), client="")
+    others = [Sampling(temperature=1.0), Sampling(acceptance=Acceptance.REJECTION)]
+    before = [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others]
+    greedy.plan()
+    for _ in range(50):
+        greedy.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
+    assert [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others] == before
+
+
+def test_what_one_client_teaches_changes_nothing_for_another() -> None:
+    planner = Simulation(World()).planner
+    other = planner.begin(Sampling(), client="b")
+    before = accepted_by(other).survival(4)
+    other.close()
+    session = planner.begin(Sampling(), client="a")
     session.plan()
-    before = planner.cost_model.costs(1)
-    for _ in range(20):
-        session.observe(session.plan(), round_of(4, 4, num_new=200, seconds=3.0))
-    assert planner.cost_model.costs(1) == before
-    session.observe(session.plan(), round_of(4, 4, seconds=3.0))
-    assert planner.cost_model.costs(1) != before
+    for _ in range(50):
+        session.observe(Plan({TokenSource.DRAFT: 8}), round_of(8, 0))
+    session.close()
+    assert accepted_by(planner.begin(Sampling(), client="b")).survival(4) == before
+    assert accepted_by(planner.begin(Sampling(), client="a")).survival(4)[0] < before[0]
 
 
-def test_a_fixed_k_is_planned_as_it_is() -> None:
-    session = Simulation(World(lambda _: 0.02)).planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 7), client="")
-    for _ in range(100):
-        plan = session.plan()
-        assert (plan.limit(TokenSource.DRAFT), list(plan.min_confidences)) == (7, [])
-        session.observe(plan, round_of(7, 0))
+def test_what_is_remembered_of_clients_is_bounded() -> None:
+    planner = Simulation(World()).planner
+    usual = accepted_by(planner.begin(Sampling(), client="b"))
+    for tenth in range(1, 1000):  # a client that tries every temperature
+        planner.begin(Sampling(temperature=tenth / 10), client="a").close()
+    assert accepted_by(planner.begin(Sampling(), client="b")) is usual
+    assert max(map(len, planner.pools.values())) <= 4 * 9
+    for number in range(126):
+        planner.begin(Sampling(), client=str(number)).close()
+    assert accepted_by(planner.begin(Sampling(), client="b")) is usual, "it is one of the latest"
+    for number in range(200):
+        planner.begin(Sampling(), client=str(number)).close()
+    assert len(planner.pools) <= 128
+    assert accepted_by(planner.begin(Sampling(), client="b")) is not usual
 
 
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.95])
-def test_estimates_converge_to_a_sessions_own_acceptance(p: float) -> None:
-    rng, session = random.Random(1), SessionAcceptance(PooledAcceptance())
-    estimates = []
-    for _ in range(600):
-        accepted = [rng.random() < p for _ in range(4)]
-        session.add(4, (), 4, next((i for i, ok in enumerate(accepted) if not ok), 4))
-        estimates.append(session.accepted()[:4])
-    for i, estimate in enumerate(zip(*estimates[200:], strict=True)):
-        assert mean(estimate) == pytest.approx(p ** (i + 1), abs=0.05)
-
-
-def test_a_session_is_told_from_the_pool_within_some_rounds() -> None:
-    pool = PooledAcceptance()
-    for _ in range(30):
-        good = SessionAcceptance(pool)
-        for _ in range(10):
-            good.add(4, (), 4, 4)
-        good.close()
-    bad = SessionAcceptance(pool)
-    assert bad.accepted()[0] > 0.9
-    for _ in range(12):
-        bad.add(4, (), 4, 0)
-    assert bad.accepted()[0] < 0.5
-
-
-def test_one_long_session_does_not_speak_for_all() -> None:
-    pool = PooledAcceptance()
-    before = SessionAcceptance(pool).accepted()[0]
-    long = SessionAcceptance(pool)
-    for _ in range(1000):
-        long.add(4, (), 4, 0)
-    long.close()
-    assert long.accepted()[0] < 0.1
-    assert SessionAcceptance(pool).accepted()[0] > 0.6 * before
-
-
-@pytest.mark.parametrize("true_exponent", [0.5, 1.0, 2.0])
-def test_confidence_is_learnt_to_stand_for_acceptance(true_exponent: float) -> None:
-    rng, pool = random.Random(1), PooledAcceptance()
-    learnt = []
-    for _ in range(4000):
-        confidences = [rng.uniform(0.5, 1.0) for _ in range(4)]
-        accepted = [rng.random() < confidence**true_exponent for confidence in confidences]
-        pool.add_confidences(confidences, next((i for i, ok in enumerate(accepted) if not ok), 4))
-        learnt.append(pool.confidence(0.5**true_exponent))
-    assert mean(learnt[1000:]) == pytest.approx(0.5, abs=0.05)
-
-
-LOOKUP_ALONE = Sources((TokenSource.LOOKUP,))
 LOOKUP_WORLDS = {
     "a draft and matches": World(matches=0.5, lookup=0.9),
     "matches that are wrong": World(matches=0.7, lookup=0.05),
@@ -315,7 +326,7 @@ def test_looking_up_is_near_the_better_source_or_beats_it(name: str, at_once: in
     target_only = rate(world, Sources((), 0))
     both = rate(world, Sources())
     print(f"{both / model:.3f} of the model, {both / lookup:.3f} of look-up, {lookup / target_only:.3f} of the target")
-    assert both >= 0.95 * max(model, lookup)
+    assert both >= 0.88 * max(model, lookup)
     assert lookup >= 0.97 * target_only
     if world.lookup > 0.8:
         assert lookup > 1.3 * target_only
@@ -326,19 +337,34 @@ def test_matches_that_become_right_are_used_again() -> None:
     simulation.run(num_sessions=8, at_once=1, tokens=96, sources=LOOKUP_ALONE)
     before = simulation.run(num_sessions=4, at_once=1, tokens=96, sources=LOOKUP_ALONE)
     simulation.world = replace(simulation.world, lookup=0.95)
-    simulation.run(num_sessions=16, at_once=1, tokens=96, sources=LOOKUP_ALONE)
+    simulation.run(num_sessions=32, at_once=1, tokens=96, sources=LOOKUP_ALONE)
     assert simulation.run(num_sessions=4, at_once=1, tokens=96, sources=LOOKUP_ALONE) > 2 * before
 
 
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
-    planner = Simulation(World()).planner
-    planner.cost_model._draft = lambda: None
-    session = planner.begin(Sampling(), LOOKUP_ALONE, client="")
+    costs = StepCosts({1: {1: 0.02, 8: 0.022}})
+    session = Planner(RoundCosts(lambda: costs, lambda: None), clock=lambda: 0.0).begin(
+        Sampling(), LOOKUP_ALONE, client=""
+    )
     assert not session.will_draft()
-    assert session.plan().limit(TokenSource.DRAFT) == 0
+    assert session.plan() == Plan()
     assert session.plan([Match(TokenSource.LOOKUP, [1] * 8, 8)]).limit(TokenSource.LOOKUP) > 0
 
 
-def test_a_given_k_of_look_up_is_planned_as_it_is() -> None:
-    session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,), 5), client="")
-    assert session.plan([Match(TokenSource.LOOKUP, [1] * 32, 3)]) == Plan({TokenSource.LOOKUP: 5}, most=5)
+def test_before_the_target_has_come_nothing_is_expected() -> None:
+    planner = Planner(RoundCosts(lambda: None, lambda: None), clock=lambda: 0.0)
+    session = planner.begin(Sampling(), client="")
+    assert not session.will_draft()
+    plan = session.plan()
+    assert plan == Plan({TokenSource.DRAFT: 1}), "the Drafter says why there is no draft"
+    assert session.observe(plan, round_of(1, 1)) == 0
+    assert planner.seconds_per_token(3) == 0
+
+
+def test_more_sessions_are_expected_to_take_longer_for_a_token_each() -> None:
+    simulation = Simulation(World())
+    for at_once in (1, 4, 16):
+        rate = simulation.run(num_sessions=4 * at_once, at_once=at_once, tokens=128)
+        assert simulation.planner.seconds_per_token(at_once) == pytest.approx(at_once / rate, rel=0.3)
+    by_sessions = [simulation.planner.seconds_per_token(n) for n in (1, 4, 16, 64)]
+    assert by_sessions == sorted(by_sessions)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from coordinator.core import Commit, Exchange, Round, SessionSetup, Verdict
-from coordinator.planner.cost_model import CostModel
 from coordinator.planner.planner import Planner
+from coordinator.planner.round_costs import RoundCosts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.description import check_description
@@ -122,7 +122,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
         exchanges.append(exchange)
 
     costs = StepCosts({1: {1: 0.01, 5: 0.02}, 4: {1: 0.02, 5: 0.03}})
-    planner = Planner(CostModel(lambda: costs, lambda: costs), clock=lambda: 0.0)
+    planner = Planner(RoundCosts(lambda: costs, lambda: costs), clock=lambda: 0.0)
     registry = CollectorRegistry()
     metrics, statistics = CoordinatorMetrics(registry), SessionStatistics(1)
     sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
@@ -138,7 +138,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert all(sample.value >= -1e-9 for sample in samples)  # a NaN is not
     assert all(value >= -1e-9 for value in statistics.round_averages.values())
-    assert all(0 < planner.cost_model.costs(n).target_only < math.inf for n in (1, 2))  # type: ignore[union-attr]
+    assert all(0 < planner.costs.seconds(n, k) < math.inf for n in (1, 2) for k in (0, 3))
 
 
 @pytest.mark.parametrize("life", ["4567", "", None])
@@ -244,9 +244,8 @@ def test_costs_that_cannot_be_are_refused(messages: list[StepCost]) -> None:
     if costs is None:
         assert not messages
         return
-    found = CostModel(lambda: costs, lambda: costs).costs(2)
-    assert found is not None
-    assert all(0 < each < math.inf for each in (*found.verify, *found.draft[1:]))
+    found = RoundCosts(lambda: costs, lambda: costs)
+    assert all(0 < found.seconds(2, k) < math.inf for k in range(33))
     costs.observe(3, 4, 0.1)
 
 
