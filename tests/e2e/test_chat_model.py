@@ -6,7 +6,7 @@ Beside it, as a draft, is a copy of it that lacks a fifth of its layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,18 @@ class Reply:
     finish_reason: Any
 
 
-def hold_with_mlx_lm(model: LoadedModel, tokenizer: Any, case: Case) -> list[Reply]:
-    """Hold the conversation with the target alone, and cut replies at stop strings."""
-    replies, messages = [], opening_of(case)
+def hold_with_mlx_lm(model: LoadedModel, tokenizer: Any, case: Case, *, in_session: bool) -> list[Reply]:
+    """Hold the conversation with the target alone, and cut replies at stop strings.
+
+    A session keeps the tokens that the model chose for its replies. Without one, the tokenizer chooses them again.
+    """
+    replies: list[Reply] = []
+    messages = opening_of(case)
     for turn in case.conversation.turns:
         messages.append({"role": "user", "content": turn})
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        if in_session:
+            prompt = with_own_tokens(tokenizer, prompt, replies, model.info.eos_token_ids)
         said = sample_with_mlx_lm(model, prompt, case.max_tokens, temperature=case.temperature, seed=SEED)
         text = tokenizer.decode(said, skip_special_tokens=True)
         finish_reason = FINISH_REASON_EOS if said[-1] in model.info.eos_token_ids else FINISH_REASON_LENGTH
@@ -151,6 +157,17 @@ def hold_with_mlx_lm(model: LoadedModel, tokenizer: Any, case: Case) -> list[Rep
         messages.append({"role": "assistant", "content": text})
         replies.append(Reply(len(prompt), said, text, finish_reason))
     return replies
+
+
+def with_own_tokens(tokenizer: Any, prompt: list[int], replies: list[Reply], end_ids: Sequence[int]) -> list[int]:
+    """Return the tokens of a prompt, with those that the model chose for each whole reply in it."""
+    for reply in replies:
+        chosen = [token_id for token_id in reply.token_ids if token_id not in end_ids]
+        by_tokenizer = tokenizer.encode(reply.text, add_special_tokens=False)
+        start, end = reply.num_prompt_tokens, reply.num_prompt_tokens + len(by_tokenizer)
+        if reply.finish_reason != FINISH_REASON_STOP_STRING and prompt[start:end] == by_tokenizer:
+            prompt = [*prompt[:start], *chosen, *prompt[end:]]
+    return prompt
 
 
 async def hold(client: RawClient, case: Case, variant: Variant) -> list[Completion]:
@@ -193,10 +210,10 @@ def parameters(cases: list[Case], what: str, *marks: pytest.MarkDecorator) -> li
 async def test_a_conversation_is_that_of_mlx_lm(
     client: RawClient, model: LoadedModel, tokenizer: Any, case: Case
 ) -> None:
-    replies = hold_with_mlx_lm(model, tokenizer, case)
+    of_mlx_lm = {kept: hold_with_mlx_lm(model, tokenizer, case, in_session=kept) for kept in (False, True)}
     held = await asyncio.gather(*(hold(client, case, variant) for variant in case.variants))
     for variant, turns in zip(case.variants, held, strict=True):
-        for turn, reply in zip(turns, replies, strict=True):
+        for turn, reply in zip(turns, of_mlx_lm[variant.in_session], strict=True):
             assert turn.statistics.prompt_tokens == reply.num_prompt_tokens, variant
             assert turn.text == reply.text, variant
             assert turn.token_ids == reply.token_ids[: len(turn.token_ids)], variant
