@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -118,14 +119,17 @@ class Proposal:
         """The tokens of all parts."""
         return [token_id for part in self.parts for token_id in part.token_ids]
 
-    @property
+    @cached_property
     def drafted(self) -> Part:
         """The part of the draft model, which is empty when it was not asked."""
         return self.of(TokenSource.DRAFT)
 
     def of(self, source: TokenSource) -> Part:
         """Return the part of a source, an empty one if it has none."""
-        return next((part for part in self.parts if part.source is source), Part(source))
+        for part in self.parts:
+            if part.source is source:
+                return part
+        return Part(source)
 
 
 @dataclass(frozen=True)
@@ -260,7 +264,7 @@ class Round:
         """Tokens that the target verified."""
         return sum(len(part.token_ids) for part in self.proposal.parts)
 
-    @property
+    @cached_property
     def source_counts(self) -> dict[TokenSource, SourceCounts]:
         """The tokens of its proposal by source, and those of them that were accepted and emitted."""
         counts, left = {}, self.commit.num_accepted
