@@ -51,7 +51,7 @@ def test_a_worker_refuses_a_model_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("worker", examples(WORKERS, 1))
 def test_a_repository_that_cannot_be_had(worker: str) -> None:
     message = refused_start(worker, "--model", "nobody/nothing", "--listen", "127.0.0.1:0", "--metrics-listen", "")
-    assert "there is no directory nobody/nothing" in message
+    assert "nobody/nothing is not a local directory" in message
     assert "Hugging Face" in message
 
 
