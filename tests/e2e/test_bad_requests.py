@@ -338,8 +338,8 @@ REJECTING = SessionSampling(
 @pytest.mark.parametrize(
     ("distributions", "named"),
     [
-        pytest.param([SOUND], "there are 1 distributions for 2", id="one too few"),
-        pytest.param([SOUND] * 3, "there are 3 distributions for 2", id="one too many"),
+        pytest.param([SOUND], "distributions has 1 entries, but", id="one too few"),
+        pytest.param([SOUND] * 3, "distributions has 3 entries, but", id="one too many"),
         pytest.param(
             [SOUND, TokenDistribution(token_ids=ids(VOCABULARY_SIZE), probabilities=floats(1))],
             "distributions[1]",

@@ -62,7 +62,7 @@ def test_statistics_are_those_of_the_coordinator(arranged_stack: Stack) -> None:
 def test_a_conversation_begins_anew_and_leaves_nothing_behind(arranged_stack: Stack) -> None:
     shown = said_to(arranged_stack, ["/stats", "hello", "sunny", "/what", "/reset", "/stats", "hello", "/exit"])
     first, again = (match.start() for match in re.finditer(re.escape(SCRIPTS["hello"]), shown))
-    reset = shown.index("a new conversation")
+    reset = shown.index("> a new conversation")
     assert first < shown.index(SCRIPTS["sunny"]) < reset < again
     assert "no answer yet" in shown[:first]
     assert "no answer yet" in shown[reset:again]

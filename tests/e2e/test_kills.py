@@ -97,7 +97,7 @@ async def test_killed_workers_change_nothing_where_k_is_chosen(
 async def test_draft_rejoins_the_session_that_lost_it(
     harmed_stack: Stack, harmed_client: RawClient, prompts: list[str], undisturbed: Undisturbed
 ) -> None:
-    call = harmed_client.generate(prompts[1], max_tokens=1500)
+    call = harmed_client.generate(prompts[1], max_tokens=1500, num_draft_tokens=3)
     responses = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for response in call:

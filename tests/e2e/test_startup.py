@@ -116,7 +116,7 @@ def test_the_malformed_address_is_named_by_its_setting(option: str) -> None:
     ("path", "named"),
     [
         pytest.param("{directory}/missing/socket", "there is no directory {directory}/missing", id="no directory"),
-        pytest.param("{directory}/" + 100 * "x", "too long", id="too long"),
+        pytest.param("{directory}/" + 100 * "x", "the path is longer than", id="too long"),
         pytest.param("{directory}/file", "cannot listen at unix:{directory}/file", id="a file"),
     ],
 )
@@ -185,7 +185,7 @@ async def test_the_coordinator_refuses_a_worker_of_the_other_kind(stack: Stack, 
         *("coordinator", "--target", addresses["target"], "--draft", addresses["draft"]),
         *("--listen", f"unix:{tmp_path}/coordinator", "--metrics-listen", ""),
     )
-    assert f"at {addresses[role]} is no {role} worker" in message
+    assert f"at {addresses[role]} is not a {role} worker" in message
 
 
 # -- Workers that come late
