@@ -81,8 +81,8 @@ def parse_json(text: bytes, room: Room) -> Any:
         shown = str(error)
         shown = shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-60:]}"  # a key of any length, and the place
         raise InvalidJsonError(f"is not JSON: {shown}") from error
-    if not _fits_doubles(value):
-        raise InvalidJsonError("is not JSON that can be read: it has a number that is beyond a double, such as 1e400")
+    if (found := _beyond_doubles(value)) is not None:
+        raise InvalidJsonError(f"has a number that is beyond a double ({found}): a number must be under 1.8e308")
     return value
 
 
@@ -91,18 +91,22 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _fits_doubles(value: Any) -> bool:
-    """Return whether doubles reach all numbers. Long whole numbers are slow to write: the time is quadratic."""
-    values = [value]
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            values.extend(value.values())
-        elif isinstance(value, list):
-            values.extend(value)
-        elif isinstance(value, float):
-            if not math.isfinite(value):
-                return False
-        elif isinstance(value, int) and value.bit_length() > sys.float_info.max_exp:
-            return False
-    return True
+def _beyond_doubles(value: Any) -> str | None:
+    """Return a number that no double holds, and the member that has it; None if doubles hold all numbers.
+
+    Long whole numbers are slow to write: the time is quadratic.
+    """
+    members = value.items() if isinstance(value, dict) else (("", value),)
+    for name, member in members:
+        values = [member]
+        while values:
+            each = values.pop()
+            if isinstance(each, dict):
+                values.extend(each.values())
+            elif isinstance(each, list):
+                values.extend(each)
+            elif isinstance(each, float) and not math.isfinite(each):
+                return f"{each:g} in {name[:100]!r}" if name else f"{each:g}"
+            elif isinstance(each, int) and each.bit_length() > sys.float_info.max_exp:
+                return f"{each.bit_length()} bits in {name[:100]!r}" if name else f"{each.bit_length()} bits"
+    return None

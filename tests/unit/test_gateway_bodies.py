@@ -308,6 +308,6 @@ def test_tools_and_arguments_stay_as_the_client_wrote_them() -> None:
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
 def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
-    with pytest.raises(ApiError, match="the body is not JSON") as raised:
+    with pytest.raises(ApiError, match=r"is not JSON|beyond a double \(-?inf in 'a'\)") as raised:
         parse_object(f'{{"a": [{number}]}}'.encode())
     assert raised.value.code == "invalid_json"
