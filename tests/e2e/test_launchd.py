@@ -54,7 +54,10 @@ def test_the_command_line_takes_what_launchd_gives_it(worker: str, tmp_path: Pat
     # It comes as far as the download, which tests have no way to.
     done = run_specd(*arguments, *elsewhere, HF_HOME=str(tmp_path), OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 2
-    assert f"{arguments[-1]} is not a local directory, and the Hugging Face repository cannot be downloaded" in complaint(done.stderr)
+    assert (
+        f"{arguments[-1]} is not a local directory, and the Hugging Face repository cannot be downloaded"
+        in complaint(done.stderr)
+    )
 
 
 async def test_the_gateway_starts_with_what_launchd_gives_it() -> None:
