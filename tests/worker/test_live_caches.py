@@ -71,7 +71,7 @@ def test_a_cache_that_finds_no_room_is_told_why_and_what_helps(caches: CacheCapa
         caches.reserve(cache, 5)
     assert refused.value.reason == "CACHE_FULL"
     assert refused.value.retry_after_seconds > 0
-    assert "would hold 5 tokens (5 bytes) and the 2 others hold 7" in str(refused.value)
+    assert "would need 5 bytes for 5 tokens, and the other 2 sessions hold 7" in str(refused.value)
     assert "room for 10" in str(refused.value)
     assert "--cache-bytes" in str(refused.value)
 
