@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
 from coordinator.core import Session
 from coordinator.planner.memory import Memory
 from coordinator.planner.planner import Planner
@@ -44,11 +42,6 @@ from specd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there
-
-log = structlog.get_logger()
-
-# Rounds that a session may be ahead of its client.
-_ROUNDS_AHEAD = 64
 
 
 class Coordinator:

@@ -12,7 +12,8 @@ _LEVEL_WEIGHT = 0.1
 # the bound: what is seen often moves slowly, and a control round, one in many, still corrects the target-only cost.
 _SHAPE_WEIGHT = 0.005
 _LARGEST_SHAPE_WEIGHT = 0.2
-# A single observation can be off by any factor: a page is swapped in, a laptop wakes up.
+# A single observation can be off by any factor: another session's prompt, a page that is swapped in, a laptop that
+# wakes up.
 _LARGEST_RATIO = 4.0
 
 
@@ -24,13 +25,13 @@ class MovingAverage:
         self.value, self._weight, self._is_empty = 0.0, weight, True
 
     def add(self, value: float) -> None:
-        """Take in a value."""
+        """Add a value."""
         self.value += (value - self.value) * (1.0 if self._is_empty else self._weight)
         self._is_empty = False
 
 
 class StepCosts:
-    """Seconds of a step for `sessions` sessions with `width` tokens each; of a draft, seconds of a whole proposal.
+    """Seconds of a step for `sessions` sessions with `width` tokens each. A draft's step is a whole proposal.
 
     Measured values are interpolated: the curve is neither linear nor monotonic (an eighth token can be cheaper than a
     fifth). If one number of sessions was measured, more of them cost as much as one with all their tokens.
@@ -52,7 +53,7 @@ class StepCosts:
         return {n: {width: s * self._level for width, s in curve.items()} for n, curve in self._curves.items()}
 
     def seconds(self, sessions: float, width: float) -> float:
-        """Return the cost of a step for so many sessions with so many tokens each."""
+        """Return the seconds of a step for `sessions` sessions with `width` tokens each."""
         if len(self._curves) == 1:
             ((known, curve),) = self._curves.items()
             return self._level * interpolate(curve, width * max(sessions / known, 1.0))
@@ -61,7 +62,7 @@ class StepCosts:
 
     @property
     def fixed_seconds(self) -> float:
-        """What one step saves in place of two with a token each."""
+        """The seconds that one step for two sessions saves, compared with two steps for one session each."""
         return max(2 * self.seconds(1, 1) - self.seconds(2, 1), 0.0)
 
     def cheapest_width(self, sessions: int, width: int) -> int:
@@ -73,7 +74,7 @@ class StepCosts:
 
     def observe(self, sessions: float, width: float, seconds: float, *, weight: float = 1.0) -> None:
         """Learn from a step that took `seconds`; `weight` is its part in one observation that several report."""
-        ratio = min(max(seconds / self.seconds(sessions, width), 1 / _LARGEST_RATIO), _LARGEST_RATIO)
+        ratio = bounded_ratio(seconds, self.seconds(sessions, width))
         self._level *= ratio ** (_LEVEL_WEIGHT * weight)
         self._num_observed += 1
         nearest = min(self._curves, key=lambda known: abs(math.log(known / sessions)))
@@ -86,6 +87,11 @@ class StepCosts:
             age = self._num_observed - self._observed_at.get((nearest, width), 0)
             curve[int(width)] *= ratio ** (min(_SHAPE_WEIGHT * age, _LARGEST_SHAPE_WEIGHT) * weight)
             self._observed_at[nearest, width] = self._num_observed
+
+
+def bounded_ratio(seconds: float, expected: float) -> float:
+    """Return the ratio of measured to expected seconds, within the bounds that one observation may change."""
+    return min(max(seconds / expected, 1 / _LARGEST_RATIO), _LARGEST_RATIO)
 
 
 def interpolate(values: Mapping[int, float], x: float) -> float:

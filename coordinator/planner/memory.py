@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -31,7 +32,7 @@ class Memory:
         self._num_rounds = 0  # when it was last kept
 
     def recall(self) -> None:
-        """Let the planner begin with what was kept; without a file that can be used, it begins anew."""
+        """Restore what was kept. Without a usable file, the planner learns from the beginning."""
         path = self._path()
         try:
             if path is not None and path.stat().st_size <= _MOST_BYTES:
@@ -46,7 +47,7 @@ class Memory:
         path = self._path()
         if path is not None and self._num_rounds != self._planner.num_rounds:
             self._num_rounds = self._planner.num_rounds
-            await asyncio.to_thread(_write, path, json.dumps(self._planner.learnt()))
+            await asyncio.to_thread(_write, path, self._planner.learnt())
 
     def _path(self) -> Path | None:
         models = [model and (model.fingerprint, model.device, model.precision) for model in self._models()]
@@ -55,10 +56,10 @@ class Memory:
         return directory and directory / f"planner-{digest[:24]}.json"
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, learnt: dict[str, Any]) -> None:
     partial = path.with_suffix(f".{os.getpid()}")  # renamed when it is whole: another coordinator may read it now
     try:
-        partial.write_text(text)
+        partial.write_text(json.dumps(learnt))
         partial.rename(path)
     except OSError as error:
         log.warning("cannot keep what the planner has learnt", path=str(path), error=str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -48,6 +48,9 @@ class _Window:
     num_rounds: int = 0
     num_drafted: int = 0
     measured_seconds: float = 0.0
+    # Computed when they are first asked for: costs change only between windows.
+    seconds_by_match: list[float] = field(default_factory=list)
+    seconds_per_token: dict[int, float] = field(default_factory=dict)
 
 
 class Planner:
@@ -92,7 +95,7 @@ class Planner:
         return {"costs": costs, "clients": kinds}
 
     def restore(self, learnt: dict[str, Any]) -> None:
-        """Begin with what was learnt before. Raises ValueError, TypeError or LookupError for what is none of it."""
+        """Begin with what was learnt before. Raises ValueError, TypeError or LookupError for other contents."""
         costs = {int(size): Measured(*values) for size, values in learnt["costs"].items()}
         if not all(
             0.05 < own.level < 20 and 0.05 < own.drafting < 20 and own.num_compared >= 0 for own in costs.values()
@@ -106,11 +109,29 @@ class Planner:
         self.pools.update(pools)
 
     def seconds_per_token(self, num_sessions: int) -> float:
-        """Return what a token takes, of each of this many sessions that run together; 0 before any round."""
+        """Return the seconds of a token in each of this many sessions that run together; 0 before any round.
+
+        Admission asks for many numbers of sessions after each round.
+        """
         if (window := self._window) is None or self.costs.target() is None:
             return 0.0
-        drafting = self.costs.seconds(num_sessions, window.length) / window.tokens
-        return min(drafting, self.costs.seconds(num_sessions, 0))
+        if num_sessions not in (known := window.seconds_per_token):
+            drafting = self.costs.seconds(num_sessions, window.length) / window.tokens
+            known[num_sessions] = min(drafting, self.costs.seconds(num_sessions, 0))
+        return known[num_sessions]
+
+    def seconds_by_match(self, window: _Window) -> list[float]:
+        """Return by length the seconds that a session's matched tokens cost, in a round that others share.
+
+        They are those of the round, and what the matched tokens add to it for all sessions.
+        """
+        if not window.seconds_by_match:
+            n = window.num_active
+            others = window.length if n > 1 else 0.0
+            lengths = range(MAX_NUM_DRAFT_TOKENS + 1)
+            seconds = [self.costs.seconds(n, others, max(length - others, 0.0) / n) for length in lengths]
+            window.seconds_by_match = [seconds[0] + n * (each - seconds[0]) for each in seconds]
+        return window.seconds_by_match
 
     def active(self) -> list[SessionPlanner]:
         """Return the sessions that take part in rounds now: neither paused nor stalled."""
@@ -217,10 +238,10 @@ class SessionPlanner:
         self._is_settled = before is not None and window is not None and before.k == window.k
         if k is not None:
             return Plan(dict.fromkeys(self._sources.allowed, k), most=k)
-        if window is not None and (plan := self._plan_match(window, matches)):
+        if window is not None and matches and (plan := self._plan_match(window, matches)):
             return plan
         if self.may_draft and self._shared.costs.draft() is None:
-            return Plan({TokenSource.DRAFT: 1})  # the Drafter says why there is none
+            return Plan({TokenSource.DRAFT: 1})  # the Drafter reports why there is no draft
         if window is None or not self.may_draft or not window.k:
             return Plan()
         ends_early = window.num_active == 1  # several sessions would leave their common steps
@@ -255,17 +276,15 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A token is worth
         the time in which a session emits one (Dinkelbach, 1967: what maximises a ratio).
         """
-        costs, n, rate = self._shared.costs, window.num_active, window.tokens / window.seconds
-        others = window.length if n > 1 else 0.0
-        alone = costs.seconds(n, others)
+        rate, seconds = window.tokens / window.seconds, self._shared.seconds_by_match(window)
         plan, best = None, 0.0 if window.trial_began_at is not None else _LEAST_GAIN - 1
         for match in matches:
-            rates, most = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE), len(match.token_ids)
+            rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
+            most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
             if window.trial_began_at is not None and plan is None:
                 plan, self._of_match = Plan({match.source: min(2, most)}), rates
-            for length, tokens in enumerate(accumulate(rates.survival(most), initial=1.0)):
-                added = n * (costs.seconds(n, others, max(length - others, 0.0) / n) - alone)
-                if length and (worth := tokens - rate * (alone + added)) > best:
+            for length, tokens in enumerate(accumulate(rates.survival(most)), start=1):
+                if (worth := 1 + tokens - rate * seconds[length]) > best:
                     plan, best, self._of_match = Plan({match.source: length}), worth, rates
         return plan
 

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specd.step_costs import StepCosts
+from specd.step_costs import StepCosts, bounded_ratio
 
 _LEVEL_WEIGHT = 0.1  # of a round of all sessions; the level follows contexts that grow and machines that get busy
 _MOST_COMPARED = 10  # comparisons that the ratio below remembers
-# A window can be off by any factor: another session's prompt, a page that is swapped in, a laptop that wakes up.
-_LARGEST_SURPRISE = 4.0
 
 
 @dataclass
@@ -36,18 +34,18 @@ class RoundCosts:
         self.target, self.draft = target, draft
         self.measured: dict[int, Measured] = {}  # by class of numbers of sessions
 
-    def seconds(self, num_sessions: int, k: float, num_lookup_tokens: float = 0.0) -> float:
+    def seconds(self, num_sessions: int, k: float, num_matched_tokens: float = 0.0) -> float:
         """Return the seconds of a round in which each session has these tokens in mean; the target must have come."""
         target, draft, own = self.target(), self.draft(), self._of(num_sessions)
         assert target is not None
-        verify = target.seconds(num_sessions, 1 + k + num_lookup_tokens)
+        verify = target.seconds(num_sessions, 1 + k + num_matched_tokens)
         if not k or draft is None:
             return own.level * verify
         return own.level * own.drafting * (verify + draft.seconds(num_sessions, k))
 
     def observe(self, num_sessions: int, k: float, seconds: float, num_rounds: float) -> None:
         """Learn from the means of some rounds of all sessions."""
-        surprise = min(max(seconds / self.seconds(num_sessions, k), 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        surprise = bounded_ratio(seconds, self.seconds(num_sessions, k))
         own = self.measured.setdefault(size_class(num_sessions), self._of(num_sessions))
         before, own.drafted = own.drafted, k > 0
         own.num_rounds += num_rounds

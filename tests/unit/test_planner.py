@@ -368,3 +368,19 @@ def test_more_sessions_are_expected_to_take_longer_for_a_token_each() -> None:
         assert simulation.planner.seconds_per_token(at_once) == pytest.approx(at_once / rate, rel=0.3)
     by_sessions = [simulation.planner.seconds_per_token(n) for n in (1, 4, 16, 64)]
     assert by_sessions == sorted(by_sessions)
+
+
+def test_costs_are_computed_once_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admission asks for many numbers of sessions after each round, and a match has many lengths."""
+    simulation = Simulation(World())
+    simulation.run(num_sessions=4, at_once=1, tokens=64)
+    planner = simulation.planner
+    session = planner.begin(Sampling(), client="")
+    match = Match(TokenSource.LOOKUP, [1] * MAX_NUM_DRAFT_TOKENS, 8)
+    first = session.plan([match]), [planner.seconds_per_token(n) for n in range(1, 65)]
+
+    def seconds(*_: object) -> float:
+        raise AssertionError("the costs of this window are known")
+
+    monkeypatch.setattr(planner.costs, "seconds", seconds)
+    assert (session.plan([match]), [planner.seconds_per_token(n) for n in range(1, 65)]) == first
