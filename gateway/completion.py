@@ -1,4 +1,4 @@
-"""A completion under way, of a chat or of texts: what both have in common."""
+"""The common part of chat completions and text completions that are under way."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ class CompletionComposer(ABC):
             self._statistics[index] = delta.finished.statistics
 
     def _session(self) -> dict[str, str]:
-        """Return the session that another request can continue; of several choices none, as their ids would be."""
+        """Return the id of the session that another request can continue; several choices have no common session."""
         return {"session_id": self._session_id} if self._num_choices == 1 else {}

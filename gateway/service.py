@@ -49,7 +49,7 @@ class Service:
         if count > self.settings.max_choices:
             raise invalid(f"n is {count}: the most is {self.settings.max_choices} (--max-choices)", "n")
         if count > 1 and fields.session_id:
-            raise invalid(f"n is {count}, but a session goes on in one way: leave out n or session_id", "n")
+            raise invalid(f"n is {count}, but a session continues with one answer: leave out n or session_id", "n")
         return count
 
     @staticmethod

@@ -17,7 +17,7 @@ def at_least(log_probability: float) -> float:
 
 
 def name_of(own: bytes, *, prefix: str = "") -> str:
-    r"""Return the text of a token; of one with a part of a character its bytes as OpenAI writes them, `\xf0\x9f`."""
+    r"""Return the text of a token, or its bytes as OpenAI writes them, `\xf0\x9f`, where it splits a character."""
     try:
         return own.decode()
     except UnicodeDecodeError:

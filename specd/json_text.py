@@ -70,7 +70,7 @@ class Room:
 def parse_json(text: bytes, room: Room) -> Any:
     """Return the value of a JSON text, which takes its values from `room`.
 
-    The message of InvalidJsonError and TooLargeJsonError goes on from the name of what has the text.
+    The messages of InvalidJsonError and TooLargeJsonError are predicates: the caller puts the name of the text first.
     """
     import jiter  # late: clients that only write JSON do without it
 

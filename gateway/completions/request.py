@@ -58,7 +58,10 @@ class CompletionFields(SamplingFields):
         if self.suffix:
             raise refuse_field("suffix", "the model continues a text, and does not fill in its middle")
         if self.session_id and len(self.prompts) > 1:
-            raise invalid("session_id: a session goes on in one way, and there are several prompts", "session_id")
+            raise invalid(
+                "session_id: a session continues with one answer, and there are several prompts: send one prompt",
+                "session_id",
+            )
         return [
             self.generation(
                 prompt,

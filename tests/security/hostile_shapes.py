@@ -15,7 +15,7 @@ SPECIAL = "<|endoftext|>"
 
 
 def _filled(before: str, part: str, after: str, num_bytes: int = BYTES) -> bytes:
-    """Return a body with as many of a part as there is room for."""
+    """Return a body of about `num_bytes`, which repeats `part` between `before` and `after`."""
     return before.encode() + part.encode() * ((num_bytes - len(before) - len(after)) // len(part)) + after.encode()
 
 
