@@ -76,6 +76,7 @@ def _verify(
             rows,
             chunk=worker.chunk,
             pad=partial(_pad, worker, request.position + len(token_ids)),
+            runs_ahead=_runs_ahead(worker, request.position + len(token_ids)),
         )
     )
 
@@ -86,6 +87,12 @@ def _pad(worker: Worker, session_len: int, width: int) -> int:
         return width
     padded = worker.costs.cheapest_width(1, width)
     return padded if session_len + padded <= worker.model.info.context_length else width
+
+
+def _runs_ahead(worker: Worker, session_len: int) -> bool:
+    """Return whether to start the next step: where it takes no cores, for a session that has the worker to itself."""
+    has_room = session_len + 1 < worker.model.info.context_length
+    return has_room and worker.runs_ahead and worker.engine.num_active_sessions <= 1
 
 
 def _answer(

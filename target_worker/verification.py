@@ -43,6 +43,7 @@ def verify(
     *,
     chunk: PrefillChunk,
     pad: Callable[[int], int] = int,
+    runs_ahead: bool = False,
 ) -> Steps[Verification]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and return the verdict on the proposal.
 
@@ -50,7 +51,9 @@ def verify(
     len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs
     `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` maps a
     number of tokens to the number to feed, because a wider step can be cheaper. The padding is no part of the session,
-    and the next request rewinds it.
+    and the next request rewinds it. With `runs_ahead`, a request without a proposal also starts the step for its own
+    next token, as mlx-lm does: if the next request is this token, the device has computed while the answer travelled,
+    and else the token is rewound.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
@@ -58,44 +61,84 @@ def verify(
     prompt = None
     if sampler.sampling.prompt_log_probabilities and position == 0:
         prompt = PromptLogProbabilities(top or 0)
-    pending = yield from cache.prefill(position, token_ids, chunk, prompt.add if prompt is not None else None)
-
-    fed = [*pending, *proposal]
-    padding = fed[-1:] * (pad(len(fed)) - len(fed))
-    history = sampler.history(cache.token_ids, pending, proposal)
-    rows = yield from cache.feed(mx.array(fed + padding))
-    if prompt is not None:
-        yield from prompt.add(rows[: len(pending) - 1], pending[1:])
-    logits = rows[len(pending) - 1 : len(fed)]
     next_position = position + len(token_ids)
-    scores = sampler.scores(logits, next_position, history)
-    proposed = mx.array(list(proposal), mx.uint32)
-    if sampler.rejects and proposal:
-        assert draft_probabilities is not None
-        accepted, own = accept_by_rejection(sampler, scores, next_position, proposed, mx.array(draft_probabilities))
-    else:
-        accepted, own = accept_coupled(sampler, scores, next_position, proposed)
-    logits_checksum = checksum(logits)
-    yield Evaluate([accepted, own, logits_checksum])
-    if not is_finite(logits_checksum):
+    fed = [*token_ids, *proposal]
+    choice = cache.take_ahead(position, fed)
+    if choice is None:
+        pending = yield from cache.prefill(position, token_ids, chunk, prompt.add if prompt is not None else None)
+        fed = [*pending, *proposal]
+        padding = fed[-1:] * (pad(len(fed)) - len(fed))
+        history = sampler.history(cache.token_ids, pending, proposal)
+        rows = yield from cache.feed(mx.array(fed + padding))
+        if prompt is not None:
+            yield from prompt.add(rows[: len(pending) - 1], pending[1:])
+        logits = rows[len(pending) - 1 : len(fed)]
+        choice = _choose(sampler, logits, next_position, history, proposal, draft_probabilities)
+    ahead = None
+    if runs_ahead and not proposal:
+        history = mx.concatenate([choice.history, choice.own]) if choice.history is not None else None
+        ahead = _choose(sampler, (yield from cache.feed(choice.own)), next_position + 1, history)
+        mx.async_eval(ahead.arrays)
+    yield Evaluate(choice.arrays)
+    if not is_finite(choice.checksum):
         raise NonFiniteLogitsError
     cache.commit(fed)
 
-    num_accepted = count_accepted(accepted.tolist())  # type: ignore[arg-type]
+    num_accepted = count_accepted(choice.accepted.tolist())
     cache.known_len += num_accepted
-    own_ids: list[int] = own.tolist()  # type: ignore[assignment]
+    own_ids: list[int] = choice.own.tolist()
     next_token_id = own_ids[num_accepted]
+    if ahead is not None:
+        cache.ran_ahead(next_token_id, ahead)
     sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)
     emitted = [*proposal[:num_accepted], next_token_id]
     return Verification(
         num_accepted,
         next_token_id,
         cache.cached_len,
-        log_probabilities(sampler, logits[: len(emitted)], scores[: len(emitted)], emitted, top)
+        log_probabilities(sampler, choice.logits[: len(emitted)], choice.scores[: len(emitted)], emitted, top)
         if top is not None
         else [],
         prompt.values if prompt is not None else [],
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """The target's own tokens at a proposal's places and behind it, from their logits and scores [n, vocabulary_size].
+
+    `history` are the tokens for the penalties, up to the last place.
+    """
+
+    logits: mx.array
+    scores: mx.array
+    history: mx.array | None
+    accepted: mx.array
+    own: mx.array
+    checksum: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.accepted, self.own, self.checksum]
+
+
+def _choose(
+    sampler: Sampler,
+    logits: mx.array,
+    position: int,
+    history: mx.array | None,
+    proposal: Sequence[int] = (),
+    draft_probabilities: Rows | None = None,
+) -> _Choice:
+    """Choose tokens from position `position` on, lazily."""
+    scores = sampler.scores(logits, position, history)
+    proposed = mx.array(list(proposal), mx.uint32)
+    if sampler.rejects and proposal:
+        assert draft_probabilities is not None
+        accepted, own = accept_by_rejection(sampler, scores, position, proposed, mx.array(draft_probabilities))
+    else:
+        accepted, own = accept_coupled(sampler, scores, position, proposed)
+    return _Choice(logits, scores, history, accepted, own, checksum(logits))
 
 
 def count_accepted(accepted: Sequence[bool]) -> int:

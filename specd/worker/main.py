@@ -51,6 +51,8 @@ _SWITCH_SECONDS = 0.0005
 # compiles those for quantised weights at their first use, for half a minute each. Within a session, that would break
 # every deadline.
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
+# The most seconds for the first passes of each width and length of buffers.
+_REHEARSAL_SECONDS = 8.0
 # The most seconds that a start waits for the fingerprint of the whole model.
 _FINGERPRINT_SECONDS = 1.0
 
@@ -67,7 +69,8 @@ async def run_worker(
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    if mx.default_device().type == mx.cpu:
+    on_cpu = mx.default_device().type == mx.cpu
+    if on_cpu:
         schedule_in_batches()
     certificates = load_certificates(settings, role=process)
     guard = Guard(process, listen=settings.listen, certificates=certificates)
@@ -83,7 +86,7 @@ async def run_worker(
         # process ends, and its supervisor restarts it.
         engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
-        chunk = PrefillChunk(settings.prefill_chunk_seconds)
+        chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
         loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -109,7 +112,7 @@ async def run_worker(
             engine.expect(costs.fixed_seconds)
             # For all but large models the fingerprint is ready by now, or nearly.
             await asyncio.wait({asyncio.wrap_future(fingerprint)}, timeout=_FINGERPRINT_SECONDS)
-            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, fingerprint))
+            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, not on_cpu, fingerprint))
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             memory = MemoryWatch(engine, caches, prefixes, reserve_bytes=settings.memory_reserve_bytes)
@@ -165,10 +168,12 @@ def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[Loade
     if mx.default_device().type != mx.cpu:
         passes = (*widths, *_TILES_ON_GPU)
         log.info("warming up: the first time on a machine this compiles kernels, which can take minutes")
-    cache = bare_cache(model.network, batches=model.batches)
+    cache = bare_cache(model.network, batches=model.batches, static=model.static)
     for width in passes:
         if width <= model.info.context_length:
             yield from measure([cache], Workload((width,)), width)
+    if model.static is not None:
+        model.static.rehearse(_REHEARSAL_SECONDS)
     # A model that gives NaN reports it in the answer to a request.
     with contextlib.suppress(NonFiniteLogitsError):
         yield from rehearse(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import llama
-from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from specd.worker.engine.forward import BareCache, enable_batches, forward, rewinds_exactly
 from specd.worker.engine.jobs import Feed
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers import recurrent
 from specd.worker.layers import rows as rows_module
 from specd.worker.layers.full import FullCache, QuantizedCache
@@ -26,20 +29,23 @@ from tests.worker.models import TINY_VOCABULARY_SIZE
 
 SLACK = 6
 
+# Kinds of which all caches have rows, so that a pass can be compiled.
+STATIC = [name for name in KINDS if StaticStep.suits(make_network(name))]
+
 token_ids = st.integers(0, TINY_VOCABULARY_SIZE - 1)
 
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make buffers move with a few tokens, so that windows lose what they cannot go back to."""
-    monkeypatch.setattr(FullCache, "step", 4)
+    monkeypatch.setattr(KVCache, "step", 4)
     monkeypatch.setattr(rows_module, "SLACK", SLACK)
     for name, value in {"MOST_TOKENS": 10, "_SPACING": 4, "_MOST_CHECKPOINTS": 2, "_CHECKPOINT_SPACING": 12}.items():
         monkeypatch.setattr(recurrent, name, value)
 
 
-def feed(layers: SessionLayers, network: Any, ids: list[int]) -> np.ndarray[Any, Any]:
-    (logits,) = forward([Feed(BareCache(network, layers, False), mx.array(ids))])
+def feed(layers: SessionLayers, network: Any, ids: list[int], static: StaticStep | None = None) -> np.ndarray[Any, Any]:
+    (logits,) = forward([Feed(BareCache(network, layers, False, static), mx.array(ids))])
     return np.array(logits)
 
 
@@ -47,7 +53,40 @@ def feed(layers: SessionLayers, network: Any, ids: list[int]) -> np.ndarray[Any,
 @settings(max_examples=20)
 @given(st.data())
 def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(name: str, data: st.DataObject) -> None:
-    network = make_network(name)
+    check_contract(name, make_network(name), data)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=20)
+@given(st.data())
+def test_the_same_holds_for_attention_over_whole_buffers(name: str, data: st.DataObject) -> None:
+    with whole_buffers(make_network(name)) as network:
+        check_contract(name, network, data)
+
+
+@pytest.mark.parametrize("name", STATIC)
+@settings(max_examples=20)
+@given(st.data())
+def test_the_same_holds_for_the_static_step(name: str, data: st.DataObject) -> None:
+    with whole_buffers(make_network(name)) as network:
+        static = StaticStep(network, context_length=data.draw(st.sampled_from([60, 10**6])))
+        static.compiles_one = data.draw(st.booleans())
+        check_contract(name, network, data, static)
+
+
+@contextmanager
+def whole_buffers(network: Any) -> Iterator[Any]:
+    """Let attention see whole buffers, without compilation, which runs the C++ compiler for each shape."""
+    network.fixed_shapes = True
+    mx.disable_compile()
+    try:
+        yield network
+    finally:
+        mx.enable_compile()
+        network.fixed_shapes = False
+
+
+def check_contract(name: str, network: Any, data: st.DataObject, static: StaticStep | None = None) -> None:
     held: list[tuple[SessionLayers, list[int]]] = [(SessionLayers(network), [])]
     for _ in range(data.draw(st.integers(1, 12))):
         i = data.draw(st.integers(0, len(held) - 1))
@@ -56,7 +95,7 @@ def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(n
             case "feed":
                 widths = st.one_of(st.integers(1, 3), st.integers(WINDOW - 1, 3 * WINDOW))
                 ids = data.draw(widths.flatmap(lambda n: st.lists(token_ids, min_size=n, max_size=n)))
-                logits = feed(layers, network, ids)
+                logits = feed(layers, network, ids, static)
                 tokens += ids
                 expected = np.array(network(mx.array([tokens]))[0])[-len(ids) :]
                 np.testing.assert_allclose(logits, expected, atol=2e-3 * float(np.abs(expected).max()))

@@ -36,8 +36,10 @@ def greedy_choices(token_ids: Sequence[int]) -> list[int]:
     return np.array(mx.argmax(logits[0], axis=-1)).tolist()
 
 
-def verify_in_one_go(cache: SessionCache, position: int, token_ids: list[int], proposal: list[int]) -> Verification:
-    return finish(verify(cache, GREEDY, position, token_ids, proposal, chunk=Chunks(3)))
+def verify_in_one_go(
+    cache: SessionCache, position: int, token_ids: list[int], proposal: list[int], *, runs_ahead: bool = False
+) -> Verification:
+    return finish(verify(cache, GREEDY, position, token_ids, proposal, chunk=Chunks(3), runs_ahead=runs_ahead))
 
 
 def propose_in_one_go(
@@ -62,13 +64,16 @@ def small_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.data())
 def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None:
     cache = SessionCache(MODEL)
+    latest: int | None = None  # the token of the last verdict, for which a target may have run ahead
     for _ in range(data.draw(st.integers(1, 8))):
         position = data.draw(st.integers(0, cache.cached_len))
-        prefix = cache.token_ids[:position]
         # Half of the time the tokens continue like the cache, so that it can be reused.
         token_ids = data.draw(token_lists)
         if data.draw(st.booleans()) and position < cache.cached_len:
             token_ids = cache.token_ids[position : position + len(token_ids)]
+        if latest is not None and data.draw(st.booleans()):
+            position, token_ids = cache.cached_len, [latest]
+        prefix, latest = cache.token_ids[:position], None
         session = [*prefix, *token_ids]
         kinds = ["verify", "propose", "superseded verify", "superseded propose"]
         kind = data.draw(st.sampled_from(kinds))
@@ -80,7 +85,10 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
                 proposed = data.draw(st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=6))
                 if data.draw(st.booleans()):  # a proposal that is right for a while
                     proposed = [*greedy_continuation(session, 3), *proposed][:6]
-                verdict = verify_in_one_go(cache, position, token_ids, proposed)
+                if data.draw(st.booleans()):
+                    proposed = []
+                verdict = verify_in_one_go(cache, position, token_ids, proposed, runs_ahead=data.draw(st.booleans()))
+                latest = verdict.next_token_id if not proposed else None
                 own = greedy_choices([*session, *proposed])[len(session) - 1 :]
                 agreeing = [token_id == chosen for token_id, chosen in zip(proposed, own, strict=False)]
                 assert verdict.num_accepted == [*agreeing, False].index(False)
@@ -91,7 +99,10 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
                 check_proposal(proposal, session, k, min_confidences)
                 assert proposal.cached_len == cache.cached_len >= len(session) + len(proposal.token_ids) - 1
             case "superseded verify":
-                run_some(verify(cache, GREEDY, position, token_ids, [], chunk=Chunks(3)), data.draw(st.integers(0, 3)))
+                verifying = verify(
+                    cache, GREEDY, position, token_ids, [], chunk=Chunks(3), runs_ahead=data.draw(st.booleans())
+                )
+                run_some(verifying, data.draw(st.integers(0, 4)))
             case "superseded propose":
                 steps = propose(cache, GREEDY, position, token_ids, k, chunk=Chunks(3), min_confidences=min_confidences)
                 run_some(steps, data.draw(st.integers(0, 6)))
@@ -127,6 +138,43 @@ def test_a_repeated_request_computes_only_the_last_token_again() -> None:
     again = Driven(verify(cache, GREEDY, 0, prompt, [], chunk=Chunks(3)))
     again.step()  # the only one: there is no chunk to prefill
     assert again.result == first
+
+
+def test_a_step_ahead_answers_the_next_request_without_a_wait_for_its_own() -> None:
+    cache, prompt = SessionCache(MODEL), [1, 2, 3]
+    verdict = verify_in_one_go(cache, 0, prompt, [], runs_ahead=True)
+    session = [*prompt, verdict.next_token_id]
+    assert (cache.cached_len, cache.num_fed) == (3, 4)
+    answering = Driven(verify(cache, GREEDY, 3, session[3:], [], chunk=Chunks(3), runs_ahead=False))
+    assert answering.has_ended  # it fed nothing
+    assert answering.result.next_token_id == greedy_choices(session)[-1]
+    assert cache.cached_len == cache.num_fed == 4
+
+
+@given(st.data())
+def test_steps_ahead_choose_as_steps_in_time(data: st.DataObject) -> None:
+    """With noise, penalties and log-probabilities, which need the tokens before."""
+    sampling = Sampling(
+        temperature=data.draw(st.sampled_from([0.0, 1.0])),
+        seed=5,
+        repetition_penalty=1.3,
+        penalty_context_size=data.draw(st.sampled_from([2, 20])),
+        top_log_probabilities=2,
+    )
+    ahead, plain = SessionCache(MODEL), SessionCache(MODEL)
+    samplers = [Sampler(sampling, TINY_VOCABULARY_SIZE) for _ in range(2)]
+    position, token_ids = 0, data.draw(token_lists)
+    for _ in range(data.draw(st.integers(1, 8))):
+        proposal = data.draw(st.one_of(st.just([]), st.lists(st.integers(0, TINY_VOCABULARY_SIZE - 1), max_size=3)))
+        verdicts = [
+            finish(verify(cache, sampler, position, token_ids, proposal, chunk=Chunks(3), runs_ahead=cache is ahead))
+            for cache, sampler in zip((ahead, plain), samplers, strict=True)
+        ]
+        assert verdicts[0].next_token_id == verdicts[1].next_token_id
+        assert verdicts[0].num_accepted == verdicts[1].num_accepted
+        for own, other in zip(*(each.log_probabilities for each in verdicts), strict=True):
+            assert (own.model, own.sampling) == pytest.approx((other.model, other.sampling), abs=1e-4)
+        position, token_ids = (position + len(token_ids) + verdicts[0].num_accepted, [verdicts[0].next_token_id])
 
 
 def test_a_freed_cache_holds_nothing() -> None:

@@ -15,7 +15,8 @@ from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import using_cores
 from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
 from specd.worker.engine.cache_users import share_products, watch_cache_users
-from specd.worker.engine.jobs import Encode, Feed
+from specd.worker.engine.jobs import Encode, Feed, Shares
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers.session_layers import SessionLayers
 
 log = structlog.get_logger()
@@ -28,15 +29,17 @@ class BareCache:
     network: Module
     layers: SessionLayers
     batches: bool
+    static: StaticStep | None = None
+    sharing: Shares | None = None
 
 
-def bare_cache(network: Module, *, batches: bool = False, source: Sequence[int] = range(3)) -> BareCache:
+def bare_cache(network: Module, *, source: Sequence[int] = range(3), **options: Any) -> BareCache:
     """Return an empty cache. For a network with an encoder, it holds a source."""
     layers = SessionLayers(network)
     if has_encoder(network):
         for arrays in layers.read(source):
             mx.eval(arrays)
-    return BareCache(network, layers, batches)
+    return BareCache(network, layers, **{"batches": False, **options})
 
 
 def has_encoder(network: Module) -> bool:
@@ -69,7 +72,16 @@ def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.ar
 
 def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
     mx.async_eval([feed.token_ids for feed in feeds])  # the device chooses tokens while Python builds the next pass
-    if len(feeds) == 1 or not feeds[0].cache.batches:
+    sharing = feeds[0].cache.sharing
+    groups = sharing.groups(feeds) if sharing is not None else ()
+    outputs = {id(feed): rows for shared, own in groups for feed, rows in zip(own, shared.compute(own), strict=True)}
+    others = [feed for feed in feeds if id(feed) not in outputs]
+    outputs |= {id(feed): rows for feed, rows in zip(others, _forward_others(others), strict=True)}
+    return [outputs[id(feed)] for feed in feeds]
+
+
+def _forward_others(feeds: Sequence[Feed]) -> list[mx.array]:
+    if len(feeds) < 2 or not feeds[0].cache.batches:
         return _forward_one_by_one(feeds)
     network = feeds[0].cache.network  # all sessions have the same
     sizes = [feed.num_tokens for feed in feeds]
@@ -89,8 +101,12 @@ def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
 def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
     outputs = []
     for feed in feeds:
-        outputs.append(feed.cache.network(feed.token_ids[None], cache=feed.cache.layers.caches).squeeze(0))
-        feed.cache.layers.fed(feed.num_tokens)
+        layers, static = feed.cache.layers, feed.cache.static
+        if static is not None:
+            outputs.append(static(feed.token_ids, layers))
+        else:
+            outputs.append(feed.cache.network(feed.token_ids[None], cache=layers.caches).squeeze(0))
+            layers.fed(feed.num_tokens)
     return outputs
 
 

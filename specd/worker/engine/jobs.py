@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from specd.worker.layers.session_layers import SessionLayers
+
+if TYPE_CHECKING:
+    from specd.worker.engine.static_step import StaticStep
 
 Result = TypeVar("Result")
 
@@ -29,6 +32,14 @@ class Cache(Protocol):
     def batches(self) -> bool:
         """True if the model can compute several sessions in one pass."""
 
+    @property
+    def static(self) -> StaticStep | None:
+        """The compiled pass of the model, if it has one."""
+
+    @property
+    def sharing(self) -> Shares | None:
+        """The choice of the sessions that share a pass, if the model allows it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Feed:
@@ -45,6 +56,20 @@ class Feed:
     def num_tokens(self) -> int:
         """The number of tokens."""
         return self.token_ids.size
+
+
+class SharedPass(Protocol):
+    """A pass for several sessions that have their rows in one buffer."""
+
+    def compute(self, feeds: Sequence[Feed]) -> Sequence[mx.array]:
+        """Return the logits [n, vocabulary rows] after each feed's tokens, lazily."""
+
+
+class Shares(Protocol):
+    """The choice of the sessions that share a pass."""
+
+    def groups(self, feeds: Sequence[Feed]) -> Sequence[tuple[SharedPass, Sequence[Feed]]]:
+        """Return the feeds that are computed in shared passes. The others are computed another way."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A multiple that fills vector registers and tiles. It also keeps the sizes few, because a GPU plans each one.
+# A multiple that fills vector registers and tiles.
 _MULTIPLE = 16
 _MOST = 2048
 
@@ -14,15 +14,17 @@ class PrefillChunk:
     and the number of cached tokens.
     """
 
-    def __init__(self, seconds: float) -> None:
-        """Aim at chunks that take this long."""
+    def __init__(self, seconds: float, *, has_few_sizes: bool = False) -> None:
+        """Aim at chunks that take this long; with `has_few_sizes`, their sizes are powers of two."""
         self._seconds = seconds
+        self._has_few_sizes = has_few_sizes  # a GPU plans each size
         self._num_tokens = 2.0 * _MULTIPLE  # short on every device
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens for the next chunk."""
-        return int(self._num_tokens) // _MULTIPLE * _MULTIPLE
+        num_tokens = int(self._num_tokens) // _MULTIPLE * _MULTIPLE
+        return 1 << (num_tokens.bit_length() - 1) if self._has_few_sizes else num_tokens
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """Learn from a chunk. The next one is at most double and at least half as long: a single time can be wrong."""

@@ -25,6 +25,8 @@ class TokenRows:
     keys: Any = None
     values: Any = None
     offset: int = 0
+    fixed_shapes = False  # whether attention sees whole buffers, of few lengths; see fixed.py
+    sees_whole = False  # whether the latest pass did
 
     @property
     def first(self) -> int:
@@ -55,6 +57,19 @@ class TokenRows:
     def arrays(self) -> list[mx.array]:
         return _flat((self.keys, self.values))
 
+    @property
+    def length(self) -> int:
+        """The number of rows of the buffer."""
+        return _flat(self.keys)[0].shape[-2] if self.keys is not None else 0
+
+    def make_room(self, n: int) -> None:
+        """Lengthen the buffer, which is not empty, to a length for n more tokens, with `fixed_shapes`."""
+        raise NotImplementedError
+
+    def _lengthen(self, length: int) -> None:
+        if length > self.length:
+            self.keys, self.values = self.between(self.first, self.offset, room=length - (self.offset - self.first))
+
     def between(self, begin: int, end: int, *, room: int = 0) -> Any:
         """Return the keys and the values of the positions from `begin` up to `end`, with room for more behind them."""
 
@@ -78,5 +93,5 @@ class TokenRows:
 
 
 def _flat(keys_and_values: Any) -> list[mx.array]:
-    named: Any = tree_flatten(keys_and_values)
+    named: Any = tree_flatten((keys_and_values,))
     return [array for _, array in named if array is not None]

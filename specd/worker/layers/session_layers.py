@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -25,23 +25,61 @@ from specd.worker.layers.full import FullCache, QuantizedCache
 from specd.worker.layers.kind import LayerCache
 from specd.worker.layers.parts import CacheParts, common_position, flatten
 from specd.worker.layers.recurrent import RecurrentCache
+from specd.worker.layers.rows import TokenRows
 from specd.worker.layers.snapshots import SnapshotCache, with_snapshots
 from specd.worker.layers.window import WindowCache
+
+
+class RowsOwner(Protocol):
+    """Holds the rows of several sessions."""
+
+    def release(self, layers: SessionLayers) -> None:
+        """Give a session its rows back, with `take_rows`."""
 
 
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
 
     It counts tokens itself, because the first cache of some networks does not count. In a network with an encoder, the
-    caches also hold the decoder's view of `source`, once `read` has ended.
+    caches also hold the decoder's view of `source`, once `read` has ended. While sessions are computed together, their
+    rows can be with an owner, `shared`, until someone asks for the caches.
     """
 
     def __init__(self, network: Module) -> None:
         """Begin empty."""
         self._network = network
-        self.caches = _empty(network)
+        self._caches = _empty(network)
+        self.shared: RowsOwner | None = None
         self.num_fed = 0
         self.source: tuple[int, ...] = ()
+
+    @property
+    def caches(self) -> Sequence[LayerCache]:
+        """The caches, with the session's rows."""
+        if self.shared is not None:
+            self.shared.release(self)
+        return self._caches
+
+    def give_rows(self, owner: RowsOwner) -> list[tuple[mx.array, mx.array]]:
+        """Give the keys and values of all layers away, until they come back; the caches are all of full attention."""
+        rows = []
+        for cache in cast("Sequence[FullCache]", self.caches):
+            rows.append((cache.keys, cache.values))
+            cache.keys = cache.values = None
+        self.shared = owner
+        return rows
+
+    def take_rows(self, rows: Sequence[tuple[mx.array, mx.array]]) -> None:
+        """Take the keys and values of all layers back."""
+        for cache, (keys, values) in zip(cast("Sequence[FullCache]", self._caches), rows, strict=True):
+            cache.keys, cache.values = keys, values
+        mx.eval(rows)
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens whose rows another object has written."""
+        for cache in cast("Sequence[FullCache]", self._caches):
+            cache.offset += num_tokens
+        self.fed(num_tokens)
 
     def read(self, source: Sequence[int]) -> Iterator[list[mx.array]]:
         """Let the encoder read a source, and yield the arrays to evaluate next, in many small steps."""
@@ -55,18 +93,18 @@ class SessionLayers:
     def fed(self, num_tokens: int) -> None:
         """Count tokens that were fed to the network."""
         self.num_fed += num_tokens
-        for cache in flatten(self.caches):
+        for cache in flatten(self._caches):
             if isinstance(cache, SnapshotCache):
                 cache.take()
 
     @property
     def have_states(self) -> bool:
         """Whether a layer has a recurrent state, so that modules that update it must record their arguments."""
-        return any(isinstance(part, RecurrentCache) for part in flatten(self.caches))
+        return any(isinstance(part, RecurrentCache) for part in flatten(self._caches))
 
     def can_serve(self, position: int) -> int:
         """Return the largest position, at most `position`, that `rewind` and `copy` can reach."""
-        return common_position(self.caches, position)
+        return common_position(self._caches, position)
 
     def rewind(self, position: int) -> int:
         """Forget the tokens from `position` on, or more; return the position that it reached.
@@ -77,18 +115,19 @@ class SessionLayers:
         if reached == self.num_fed:
             return reached
         if reached or self.source:  # the source stays
-            for cache in self.caches:
+            for cache in self._caches:
                 cache.rewind(reached)
         else:
-            self.caches = _empty(self._network)
+            self._caches, self.shared = _empty(self._network), None
         self.num_fed = reached
         return reached
 
     def copy(self, position: int) -> SessionLayers:
         """Return layers of the first `position` tokens for another session; `can_serve` must allow it."""
         assert self.can_serve(position) == position
+        caches = [cache.copy(position) for cache in self.caches]
         layers = copy(self)
-        layers.caches = [cache.copy(position) for cache in self.caches]
+        layers._caches = caches
         layers.num_fed = position
         return layers
 
@@ -114,7 +153,11 @@ class SessionLayers:
 
 
 def _empty(network: Module) -> list[LayerCache]:
-    return [_ours(cache) for cache in make_prompt_cache(network)]
+    caches = [_ours(cache) for cache in make_prompt_cache(network)]
+    for part in flatten(caches):
+        if isinstance(part, TokenRows):
+            part.fixed_shapes = getattr(network, "fixed_shapes", False)
+    return caches
 
 
 def _ours(cache: Any) -> LayerCache:

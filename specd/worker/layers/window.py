@@ -6,6 +6,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from specd.worker.layers import rows
+from specd.worker.layers.fixed import buffer_length, visible
 from specd.worker.layers.full import FullCache
 from specd.worker.layers.rows import TokenRows
 
@@ -36,30 +37,49 @@ class WindowCache(TokenRows):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values [1, heads, n, size]; return the keys and values that the n tokens see."""
         n = keys.shape[2]
-        held = self.offset - self._first
-        self._seen = max(self.offset - (self.window - 1), self._first)
-        room = -(-n // FullCache.step) * FullCache.step
         if self.keys is None:
+            length = buffer_length(n) if self.fixed_shapes else -(-n // FullCache.step) * FullCache.step
             self.keys, self.values = (
-                mx.zeros((*array.shape[:2], room, array.shape[3]), array.dtype) for array in (keys, values)
+                mx.zeros((*array.shape[:2], length, array.shape[3]), array.dtype) for array in (keys, values)
             )
-        elif held + n > self.keys.shape[2]:
-            held = min(held, self.window - 1 + rows.SLACK)
-            self.keys, self.values = self.between(self.offset - held, self.offset, room=room)
-            self._first = self.offset - held
+        else:
+            self.make_room(n)
+        self._seen = max(self.offset - (self.window - 1), self._first)
+        self.sees_whole = self.fixed_shapes and not self._sees_all(n)
+        held = self.offset - self._first
         self.keys[..., held : held + n, :] = keys
         self.values[..., held : held + n, :] = values
         self.offset += n
         return self.keys_and_values()
 
+    def make_room(self, n: int) -> None:
+        """Let the buffer, which is not empty, hold n more tokens: drop old ones, or lengthen it."""
+        held = self.offset - self._first
+        if held + n <= self.length:
+            return
+        held = min(held, self.window - 1 + rows.SLACK)
+        length = buffer_length(held + n) if self.fixed_shapes else held - (-n // FullCache.step) * FullCache.step
+        self.keys, self.values = self.between(self.offset - held, self.offset, room=length - held)
+        self._first = self.offset - held
+
+    def _sees_all(self, n: int) -> bool:
+        """Return whether the next n tokens are one that sees all rows. Its kernel needs the rows from the first on."""
+        return n == 1 and self.offset < self.window and not self._first
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return the result of the latest update, for layers that share it."""
+        if self.sees_whole:
+            return self.keys, self.values
         seen: tuple[mx.array, mx.array] = self.between(self._seen, self.offset)
         return seen
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> mx.array | str | None:
         """Return the mask for the next n tokens, as mlx-lm's caches do; a model may ask for a smaller window."""
         window = min(window_size or self.window, self.window)
+        if self.fixed_shapes and not self._sees_all(n):
+            if self.keys is not None:
+                self.make_room(n)
+            return visible(self.offset, n, first=self._first, length=self.length or buffer_length(n), window=window)
         before = min(self.offset, self.window - 1)
         if before + n > window or (return_array and n > 1):
             if n == 1 and window == self.window:
@@ -74,6 +94,8 @@ class WindowCache(TokenRows):
     def copy(self, position: int) -> WindowCache:
         """Return a copy without the slack."""
         begin = max(position - (self.window - 1), self._first)
-        copy = self._copied(begin, position, room=FullCache.step)
+        held = position - begin
+        length = buffer_length(held + 1) if self.fixed_shapes else held + FullCache.step
+        copy = self._copied(begin, position, room=length - held)
         copy._first = begin
         return copy

@@ -89,7 +89,8 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
     caches: list[BareCache] = []
     for i, sessions in enumerate(several, start=1):
         while len(caches) < sessions:
-            caches.append(bare_cache(model.network, batches=model.batches, source=[0] * _CACHED_TOKENS))
+            forms = {"batches": model.batches, "static": model.static, "sharing": model.sharing}
+            caches.append(bare_cache(model.network, source=[0] * _CACHED_TOKENS, **forms))
             if cached_len:
                 yield Evaluate([_feed(caches[-1:], cached_len)])
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]

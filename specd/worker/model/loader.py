@@ -19,7 +19,10 @@ from specd.model_info import ModelInfo
 from specd.user_cache import keep_compiled_kernels
 from specd.worker.cpu.optimize import optimize
 from specd.worker.engine.cache_users import watch_cache_users
+from specd.worker.engine.forms import choose_forms
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
+from specd.worker.engine.shared_rows import Sharing
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers.full import QuantizedCache, quantize_caches
 from specd.worker.layers.parts import flatten
 from specd.worker.layers.session_layers import SessionLayers
@@ -50,7 +53,8 @@ class TokenizerConfig:
 class LoadedModel:
     """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
 
-    `batches` is whether it computes tokens of several sessions in one pass. `files` are the states of its files.
+    `batches` is whether it computes tokens of several sessions in one pass, `static` its compiled pass, and `sharing`
+    the rows that sessions share, where these are faster. `files` are the states of its files.
     """
 
     network: Module
@@ -59,6 +63,8 @@ class LoadedModel:
     tokenizer_config: TokenizerConfig = TokenizerConfig()
     cache_footprint: CacheFootprint = field(default_factory=CacheFootprint)
     batches: bool = False
+    static: StaticStep | None = None
+    sharing: Sharing | None = None
     files: tuple[FileState, ...] = ()
 
 
@@ -128,6 +134,12 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
         fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # the texts differ
         precision += f", caches in {kv_bits} bits"
+    footprint = _footprint(network)
+    static, sharing = (
+        choose_forms(network, batches=batches, context_length=most_tokens, bytes_per_token=footprint.bytes_for(1))
+        if not on_cpu  # attention over masked rows is slower there
+        else (None, None)
+    )
     # Some models have more rows than tokens, for padding; in some, added tokens have no row.
     size = min(max(vocabulary.values()) + 1, rows)
     trained_source_length = positive_number(name, config, SOURCE_POSITIONS) or _T5_POSITIONS
@@ -157,7 +169,9 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         backend.to_str().encode(),
         TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
         batches=batches,
-        cache_footprint=_footprint(network),
+        static=static,
+        sharing=sharing,
+        cache_footprint=footprint,
         files=files,
     )
 

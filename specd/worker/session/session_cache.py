@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -36,6 +37,8 @@ class SessionCache:
         """Begin empty. The first tokens can come from `prefixes`, where `keep` leaves the layers."""
         self.network = model.network
         self.batches = model.batches
+        self.static = model.static
+        self.sharing = model.sharing
         self._vocabulary_size = model.info.vocabulary_size
         self._prefixes = prefixes
         self.layers = SessionLayers(model.network)
@@ -45,6 +48,20 @@ class SessionCache:
         self.token_ids: list[int] = []
         self.known_len = 0
         self.reused_len = 0
+        self._ahead: tuple[int, Any] | None = None
+
+    def ran_ahead(self, token_id: int, outcome: Any) -> None:
+        """Note that one token behind the committed ones was fed, and what came of it."""
+        assert self.num_fed == self.cached_len + 1
+        self._ahead = token_id, outcome
+
+    def take_ahead(self, position: int, token_ids: Sequence[int]) -> Any:
+        """Return what came of feeding exactly these tokens, if that was done ahead; None otherwise."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or position != self.cached_len or [ahead[0]] != [*token_ids]:
+            return None
+        self.known_len = position + 1
+        return ahead[1]
 
     @property
     def cached_len(self) -> int:
@@ -124,7 +141,7 @@ class SessionCache:
         """Free the memory."""
         # New layers, because the prefix cache may own the old ones now.
         self.layers = SessionLayers(self.network)
-        self._reading = None
+        self._reading = self._ahead = None
         self.token_ids = []
 
     def _is_finite(self) -> bool:

@@ -50,6 +50,7 @@ class Worker:
     metrics: WorkerMetrics
     chunk: PrefillChunk
     costs: StepCosts
+    runs_ahead: bool = False  # whether a target computes while an answer travels
     whole_fingerprint: Future[str] = field(default_factory=Future)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
     description: model_pb2.DescribeResponse = field(init=False)  # only the constant fields

@@ -13,7 +13,7 @@ from specd.worker.layers.full import FullCache
 class DecoderCache(FullCache):
     """Keys and values of the answer's tokens. The mask is the bias of their distances."""
 
-    def make_mask(self, n: int, *, biases: Any) -> mx.array:
+    def make_mask(self, n: int, *, biases: Any) -> mx.array:  # type: ignore[override]  # only T5's network asks
         """Return the biases for the next n tokens: [1, heads, n, tokens with them]."""
         mask: mx.array = biases(self.offset, n, self.offset + n)
         return mask
