@@ -1,9 +1,13 @@
-"""Random models of a hundred million parameters, with the included pair's tokenizer, a kind of cache each.
+"""Random models with the included pair's tokenizer: of a hundred million parameters, one for each kind of cache, and of
+Qwen3's sizes.
 
     python benchmarks/random_models.py falcon_h1 DIRECTORY
+    python benchmarks/random_models.py 8b DIRECTORY --bits 4
     specd bench --target DIRECTORY --replay 0.7 --step-ms 3
 
-Their text means nothing; what a pass and a rewind cost is that of a trained model.
+Their text means nothing; what a pass and a rewind cost is that of a trained model. Those of Qwen3's sizes count: the
+token after token t is t + 1 or, with --stride N, t + N, by a margin that no rounding changes. So a text is the same on
+every device, a draft with the stride of its target is always right, and one with another stride never.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import qwen3
 
 from specd.settings import EMBEDDED_TARGET
 from specd.worker.model.t5.arguments import Arguments
@@ -112,6 +118,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Qwen3's sizes, and a small one for trials: hidden size, layers, width of the MLP, heads, heads of keys and values.
+SIZES = {
+    "32b": (5120, 64, 25600, 64, 8),
+    "8b": (4096, 36, 12288, 32, 8),
+    "1.7b": (2048, 28, 6144, 16, 8),
+    "0.6b": (1024, 28, 3072, 16, 8),
+    "tiny": (256, 4, 512, 4, 2),
+}
+# The part of the last token in what the output layer sees, against the sum of all layers: enough for a wide margin.
+_EMBEDDING_SCALE = 2.0
+
 
 def save(name: str, directory: Path) -> str:
     """Save a model that `specd` can load, and return its path."""
@@ -125,24 +142,65 @@ def save(name: str, directory: Path) -> str:
     else:
         module = importlib.import_module(f"mlx_lm.models.{name}")
         network = module.Model(module.ModelArgs.from_dict(config))
-    named: Any = tree_flatten(network.parameters())
+    network.set_dtype(mx.bfloat16)
+    return _write(network, config, directory)
+
+
+def save_qwen3(size: str, directory: Path, *, bits: int = 0, stride: int = 1) -> str:
+    """Save a model of one of `SIZES` that counts in steps of `stride`, and return its path.
+
+    It is in bfloat16, or quantised to `bits` in groups of 64.
+    """
+    hidden, layers, mlp, heads, kv_heads = SIZES[size]
+    config: dict[str, Any] = _COMMON | {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 64 if size == "tiny" else 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }
+    mx.random.seed(0)
+    network = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    rows = mx.random.normal((config["vocab_size"], hidden))
+    network.model.embed_tokens.weight = _EMBEDDING_SCALE * rows
+    network.lm_head.weight = mx.roll(rows, stride, 0) / hidden**0.5
+    network.set_dtype(mx.bfloat16)
+    if bits:
+        config["quantization"] = {"group_size": 64, "bits": bits}
+        nn.quantize(network, **config["quantization"])
+    return _write(network, config, directory)
+
+
+def _write(network: Any, config: dict[str, Any], directory: Path) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(Path(EMBEDDED_TARGET) / file, directory)
-    (directory / "config.json").write_text(json.dumps(config, indent=1))
-    weights = {key: array.astype(mx.bfloat16) for key, array in named}
+    weights: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
+    for array in weights.values():
+        mx.eval(array)  # one by one, because random numbers are float32 at first
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
-    print(f"{name}: {sum(array.size for array in weights.values()) / 1e6:.0f} M parameters")
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    print(f"{directory.name}: {sum(array.nbytes for array in weights.values()) / 1e9:.2f} GB", flush=True)
     return str(directory)
 
 
 def main() -> None:
     """Save one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=CONFIGS)
+    parser.add_argument("name", choices=[*CONFIGS, *SIZES])
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--bits", type=int, default=0, choices=[0, 4, 8], help="of the weights of a Qwen3; 0: bfloat16")
+    parser.add_argument("--stride", type=int, default=1, help="what a Qwen3 adds to a token")
     options = parser.parse_args()
-    save(options.name, options.directory)
+    if options.name in SIZES:
+        save_qwen3(options.name, options.directory, bits=options.bits, stride=options.stride)
+    else:
+        save(options.name, options.directory)
 
 
 if __name__ == "__main__":

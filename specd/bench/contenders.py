@@ -33,9 +33,10 @@ class Contender(Protocol):
 class Specd:
     """A running specd system, through gRPC. Adaptive requests leave out the number of draft tokens."""
 
-    def __init__(self, client: AsyncClient, setup: Setup) -> None:
+    def __init__(self, client: AsyncClient, setup: Setup, *, ignore_eos: bool = False) -> None:
         self.setup = setup
         self._client = client
+        self._ignore_eos = ignore_eos
 
     async def decode(self, prompt: str, repeat: int, prompt_ids: list[int], max_tokens: int) -> Sample:
         """Decode one prompt; times are the client's."""
@@ -51,6 +52,7 @@ class Specd:
             seed=seed_of(prompt, repeat),
             acceptance=self.setup.acceptance,
             lenience=self.setup.lenience,
+            ignore_eos=self._ignore_eos,
         )
         async for response in stream.messages():
             last_at = time.perf_counter()

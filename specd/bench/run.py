@@ -19,7 +19,7 @@ from specd.bench.contenders import Contender, MlxLm, Specd
 from specd.bench.environment import console, environment, new_table, say
 from specd.bench.plot import save_plot
 from specd.bench.prompts import encode, load_prompts, short, spread
-from specd.bench.replay import replaying
+from specd.bench.replay import record, replaying
 from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
@@ -128,15 +128,9 @@ async def _measure(
         )
         client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
         if options.replay is not None:
+            texts = await record(client, prompt_ids, max_tokens=options.max_tokens)
             client = await running.enter_async_context(
-                replaying(
-                    stack,
-                    client,
-                    prompt_ids,
-                    max_tokens=options.max_tokens,
-                    acceptance=options.replay,
-                    step_seconds=options.step_seconds,
-                )
+                replaying(stack, texts, acceptance=options.replay, step_seconds=options.step_seconds)
             )
         measured = {}
         for temperature in options.temperatures:

@@ -11,7 +11,7 @@ from specd.bench.setup import Setup
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Times of the stages of one round, in seconds, and the size of its messages."""
+    """Times of the stages of one round, in seconds, the size of its messages, and the number of proposed tokens."""
 
     draft_seconds: float
     verify_seconds: float
@@ -19,6 +19,7 @@ class RoundTimes:
     wire_seconds: float
     coordinator_seconds: float
     wire_bytes: int
+    proposed: int = 0
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,10 @@ class LoadContender(Protocol):
 class SpecdClients:
     """Clients of a running specd system. Each sends the next prompt when its last is complete."""
 
-    def __init__(self, client: AsyncClient, setup: Setup) -> None:
+    def __init__(self, client: AsyncClient, setup: Setup, *, ignore_eos: bool = False) -> None:
         self.setup = setup
         self._client = client
+        self._ignore_eos = ignore_eos
 
     async def prepare(self, prompts: Prompts) -> None:
         """Fill the prefix caches of the workers."""
@@ -114,7 +115,10 @@ class SpecdClients:
                 token_ids: list[int] = []
                 asked_at = first_at = last_at = time.perf_counter()
                 stream = self._client.generate(
-                    prompt, max_tokens=max_tokens, num_draft_tokens=self.setup.num_draft_tokens
+                    prompt,
+                    max_tokens=max_tokens,
+                    num_draft_tokens=self.setup.num_draft_tokens,
+                    ignore_eos=self._ignore_eos,
                 )
                 async for response in stream.messages():
                     last_at = time.perf_counter()
