@@ -90,8 +90,8 @@ def _pad(worker: Worker, session_len: int, width: int) -> int:
 
 
 def _runs_ahead(worker: Worker, session_len: int) -> bool:
-    """Return whether to start the next step: where it takes no cores, for a session that has the worker to itself."""
-    has_room = session_len + 1 < worker.model.info.context_length
+    """Return whether to start the next steps: where it takes no cores, for a session that has the worker to itself."""
+    has_room = session_len + 2 < worker.model.info.context_length
     return has_room and worker.runs_ahead and worker.engine.num_active_sessions <= 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from specd.sampling import Sampling, TokenLogProbabilities
-from specd.worker.engine.jobs import Evaluate, Steps
+from specd.worker.engine.jobs import Answer, Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
@@ -16,6 +16,9 @@ from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksu
 from specd.worker.session.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import PromptLogProbabilities, log_probabilities
+
+# Passes that are under way while an answer travels: one that the device computes, and one that waits for it.
+_STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,8 @@ def verify(
     len(proposal) + 1 places (Leviathan et al., arXiv 2211.17192, algorithm 1). Acceptance by REJECTION needs
     `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` maps a
     number of tokens to the number to feed, because a wider step can be cheaper. The padding is no part of the session,
-    and the next request rewinds it. With `runs_ahead`, a request without a proposal also starts the step for its own
-    next token, as mlx-lm does: if the next request is this token, the device has computed while the answer travelled,
-    and else the token is rewound.
+    and the next request rewinds it. With `runs_ahead`, a request without a proposal also starts the passes for the
+    tokens after it; if the next request is something else, they are rewound.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
@@ -63,22 +65,17 @@ def verify(
         prompt = PromptLogProbabilities(top or 0)
     next_position = position + len(token_ids)
     fed = [*token_ids, *proposal]
-    choice = cache.take_ahead(position, fed)
+    choice = cache.fed_ahead(position, fed)
     if choice is None:
         pending = yield from cache.prefill(position, token_ids, chunk, prompt.add if prompt is not None else None)
         fed = [*pending, *proposal]
-        padding = fed[-1:] * (pad(len(fed)) - len(fed))
+        padding = [] if runs_ahead and not proposal else fed[-1:] * (pad(len(fed)) - len(fed))
         history = sampler.history(cache.token_ids, pending, proposal)
         rows = yield from cache.feed(mx.array(fed + padding))
         if prompt is not None:
             yield from prompt.add(rows[: len(pending) - 1], pending[1:])
         logits = rows[len(pending) - 1 : len(fed)]
         choice = _choose(sampler, logits, next_position, history, proposal, draft_probabilities)
-    ahead = None
-    if runs_ahead and not proposal:
-        history = mx.concatenate([choice.history, choice.own]) if choice.history is not None else None
-        ahead = _choose(sampler, (yield from cache.feed(choice.own)), next_position + 1, history)
-        mx.async_eval(ahead.arrays)
     yield Evaluate(choice.arrays)
     if not is_finite(choice.checksum):
         raise NonFiniteLogitsError
@@ -88,11 +85,10 @@ def verify(
     cache.known_len += num_accepted
     own_ids: list[int] = choice.own.tolist()
     next_token_id = own_ids[num_accepted]
-    if ahead is not None:
-        cache.ran_ahead(next_token_id, ahead)
+    cache.expect(next_token_id)
     sampler.prepare_own_noise(next_position + num_accepted + 1, len(proposal) + 1)
     emitted = [*proposal[:num_accepted], next_token_id]
-    return Verification(
+    verification = Verification(
         num_accepted,
         next_token_id,
         cache.cached_len,
@@ -101,6 +97,28 @@ def verify(
         else [],
         prompt.values if prompt is not None else [],
     )
+    if runs_ahead and not proposal:
+        yield Answer(verification)
+        yield from _run_ahead(cache, sampler, next_token_id)
+    return verification
+
+
+def _run_ahead(cache: SessionCache, sampler: Sampler, next_token_id: int) -> Steps[None]:
+    """Start the passes for the next token, and for the one that it will choose, while the answer travels.
+
+    The device then has work while Python describes and while messages travel, as in mlx-lm's own loop.
+    """
+    last: _Choice | None = cache.last_ahead
+    while cache.num_ahead < _STEPS_AHEAD:
+        position = cache.cached_len + 1 + cache.num_ahead
+        if last is None:
+            token, history = mx.array([next_token_id], mx.uint32), sampler.history(cache.token_ids, [next_token_id])
+        else:
+            token = last.own
+            history = mx.concatenate([last.history, token]) if last.history is not None else None
+        last = _choose(sampler, (yield from cache.run_ahead(token)), position, history)
+        mx.async_eval(last.arrays)
+        cache.ran_ahead(last)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from draft_worker.proposal import DraftedTokens, propose
 from specd.errors import CacheTooShortError
 from specd.sampling import Acceptance, Sampling
+from specd.worker.engine.jobs import Evaluate
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session import session_cache
@@ -73,10 +74,12 @@ def test_any_order_of_requests_equals_a_fresh_cache(data: st.DataObject) -> None
             token_ids = cache.token_ids[position : position + len(token_ids)]
         if latest is not None and data.draw(st.booleans()):
             position, token_ids = cache.cached_len, [latest]
-        prefix, latest = cache.token_ids[:position], None
+        prefix = cache.token_ids[:position]
         session = [*prefix, *token_ids]
         kinds = ["verify", "propose", "superseded verify", "superseded propose"]
         kind = data.draw(st.sampled_from(kinds))
+        if kind != "superseded verify":  # the same request can come again
+            latest = None
         if kind.endswith("propose"):
             k = data.draw(st.integers(1, 6))
             min_confidences = data.draw(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9]), max_size=k))
@@ -144,11 +147,22 @@ def test_a_step_ahead_answers_the_next_request_without_a_wait_for_its_own() -> N
     cache, prompt = SessionCache(MODEL), [1, 2, 3]
     verdict = verify_in_one_go(cache, 0, prompt, [], runs_ahead=True)
     session = [*prompt, verdict.next_token_id]
-    assert (cache.cached_len, cache.num_fed) == (3, 4)
+    assert (cache.cached_len, cache.num_fed) == (3, 5)
     answering = Driven(verify(cache, GREEDY, 3, session[3:], [], chunk=Chunks(3), runs_ahead=False))
     assert answering.has_ended  # it fed nothing
     assert answering.result.next_token_id == greedy_choices(session)[-1]
-    assert cache.cached_len == cache.num_fed == 4
+    assert (cache.cached_len, cache.num_fed) == (4, 5)
+
+
+def test_a_request_that_was_dropped_leaves_the_steps_ahead_to_its_repetition() -> None:
+    cache, session = SessionCache(MODEL), [1, 2, 3]
+    for _ in range(3):
+        verdict = verify_in_one_go(cache, cache.cached_len, session[cache.cached_len :], [], runs_ahead=True)
+        session.append(verdict.next_token_id)
+        dropped = verify(cache, GREEDY, len(session) - 1, session[-1:], [], chunk=Chunks(3), runs_ahead=True)
+        assert isinstance(dropped.send(None), Evaluate)
+        dropped.close()
+    assert session == [1, 2, 3, *greedy_continuation([1, 2, 3], 3)]
 
 
 @given(st.data())

@@ -15,7 +15,7 @@ import structlog
 
 from specd.worker.cpu.streams import has_several_cores
 from specd.worker.engine.forward import compute
-from specd.worker.engine.jobs import Done, Encode, Evaluate, Feed, Result, Steps
+from specd.worker.engine.jobs import Answer, Done, Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.scheduler import Scheduler, StepTime
 
 log = structlog.get_logger()
@@ -250,7 +250,12 @@ class Engine:
         if job.end_if_cancelled():
             return
         try:
-            job.wants = job.steps.send(value)
+            wants = job.steps.send(value)
+            if isinstance(wants, Answer):
+                self._end(job, wants.result, started_at)
+                self._continue(job)
+                return
+            job.wants = wants
         except StopIteration as stop:
             self._end(job, stop.value, started_at)
         except Exception as error:
@@ -261,6 +266,19 @@ class Engine:
                 now = time.perf_counter()
                 job.compute_seconds += now - started_at
                 self._schedule.add(job, now)
+
+    def _continue(self, job: _Job[Any]) -> None:
+        """Feed the tokens of a job that has answered, while the answer travels."""
+        try:
+            wants = job.steps.send(None)
+            while isinstance(wants, Feed):
+                (logits,) = self._compute([wants], owns_all_cores=True)
+                wants = job.steps.send(logits)
+            raise TypeError(f"a job that had answered wants {type(wants).__name__}")
+        except StopIteration:
+            return
+        except Exception:  # the job frees what it holds, and the session's next request says what is missing
+            log.exception("steps ahead failed")
 
     def _end(self, job: _Job[Any], result: Any, started_at: float) -> None:
         job.wants = None

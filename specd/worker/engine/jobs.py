@@ -88,9 +88,17 @@ class Evaluate:
     arrays: Sequence[mx.array]
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The result of a job that continues: it only feeds tokens from then on, for a later job, and is not dropped."""
+
+    result: Any
+
+
 # A job for the model. It yields tokens to feed, and gets their logits; or a part of a source to read, and gets its
-# arrays; or arrays, which are evaluated in the same step. It can be dropped at each of these.
-Steps = Generator[Feed | Encode | Evaluate, Any, Result]
+# arrays; or arrays, which are evaluated in the same step. It can be dropped at each of these. Its result is what it
+# returns, or an `Answer`.
+Steps = Generator[Feed | Encode | Evaluate | Answer, Any, Result]
 
 
 @dataclass(frozen=True)

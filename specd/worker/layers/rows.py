@@ -60,7 +60,10 @@ class TokenRows:
     @property
     def length(self) -> int:
         """The number of rows of the buffer."""
-        return _flat(self.keys)[0].shape[-2] if self.keys is not None else 0
+        if self.keys is None:
+            return 0
+        array: mx.array = self.keys if isinstance(self.keys, mx.array) else self.keys[0]
+        return array.shape[-2]
 
     def make_room(self, n: int) -> None:
         """Lengthen the buffer, which is not empty, to a length for n more tokens, with `fixed_shapes`."""
@@ -93,5 +96,5 @@ class TokenRows:
 
 
 def _flat(keys_and_values: Any) -> list[mx.array]:
-    named: Any = tree_flatten((keys_and_values,))
+    named: Any = tree_flatten(keys_and_values)
     return [array for _, array in named if array is not None]

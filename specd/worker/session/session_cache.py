@@ -48,20 +48,38 @@ class SessionCache:
         self.token_ids: list[int] = []
         self.known_len = 0
         self.reused_len = 0
-        self._ahead: tuple[int, Any] | None = None
+        self._ahead: list[Any] = []
+        self._expected: int | None = None
 
-    def ran_ahead(self, token_id: int, outcome: Any) -> None:
-        """Note that one token behind the committed ones was fed, and what came of it."""
-        assert self.num_fed == self.cached_len + 1
-        self._ahead = token_id, outcome
+    @property
+    def num_ahead(self) -> int:
+        """The number of tokens that were fed behind the committed ones, each the choice after the one before it."""
+        return len(self._ahead)
 
-    def take_ahead(self, position: int, token_ids: Sequence[int]) -> Any:
+    @property
+    def last_ahead(self) -> Any:
+        """What came of the last of them, None without any."""
+        return self._ahead[-1] if self._ahead else None
+
+    def run_ahead(self, choice: mx.array) -> Steps[mx.array]:
+        """Feed a token [1] behind the committed ones, lazily, and return the logits [1, vocabulary_size] after it."""
+        assert self.num_fed == self.cached_len + self.num_ahead
+        return self.feed(choice)
+
+    def ran_ahead(self, outcome: Any) -> None:
+        """Note what came of a token that was fed ahead."""
+        self._ahead.append(outcome)
+
+    def expect(self, token_id: int) -> None:
+        """Set the token that follows the committed ones: the first that was fed ahead, or will be."""
+        self._expected = token_id
+
+    def fed_ahead(self, position: int, token_ids: Sequence[int]) -> Any:
         """Return what came of feeding exactly these tokens, if that was done ahead; None otherwise."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or position != self.cached_len or [ahead[0]] != [*token_ids]:
+        if not self._ahead or position != self.cached_len or [self._expected] != [*token_ids]:
             return None
         self.known_len = position + 1
-        return ahead[1]
+        return self._ahead[0]
 
     @property
     def cached_len(self) -> int:
@@ -81,6 +99,7 @@ class SessionCache:
     def commit(self, token_ids: Sequence[int]) -> None:
         """Set the tokens that were fed."""
         self.token_ids.extend(token_ids)
+        del self._ahead[: len(token_ids)]
         assert self.cached_len <= self.num_fed
 
     def prefill(
@@ -141,7 +160,7 @@ class SessionCache:
         """Free the memory."""
         # New layers, because the prefix cache may own the old ones now.
         self.layers = SessionLayers(self.network)
-        self._reading = self._ahead = None
+        self._reading, self._ahead = None, []
         self.token_ids = []
 
     def _is_finite(self) -> bool:
@@ -159,6 +178,7 @@ class SessionCache:
 
     def _rewind(self, cached_len: int) -> list[int]:
         """Forget the tokens from `cached_len` on; return the earlier tokens that the layers had to forget too."""
+        self._ahead = []
         reached = self.layers.rewind(cached_len)
         lost = self.token_ids[reached:cached_len]
         del self.token_ids[reached:]
