@@ -29,7 +29,7 @@ def compare(results: Sequence[SetupResult]) -> dict[str, float]:
         verdicts["best specd, % of its limit"] = 100 * best.of_limit
     verdicts.update(_by_adaptive(own, best_mlx_lm))
     if best_mlx_lm:
-        plain_mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]
+        plain_mlx_lm = by_setup[replace(best_mlx_lm.setup, num_draft_tokens=0)]  # it comes before all with a draft
         verdicts["time to first token, best specd / mlx-lm"] = (
             best.time_to_first_token_seconds / plain_mlx_lm.time_to_first_token_seconds
         )

@@ -156,11 +156,18 @@ async def record(
 
 @asynccontextmanager
 async def replaying(
-    stack: Stack, texts: Texts, *, acceptance: float, step_seconds: float = 0.0, computes: bool = False
+    stack: Stack,
+    texts: Texts,
+    *,
+    acceptance: float,
+    step_seconds: float = 0.0,
+    computes: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a coordinator with the target worker of `stack`, and a draft that replays these texts.
 
     If it `computes`, the draft worker of the stack computes the passes; otherwise a token takes `step_seconds`.
+    `environment` is added to that of the coordinator.
     """
     target = stack.target.facts["address"]
     async with AsyncExitStack() as running:
@@ -182,7 +189,7 @@ async def replaying(
         running.push_async_callback(server.stop, None)
         addresses = ["--target", target, "--draft", f"unix:{sockets / 'draft'}", "--listen", f"unix:{sockets / 'own'}"]
         command = [sys.executable, "-m", "specd", "coordinator", *addresses, "--metrics-listen", "none"]
-        coordinator = Child("coordinator", command, {})
+        coordinator = Child("coordinator", command, environment or {})
         running.push_async_callback(coordinator.stop)
         await coordinator.start()
         yield await running.enter_async_context(AsyncClient(f"unix:{sockets / 'own'}", retries=NO_RETRIES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -20,7 +20,7 @@ from specd.bench.environment import console, environment, new_table, say
 from specd.bench.plot import save_plot
 from specd.bench.prompts import encode, load_prompts, short, spread
 from specd.bench.replay import record, replaying
-from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise
+from specd.bench.sample import Sample, SetupResult, have_same_tokens, summarise, whole_turns
 from specd.bench.setup import MLX_LM, SPECD, Setup, setups
 from specd.bench.turns import take_turns
 from specd.client import NO_RETRIES, AsyncClient
@@ -37,14 +37,17 @@ _STAGES = {
 }
 
 
+_INTERRUPTED = "interrupted: these are the results so far"
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses.
 
     Without `prompts`, `num_prompts` of specd's own for the kind of model are used.
 
-    `replay` is the acceptance of a draft that replays the target's texts instead of `draft`, one token in
-    `step_seconds`; None without such a draft.
+    `replay` is the acceptance of a draft that replays the target's texts; None without such a draft. A replayed token
+    takes `step_seconds` or, if there is a `draft` too, a pass of that model.
     """
 
     target: str
@@ -68,14 +71,31 @@ class Options:
 def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
     """Measure, print a table for each temperature, write JSON and PNG. Returns whether the tokens are right.
 
-    The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse.
+    The contenders take turns prompt by prompt: specd is idle while mlx-lm computes, and the reverse. After Ctrl-C it
+    reports what it has, and raises KeyboardInterrupt.
     """
     say("loading the models for mlx-lm")
     target = load(options.target, blas=options.blas)
     options = _with_prompts(options, target)
     draft = None if options.replay is not None else load(options.draft, blas=options.blas)
     prompt_ids = encode(options.prompts, target.tokenizer_json)
-    measured = asyncio.run(_measure(target, draft, prompt_ids, options))
+    measured: dict[float, dict[Setup, list[Sample]]] = {}
+    try:
+        asyncio.run(_measure(target, draft, prompt_ids, options, measured))
+    except KeyboardInterrupt:
+        say(_INTERRUPTED)
+        _report({temperature: whole_turns(own) for temperature, own in measured.items()}, options, json_path, plot_path)
+        raise
+    return _report(measured, options, json_path, plot_path)
+
+
+def _report(
+    measured: Mapping[float, Mapping[Setup, list[Sample]]],
+    options: Options,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> bool:
+    """Print the tables, write JSON and PNG, and return whether the tokens are right."""
     output = console()
     all_results: list[SetupResult] = []
     report: dict[str, Any] = {
@@ -86,10 +106,12 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
         "samples": {},
     }
     for temperature, samples in measured.items():
+        if not samples:
+            continue
         baseline = next(iter(samples.values()))
         results = [summarise(setup, own, baseline) for setup, own in samples.items()]
         same = have_same_tokens(own for setup, own in samples.items() if setup.repeats_target)
-        verdicts = compare(results)
+        verdicts = compare(results) if any(setup.speculates and setup.system == SPECD for setup in samples) else {}
 
         alone = list(measured) == [0]
         output.print(_table(results, "medians" if alone else f"medians, T = {temperature:g}"))
@@ -105,7 +127,7 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
         report["samples"] |= {setup.name: [sample.as_record() for sample in own] for setup, own in samples.items()}
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=1) + "\n")
-    if plot_path is not None:
+    if plot_path is not None and all_results:
         models = f"{Path(options.target).name} with draft {_draft_name(options)}"
         title = f"{models}, {len(options.prompts)} prompts, up to {options.max_tokens} tokens each"
         save_plot(all_results, title, plot_path)
@@ -113,9 +135,13 @@ def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) 
 
 
 async def _measure(
-    target: LoadedModel, draft: LoadedModel | None, prompt_ids: dict[str, list[int]], options: Options
-) -> dict[float, dict[Setup, list[Sample]]]:
-    """Return the samples by temperature and contender, specd with the target alone first, all in the same order.
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    prompt_ids: dict[str, list[int]],
+    options: Options,
+    measured: dict[float, dict[Setup, list[Sample]]],
+) -> None:
+    """Add the samples by temperature and contender, specd with the target alone first, all in the same order.
 
     mlx-lm takes part if there is a draft and mlx-lm has the target's class.
     """
@@ -124,15 +150,11 @@ async def _measure(
         # All contenders get the same prompts, and mlx-lm computes each prompt again.
         say("starting specd, which measures the speed of models that it sees first")
         stack = await running.enter_async_context(
-            Stack(target=options.target, draft=options.draft if draft else "", environment=NO_PREFIX_CACHE)
+            Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE)
         )
         client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
         if options.replay is not None:
-            texts = await record(client, prompt_ids, max_tokens=options.max_tokens)
-            client = await running.enter_async_context(
-                replaying(stack, texts, acceptance=options.replay, step_seconds=options.step_seconds)
-            )
-        measured = {}
+            client = await _replay(running, stack, client, prompt_ids, options)
         for temperature in options.temperatures:
             contenders: dict[Setup, Contender] = {
                 setup: MlxLm(target, draft, setup) if draft and setup.system == MLX_LM else Specd(client, setup)
@@ -151,14 +173,40 @@ async def _measure(
             warm_up = next(iter(prompt_ids.values()))
             for contender in contenders.values():
                 await contender.decode("", 0, warm_up, 16)
-            measured[temperature] = await take_turns(
-                contenders, prompt_ids, repeats=options.repeats, max_tokens=options.max_tokens
+            samples = measured.setdefault(temperature, {})
+            await take_turns(
+                contenders, prompt_ids, repeats=options.repeats, max_tokens=options.max_tokens, samples=samples
             )
-        return measured
+
+
+async def _replay(
+    running: AsyncExitStack,
+    stack: Stack,
+    client: AsyncClient,
+    prompt_ids: Mapping[str, Sequence[int]],
+    options: Options,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncClient:
+    """Record the target's answers, and return a client of a coordinator with a draft that replays them."""
+    assert options.replay is not None
+    say("recording the target's texts")
+    texts = await record(client, prompt_ids, max_tokens=options.max_tokens)
+    replayed = replaying(
+        stack,
+        texts,
+        acceptance=options.replay,
+        step_seconds=options.step_seconds,
+        computes=bool(options.draft),
+        environment=environment,
+    )
+    return await running.enter_async_context(replayed)
 
 
 def run_throughput(options: Options, json_path: Path | None) -> bool:
-    """Measure concurrent sessions, print a table, write JSON. Returns whether specd always gave the same tokens."""
+    """Measure concurrent sessions, print a table, write JSON. Returns whether specd always gave the same tokens.
+
+    After Ctrl-C it reports what it has, and raises KeyboardInterrupt.
+    """
     say("loading the target for mlx-lm")
     target = load(options.target, blas=options.blas)
     options = _with_prompts(options, target)
@@ -166,16 +214,29 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
     prompts = short(prompts) or prompts
     # The same number at each concurrency, enough to keep the largest busy for a while.
     requests = list(islice(cycle(prompts.values()), max(len(prompts), 2 * max(options.concurrency))))
-    runs = asyncio.run(_measure_throughput(target, requests, options))
+    runs: list[throughput.Run] = []
+    try:
+        asyncio.run(_measure_throughput(target, requests, options, runs))
+    except KeyboardInterrupt:
+        say(_INTERRUPTED)
+        if runs:
+            _report_throughput(runs, len(requests), options, json_path)
+        raise
+    return _report_throughput(runs, len(requests), options, json_path)
+
+
+def _report_throughput(
+    runs: Sequence[throughput.Run], num_requests: int, options: Options, json_path: Path | None
+) -> bool:
     results = throughput.summarise(runs)
     cached = ", prompts cached" if options.cached_prompts else ""
     output = console()
-    output.print(throughput.table(results, f"{len(requests)} requests{cached}"))
+    output.print(throughput.table(results, f"{num_requests} requests{cached}"))
     same = all(result.same_tokens for result in results if result.load.setup.system == SPECD)
     who = "specd, for every k and concurrency,"
     output.print(f"{who} gave {'the same' if same else '[bold red]DIFFERENT[/]'} tokens", highlight=False)
     if json_path is not None:
-        facts = {**_facts(options), "requests": len(requests), "cached_prompts": options.cached_prompts}
+        facts = {**_facts(options), "requests": num_requests, "cached_prompts": options.cached_prompts}
         report = {
             "environment": environment(**facts),
             "results": [result.as_record() for result in results],
@@ -186,27 +247,32 @@ def run_throughput(options: Options, json_path: Path | None) -> bool:
 
 
 async def _measure_throughput(
-    target: LoadedModel, requests: throughput.Prompts, options: Options
-) -> list[throughput.Run]:
+    target: LoadedModel, requests: throughput.Prompts, options: Options, runs: list[throughput.Run]
+) -> None:
     say("starting specd, which measures the speed of models that it sees first")
     variables = {} if options.cached_prompts else NO_PREFIX_CACHE
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
-    async with (
-        Stack(target=options.target, draft=options.draft, environment=variables | limits) as stack,
-        AsyncClient(stack.address, retries=NO_RETRIES) as client,
-    ):
+    async with AsyncExitStack() as running:
+        stack = await running.enter_async_context(
+            Stack(target=options.target, draft=options.draft, environment=variables | limits)
+        )
+        client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
+        if options.replay is not None:
+            prompt_ids = {f"request {number}": ids for number, ids in enumerate(dict.fromkeys(map(tuple, requests)))}
+            client = await _replay(running, stack, client, prompt_ids, options, limits)
         contenders: list[throughput.LoadContender] = [
             *(throughput.SpecdClients(client, Setup(SPECD, k)) for k in dict.fromkeys([0, *options.num_draft_tokens])),
             *([throughput.SpecdClients(client, Setup(SPECD, None))] if options.adaptive else []),
             *([] if target.info.has_encoder else [throughput.MlxLmBatch(target)]),
         ]
-        return await throughput.measure(
+        await throughput.measure(
             contenders,
             requests,
             concurrency=options.concurrency,
             max_tokens=options.max_tokens,
             repeats=options.repeats,
             cached_prompts=options.cached_prompts,
+            runs=runs,
         )
 
 
@@ -253,7 +319,10 @@ def _cell(value: float | None, layout: str) -> str:
 
 
 def _draft_name(options: Options) -> str:
-    return Path(options.draft).name if options.replay is None else f"replayed text, {options.replay:g} accepted"
+    name = Path(options.draft).name
+    if options.replay is None:
+        return name
+    return f"replayed text, {options.replay:g} accepted" + (f", passes of {name}" if name else "")
 
 
 def _facts(options: Options) -> dict[str, object]:

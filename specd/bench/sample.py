@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 
@@ -127,6 +127,17 @@ def have_same_tokens(samples: Iterable[Sequence[Sample]]) -> bool:
     """Return whether all contenders gave the same tokens."""
     first, *others = ([sample.token_ids for sample in own] for own in samples)
     return all(other == first for other in others)
+
+
+def whole_turns(samples: Mapping[Setup, Sequence[Sample]]) -> dict[Setup, list[Sample]]:
+    """Return the samples of the turns that all contenders have ended.
+
+    If there is no such turn, it returns the first sample of each contender that has one, if the first contender has.
+    """
+    num_turns = min(map(len, samples.values()), default=0)
+    if num_turns or not next(iter(samples.values()), None):
+        return {setup: list(own[:num_turns]) for setup, own in samples.items() if num_turns}
+    return {setup: list(own[:1]) for setup, own in samples.items() if own}
 
 
 def _with_speed(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[tuple[Sample, Sample]]:

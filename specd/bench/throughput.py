@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specd.bench.environment import new_table, say
+from specd.bench.environment import new_table
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.client import AsyncClient
 from specd.worker.model.loader import LoadedModel
@@ -197,9 +197,12 @@ async def measure(
     max_tokens: int,
     repeats: int,
     cached_prompts: bool,
-) -> list[Run]:
-    """Let the contenders take turns at each concurrency; each repeat starts with another one."""
-    runs = []
+    runs: list[Run],
+) -> None:
+    """Let the contenders take turns at each concurrency; each repeat starts with another one.
+
+    It adds each run to `runs` when it is done, and prints its speed.
+    """
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=repeats * len(concurrency) * len(contenders))
@@ -213,9 +216,8 @@ async def measure(
                     if cached_prompts:
                         await contender.prepare(prompts)
                     runs.append(await contender.decode(prompts, count, max_tokens))
-                if not console.is_terminal:  # where the bar is not drawn
-                    say(f"{len(runs)} of {repeats * len(concurrency) * len(contenders)} runs done")
-    return runs
+                    done = f"{contender.setup.label}, {count} at once: {runs[-1].tokens_per_second:.1f} tokens/s"
+                    console.print(done, style="dim", highlight=False)
 
 
 @dataclass(frozen=True)

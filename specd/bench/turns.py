@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specd.bench.contenders import Contender
-from specd.bench.environment import say
 from specd.bench.sample import Sample
 
 Name = TypeVar("Name")
@@ -22,12 +22,15 @@ async def take_turns(
     repeats: int,
     max_tokens: int,
     title: str = "",
+    samples: dict[Name, list[Sample]] | None = None,
 ) -> dict[Name, list[Sample]]:
     """Let the contenders decode each prompt in turn, starting with a different contender each time.
 
-    Returns their samples, all in the same order.
+    Returns their samples, all in the same order. They are added to `samples` as they come, so that a caller which is
+    interrupted has them. After each prompt, it prints the median speeds so far.
     """
-    samples: dict[Name, list[Sample]] = {name: [] for name in contenders}
+    samples = {} if samples is None else samples
+    samples |= {name: [] for name in contenders}
     names = list(contenders)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -40,6 +43,12 @@ async def take_turns(
                     progress.update(task, advance=1, description=f"{title} {contenders[name].setup.name}".strip())
                     samples[name].append(await contenders[name].decode(prompt, repeat, token_ids, max_tokens))
                 turn += 1
-                if not console.is_terminal:  # where the bar is not drawn
-                    say(f"{turn} of {repeats * len(prompts)} prompts decoded by each contender")
+                done = f"{turn} of {repeats * len(prompts)} prompts, tokens/s: {_speeds(contenders, samples)}"
+                console.print(f"{title} {done}".strip(), style="dim", highlight=False, soft_wrap=True)
     return samples
+
+
+def _speeds(contenders: Mapping[Name, Contender], samples: Mapping[Name, Sequence[Sample]]) -> str:
+    """Return the median speed of each contender."""
+    speeds = {name: median(sample.tokens_per_second for sample in own) for name, own in samples.items()}
+    return ", ".join(f"{contenders[name].setup.name} {speed:.1f}" for name, speed in speeds.items())

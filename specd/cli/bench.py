@@ -18,7 +18,7 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 
 def bench(
     target: Annotated[str, typer.Option(help="Target model.", show_default=False)] = EMBEDDED_TARGET,
-    draft: Annotated[str, typer.Option(help="Draft model.", show_default=False)] = EMBEDDED_DRAFT,
+    draft: Annotated[str | None, typer.Option(help="Draft model.", show_default=False)] = None,
     num_draft_tokens: Annotated[
         list[int] | None,
         typer.Option(
@@ -53,11 +53,13 @@ def bench(
         typer.Option(
             min=0,
             max=1,
-            help="Instead of running a draft model, replay the target's own texts with this acceptance rate. It shows "
-            "the speed that such a draft would bring.",
+            help="Replay the target's own texts with this acceptance rate, instead of the tokens of a draft model. It "
+            "shows the speed that such a draft would bring. With --draft, that model computes its passes.",
         ),
     ] = None,
-    step_ms: Annotated[float, typer.Option(min=0, help="With --replay: milliseconds per draft token.")] = 0.0,
+    step_ms: Annotated[
+        float, typer.Option(min=0, help="With --replay, without --draft: milliseconds per draft token.")
+    ] = 0.0,
     cached_prompts: Annotated[
         bool, typer.Option("--cached-prompts", help="With --concurrency: prefill the prompts before measuring.")
     ] = False,
@@ -95,12 +97,10 @@ def bench(
         raise StartupError("--plot shows one session for each k: drop --plot or --concurrency")
     if cached_prompts and not concurrency:
         raise StartupError("--cached-prompts needs --concurrency: add it")
-    if replay is not None and (concurrency or any(temperature or ()) or Acceptance.REJECTION in (acceptance or ())):
-        raise StartupError(
-            "--replay is for greedy decoding of one session: drop --concurrency, --temperature and --acceptance"
-        )
-    if step_ms and replay is None:
-        raise StartupError("--step-ms needs --replay: add it")
+    if replay is not None and (any(temperature or ()) or Acceptance.REJECTION in (acceptance or ())):
+        raise StartupError("--replay is for greedy decoding: drop --temperature and --acceptance")
+    if step_ms and (replay is None or draft is not None):
+        raise StartupError("--step-ms is for --replay without a draft model: add --replay, or drop --draft")
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
         raise StartupError("--lenience needs rejection: add --acceptance rejection")
     if plot_path is not None and plot_path.suffix.lower() != ".png":
@@ -123,7 +123,7 @@ def bench(
         require_matplotlib()
     options = Options(
         target=target,
-        draft=draft,
+        draft=draft if draft is not None else "" if replay is not None else EMBEDDED_DRAFT,
         prompts=spread(load_prompts(prompts), num_prompts) if prompts is not None else {},
         num_prompts=num_prompts,
         num_draft_tokens=num_draft_tokens or [3, 4, 5, 7],

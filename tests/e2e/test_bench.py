@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
 
 ROOT = Path(__file__).parents[2]
+TARGET = str(EMBEDDED_DRAFT)
 
 
 @pytest.fixture
@@ -65,18 +67,62 @@ async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decode
     assert (await contenders[0].decode(prompts, 1, 12)).num_tokens == 36
 
 
-async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_path: Path) -> None:
-    """With some 170 tries, 0.15 is more than four standard deviations."""
+@pytest.mark.parametrize("draft", [["--step-ms", "1"], ["--draft", str(EMBEDDED_DRAFT)]], ids=["none", "computing"])
+async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_path: Path, draft: list[str]) -> None:
+    """With some 170 tries, 0.15 is more than four standard deviations. The draft is the target, and never wrong."""
     report = tmp_path / "report.json"
-    models = ["--target", str(EMBEDDED_DRAFT), "--draft", "none of them"]
-    options = ["--replay", "0.7", "--step-ms", "1", "-k", "4", "--num-prompts", "3", "-n", "64", "--json", str(report)]
-    done = run_specd("bench", *models, *options, timeout_seconds=2 * PATIENCE_SECONDS)
+    options = ["--replay", "0.7", "-k", "4", "--num-prompts", "3", "-n", "64", "--json", str(report)]
+    done = run_specd("bench", "--target", TARGET, *draft, *options, timeout_seconds=2 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "gave the same tokens" in done.stdout
+    assert "3 of 3 prompts, tokens/s: specd, target alone" in done.stderr
     alone, fixed, _ = json.loads(report.read_text())["results"]
     assert alone["acceptance_per_try"] is None
     assert fixed["acceptance_per_try"] == pytest.approx(0.7, abs=0.15)
-    assert fixed["round_milliseconds"]["draft"] >= 4
+    assert fixed["round_milliseconds"]["draft"] >= (4 if "--step-ms" in draft else 0.5)
+
+
+def test_a_text_can_be_replayed_to_several_sessions(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ["--replay", "1", "-c", "2", "-k", "4", "--no-adaptive", "--num-prompts", "3", "-n", "16"]
+    done = run_specd("bench", "--target", TARGET, *options, "--json", str(report), timeout_seconds=2 * PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "specd, k = 4, 2 at once: " in done.stderr
+    alone, fixed, _ = json.loads(report.read_text())["results"]
+    assert alone["drafted_per_round"] == 0
+    assert fixed["drafted_per_round"] > 2  # without replayed texts it would be 0
+
+
+def test_an_interrupted_bench_reports_the_results_so_far(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ["--replay", "0.7", "-k", "2", "--no-adaptive", "--num-prompts", "8", "-n", "32", "--repeats", "1000"]
+    command = [sys.executable, "-m", "specd", "bench", "--target", TARGET, *options, "--json", str(report)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "2 of 8000 prompts" in line:
+                running.send_signal(signal.SIGINT)
+                break
+        stdout, stderr = running.communicate(timeout=PATIENCE_SECONDS)
+    assert running.returncode == 130, stderr
+    assert "interrupted" in stderr
+    assert "specd, k = 2" in stdout
+    written_report = json.loads(report.read_text())
+    assert [result["num_draft_tokens"] for result in written_report["results"]] == [0, 2]
+    assert {len(own) for own in written_report["samples"].values()} <= {2, 3}
+
+
+def test_the_run_for_accelerators_measures_and_compares(tmp_path: Path) -> None:
+    """It works on a CPU too, with random models that are small."""
+    report = tmp_path / "report.json"
+    options = ["--shape", "tiny", "--models", str(tmp_path), "--parts", "raw,target-only,verify,draft"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "accelerator.py"), *options, "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=True)
+    assert "FAILED" not in done.stdout
+    measured = json.loads(report.read_text())
+    assert {ratio["what"] for ratio in measured["ratios"]} >= {"2. verify of 8 / raw pass"}
+    assert measured["parts"]["target-only"]["target alone"]["tokens_per_round"] == 1
+    assert measured["parts"]["draft"]["k = 4, all accepted"]["per_token_ms"] > 0
 
 
 def test_plot_keeps_away_from_pyplot_whose_state_is_global(tmp_path: Path) -> None:

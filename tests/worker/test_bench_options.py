@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 from specd.bench import throughput
 from specd.bench.contenders import Specd
 from specd.bench.run import Options, _table
-from specd.bench.sample import summarise
+from specd.bench.sample import summarise, whole_turns
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.cli.app import app
 from specd.client import AsyncClient, GenerationOptions
 from specd.client.protocol.wire import to_request
 from specd.errors import StartupError
+from specd.settings import EMBEDDED_DRAFT
 from specd.v1 import generation_pb2
 from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
@@ -60,8 +61,8 @@ def test_bench_is_adaptive_unless_told_otherwise(measured: list[Options], argume
         (["--cached-prompts"], "--concurrency"),
         (["--lenience", "0.1"], "--acceptance rejection"),
         (["--replay", "0.7", "-t", "0.5"], "--temperature"),
-        (["--replay", "0.7", "-c", "2"], "--concurrency"),
         (["--step-ms", "2"], "--replay"),
+        (["--replay", "0.7", "--draft", "a model", "--step-ms", "2"], "--draft"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_measured(
@@ -71,6 +72,22 @@ def test_contradictions_are_refused_before_anything_is_measured(
     assert complaint is not None
     assert named in complaint
     assert measured == []
+
+
+def test_a_replay_computes_with_a_draft_only_if_one_is_named(measured: list[Options]) -> None:
+    for arguments in ([], ["--replay", "0.7"], ["--replay", "0.7", "--draft", "a model", "-c", "2"]):
+        assert bench(*arguments) is None
+    assert [options.draft for options in measured] == [EMBEDDED_DRAFT, "", "a model"]
+
+
+def test_an_interrupted_measurement_keeps_whole_turns_or_the_first_samples() -> None:
+    other, third = Setup(SPECD, 2), Setup(MLX_LM, 0)
+    first, second = SAMPLE, replace(SAMPLE, repeat=1)
+    assert whole_turns({ALONE: [first, second], other: [first, second], third: [first]}) == {
+        setup: [first] for setup in (ALONE, other, third)
+    }
+    assert whole_turns({ALONE: [first], other: [first], third: []}) == {ALONE: [first], other: [first]}
+    assert whole_turns({ALONE: [], other: []}) == whole_turns({}) == {}
 
 
 def test_bench_takes_prompts_from_a_file_and_from_a_directory(measured: list[Options], tmp_path: Path) -> None:
