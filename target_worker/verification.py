@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from specd.sampling import Sampling, TokenLogProbabilities
-from specd.worker.engine.jobs import Answer, Evaluate, Steps
+from specd.worker.engine.jobs import EarlyResult, Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
@@ -98,7 +98,7 @@ def verify(
         prompt.values if prompt is not None else [],
     )
     if runs_ahead and not proposal:
-        yield Answer(verification)
+        yield EarlyResult(verification)
         yield from _run_ahead(cache, sampler, next_token_id)
     return verification
 

@@ -15,7 +15,7 @@ import structlog
 
 from specd.worker.cpu.streams import has_several_cores
 from specd.worker.engine.forward import compute
-from specd.worker.engine.jobs import Answer, Done, Encode, Evaluate, Feed, Result, Steps
+from specd.worker.engine.jobs import Done, EarlyResult, Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.scheduler import Scheduler, StepTime
 
 log = structlog.get_logger()
@@ -251,7 +251,7 @@ class Engine:
             return
         try:
             wants = job.steps.send(value)
-            if isinstance(wants, Answer):
+            if isinstance(wants, EarlyResult):
                 self._end(job, wants.result, started_at)
                 self._continue(job)
                 return

@@ -89,7 +89,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class EarlyResult:
     """The result of a job that continues: it only feeds tokens from then on, for a later job, and is not dropped."""
 
     result: Any
@@ -97,8 +97,8 @@ class Answer:
 
 # A job for the model. It yields tokens to feed, and gets their logits; or a part of a source to read, and gets its
 # arrays; or arrays, which are evaluated in the same step. It can be dropped at each of these. Its result is what it
-# returns, or an `Answer`.
-Steps = Generator[Feed | Encode | Evaluate | Answer, Any, Result]
+# returns, or an `EarlyResult`.
+Steps = Generator[Feed | Encode | Evaluate | EarlyResult, Any, Result]
 
 
 @dataclass(frozen=True)
