@@ -18,7 +18,7 @@ from specd.worker.engine.static_step import StaticStep
 
 log = structlog.get_logger()
 
-_CACHED_TOKENS, _PASSES, _STEPS, _TURNS, _SESSIONS = 128, 9, 16, 2, 4
+_CACHED_TOKENS, _PASSES, _STEPS, _TURNS, _SESSIONS = 128, 9, 16, 2, 8
 # Buffers of shared rows take at most this part of the device's memory, for each length.
 _SHARED_PART = 0.2
 
@@ -49,9 +49,9 @@ def choose_forms(
     if static is None or fixed_seconds < static_seconds:
         return None, None
     singles: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(_TURNS):
-        for static.compiles_one in singles:
-            singles[static.compiles_one].append(_decode_seconds(network, static=static))
+    for form, own_times in [*singles.items()] * _TURNS:
+        static.compiles_one = form
+        own_times.append(_decode_seconds(network, static=static))
     static.compiles_one = min(singles[True]) < min(singles[False])
     log.info(
         "tried forms of a decode",

@@ -73,14 +73,16 @@ def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.ar
 def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
     mx.async_eval([feed.token_ids for feed in feeds])  # the device chooses tokens while Python builds the next pass
     sharing = feeds[0].cache.sharing
-    groups = sharing.groups(feeds) if sharing is not None else ()
+    if sharing is None:
+        return _forward_apart(feeds)
+    groups = sharing.groups(feeds)
     outputs = {id(feed): rows for shared, own in groups for feed, rows in zip(own, shared.compute(own), strict=True)}
     others = [feed for feed in feeds if id(feed) not in outputs]
-    outputs |= {id(feed): rows for feed, rows in zip(others, _forward_others(others), strict=True)}
+    outputs |= {id(feed): rows for feed, rows in zip(others, _forward_apart(others), strict=True)}
     return [outputs[id(feed)] for feed in feeds]
 
 
-def _forward_others(feeds: Sequence[Feed]) -> list[mx.array]:
+def _forward_apart(feeds: Sequence[Feed]) -> list[mx.array]:
     if len(feeds) < 2 or not feeds[0].cache.batches:
         return _forward_one_by_one(feeds)
     network = feeds[0].cache.network  # all sessions have the same
