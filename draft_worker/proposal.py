@@ -13,7 +13,8 @@ from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import encode_distributions
-from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, confidence_of, is_finite
+from specd.worker.sampling.margin import best_two, confidence_of
+from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
 from specd.worker.session.session_cache import SessionCache
 
 
@@ -59,7 +60,7 @@ def propose(
     latest = mx.array(pending)
     chosen: list[mx.array] = []
     checksums: list[mx.array] = []
-    best_two: list[mx.array] = []
+    bests: list[mx.array] = []
     probabilities: list[mx.array] = []
     product = 1.0
     for i in range(num_draft_tokens):
@@ -74,15 +75,15 @@ def propose(
         if history is not None:
             history = mx.concatenate([history, latest])
         if min_confidences:
-            best_two.append(sampler.best_two(scores, own_noise))
+            bests.append(best_two(scores if own_noise is None else scores + own_noise, latest))
             # The device chooses this token while Python checks the confidence of the last one, so it never waits.
-            mx.async_eval(latest, best_two[-1])
+            mx.async_eval(latest, bests[-1])
             if 0 < i <= len(min_confidences):
-                product *= confidence_of(best_two[i - 1])
+                product *= confidence_of(bests[i - 1])
                 if product < min_confidences[i - 1]:
                     break
     all_chosen = mx.concatenate(chosen)
-    yield Evaluate([all_chosen, *checksums, *best_two, *probabilities])
+    yield Evaluate([all_chosen, *checksums, *bests, *probabilities])
     if not all(map(is_finite, checksums)):
         raise NonFiniteLogitsError
     proposal: list[int] = all_chosen.tolist()  # type: ignore[assignment]
@@ -93,7 +94,7 @@ def propose(
         proposal,
         cache.cached_len,
         encode_distributions(np.array(mx.concatenate(probabilities))) if probabilities else [],
-        [*map(confidence_of, best_two)],
+        [*map(confidence_of, bests)],
     )
 
 

@@ -61,6 +61,11 @@ class Sampling:
     vocabulary_size: int = 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether unlikely tokens cannot be chosen."""
+        return self.top_p < 1 or self.min_p > 0 or self.top_k > 0
+
+    @property
     def changes_logits(self) -> bool:
         """Whether tokens are biased, penalised or masked, so that acceptance tells nothing about other sessions."""
         neutral = Sampling()
@@ -155,6 +160,14 @@ class RankedToken:
     token_id: int
     log_probability: float
     own_bytes: bytes = b""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How clearly the target chose a token; the message `Margin` in target.proto explains both fields."""
+
+    value: float
+    is_near_tie: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import grpc
 
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
-from specd.rpc.messages import distribution_from, to_log_probabilities
+from specd.rpc.messages import distribution_from, to_log_probabilities, to_margin
 from specd.v1 import target_pb2, target_pb2_grpc
 from specd.worker.engine.jobs import Done, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
@@ -77,6 +77,7 @@ def _verify(
             chunk=worker.chunk,
             pad=partial(_pad, worker, request.position + len(token_ids)),
             runs_ahead=_runs_ahead(worker, request.position + len(token_ids)),
+            logit_rounding=worker.logit_rounding,
         )
     )
 
@@ -107,4 +108,5 @@ def _answer(
         reused_len=session.cache.reused_len,
         log_probabilities=map(to_log_probabilities, done.result.log_probabilities),
         prompt_log_probabilities=map(to_log_probabilities, done.result.prompt_log_probabilities),
+        margins=map(to_margin, done.result.margins),
     )

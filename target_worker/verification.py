@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from specd.sampling import Sampling, TokenLogProbabilities
+from specd.sampling import Margin, Sampling, TokenLogProbabilities
 from specd.worker.engine.jobs import EarlyResult, Evaluate, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
-from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler, checksum, is_finite
+from specd.worker.sampling.margin import COARSE_ROUNDING, choice_margins, near_tie_bounds
+from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler
 from specd.worker.session.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import PromptLogProbabilities, log_probabilities
@@ -26,7 +28,8 @@ class Verification:
     """The number of accepted tokens of a proposal, the target's own next token, and the length of its cache.
 
     `log_probabilities`, if the request asked for them, are for the accepted tokens and the next one. In a session's
-    first request, `prompt_log_probabilities` are for the tokens before the proposal, without the first.
+    first request, `prompt_log_probabilities` are for the tokens before the proposal, without the first. `margins` are
+    for the accepted tokens and the next one, with acceptance by COUPLED.
     """
 
     num_accepted: int
@@ -34,6 +37,7 @@ class Verification:
     cached_len: int
     log_probabilities: list[TokenLogProbabilities] = field(default_factory=list)
     prompt_log_probabilities: list[TokenLogProbabilities] = field(default_factory=list)
+    margins: list[Margin] = field(default_factory=list)
 
 
 def verify(
@@ -47,6 +51,7 @@ def verify(
     chunk: PrefillChunk,
     pad: Callable[[int], int] = int,
     runs_ahead: bool = False,
+    logit_rounding: float = 0.0,
 ) -> Steps[Verification]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and return the verdict on the proposal.
 
@@ -55,7 +60,8 @@ def verify(
     `draft_probabilities` [len(proposal), vocabulary_size], which the proposal was sampled from. `pad` maps a
     number of tokens to the number to feed, because a wider step can be cheaper. The padding is no part of the session,
     and the next request rewinds it. With `runs_ahead`, a request without a proposal also starts the passes for the
-    tokens after it; if the next request is something else, they are rewound.
+    tokens after it; if the next request is something else, they are rewound. `logit_rounding` is the model's, for near
+    ties.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
@@ -75,9 +81,9 @@ def verify(
         if prompt is not None:
             yield from prompt.add(rows[: len(pending) - 1], pending[1:])
         logits = rows[len(pending) - 1 : len(fed)]
-        choice = _choose(sampler, logits, next_position, history, proposal, draft_probabilities)
+        choice = _choose(sampler, logits, next_position, history, logit_rounding, proposal, draft_probabilities)
     yield Evaluate(choice.arrays)
-    if not is_finite(choice.checksum):
+    if not all(map(math.isfinite, choice.largest.tolist())):
         raise NonFiniteLogitsError
     cache.commit(fed)
 
@@ -96,14 +102,15 @@ def verify(
         if top is not None
         else [],
         prompt.values if prompt is not None else [],
+        _near_ties(choice.margins, len(emitted)),
     )
     if runs_ahead and not proposal:
         yield EarlyResult(verification)
-        yield from _run_ahead(cache, sampler, next_token_id)
+        yield from _run_ahead(cache, sampler, next_token_id, logit_rounding)
     return verification
 
 
-def _run_ahead(cache: SessionCache, sampler: Sampler, next_token_id: int) -> Steps[None]:
+def _run_ahead(cache: SessionCache, sampler: Sampler, next_token_id: int, logit_rounding: float) -> Steps[None]:
     """Start the passes for the next token, and for the one that it will choose, while the answer travels.
 
     The device then has work while Python describes and while messages travel, as in mlx-lm's own loop.
@@ -116,7 +123,7 @@ def _run_ahead(cache: SessionCache, sampler: Sampler, next_token_id: int) -> Ste
         else:
             token = last.own
             history = mx.concatenate([last.history, token]) if last.history is not None else None
-        last = _choose(sampler, (yield from cache.run_ahead(token)), position, history)
+        last = _choose(sampler, (yield from cache.run_ahead(token)), position, history, logit_rounding)
         mx.async_eval(last.arrays)
         cache.ran_ahead(last)
 
@@ -125,7 +132,8 @@ def _run_ahead(cache: SessionCache, sampler: Sampler, next_token_id: int) -> Ste
 class _Choice:
     """The target's own tokens at a proposal's places and behind it, from their logits and scores [n, vocabulary_size].
 
-    `history` are the tokens for the penalties, up to the last place.
+    `history` are the tokens for the penalties, up to the last place. `largest` [n] are the largest logits, NaN in a row
+    with a NaN. `margins` and their bounds are [n] each; there are none under REJECTION.
     """
 
     logits: mx.array
@@ -133,11 +141,12 @@ class _Choice:
     history: mx.array | None
     accepted: mx.array
     own: mx.array
-    checksum: mx.array
+    largest: mx.array
+    margins: tuple[mx.array, ...]
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.accepted, self.own, self.checksum]
+        return [self.accepted, self.own, self.largest, *self.margins]
 
 
 def _choose(
@@ -145,18 +154,48 @@ def _choose(
     logits: mx.array,
     position: int,
     history: mx.array | None,
+    logit_rounding: float,
     proposal: Sequence[int] = (),
     draft_probabilities: Rows | None = None,
 ) -> _Choice:
     """Choose tokens from position `position` on, lazily."""
-    scores = sampler.scores(logits, position, history)
+    transformed = sampler.transformed(logits, position, history)
+    scores = sampler.truncated(transformed)
     proposed = mx.array(list(proposal), mx.uint32)
     if sampler.rejects and proposal:
         assert draft_probabilities is not None
         accepted, own = accept_by_rejection(sampler, scores, position, proposed, mx.array(draft_probabilities))
     else:
         accepted, own = accept_coupled(sampler, scores, position, proposed)
-    return _Choice(logits, scores, history, accepted, own, checksum(logits))
+    largest = mx.max(mx.abs(logits.astype(mx.float32)), axis=-1)
+    margins = _margins(sampler, largest, transformed, scores, position, own, logit_rounding)
+    return _Choice(logits, scores, history, accepted, own, largest, margins)
+
+
+def _margins(
+    sampler: Sampler,
+    largest: mx.array,
+    transformed: mx.array,
+    scores: mx.array,
+    position: int,
+    chosen: mx.array,
+    logit_rounding: float,
+) -> tuple[mx.array, ...]:
+    """Return the margins of the target's choices and their bounds, [n] each, lazily; nothing under REJECTION."""
+    if sampler.rejects:
+        return ()
+    bounds = near_tie_bounds(sampler.sampling, largest, logit_rounding)
+    noise = sampler.own_noise(position, scores.shape[0])
+    change = bounds if logit_rounding >= COARSE_ROUNDING else None
+    return choice_margins(sampler.sampling, transformed, scores, noise, chosen, change), bounds
+
+
+def _near_ties(margins: tuple[mx.array, ...], num_emitted: int) -> list[Margin]:
+    """Return the margins of the first tokens, with whether they are below their bounds."""
+    if not margins:
+        return []
+    values, bounds = (each.tolist()[:num_emitted] for each in margins)  # type: ignore[index]
+    return [Margin(value, value < bound) for value, bound in zip(values, bounds, strict=True)]
 
 
 def count_accepted(accepted: Sequence[bool]) -> int:

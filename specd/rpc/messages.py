@@ -9,9 +9,9 @@ from typing import Any, cast
 from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
-from specd.sampling import Acceptance, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
+from specd.sampling import Acceptance, Margin, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
-from specd.v1 import generation_pb2, model_pb2, sampling_pb2
+from specd.v1 import generation_pb2, model_pb2, sampling_pb2, target_pb2
 from specd.vocabulary import DraftSource, FinishReason, SourceCounts, TokenSource
 
 # The key in a stream's initial metadata that has the incarnation of the worker.
@@ -198,6 +198,16 @@ def to_log_probabilities(
         top_model=ranked(values.top_model),
         top_sampling=ranked(values.top_sampling),
     )
+
+
+def margin_from(message: target_pb2.Margin) -> Margin:
+    """Return the margin of a token in a message."""
+    return Margin(message.value, message.is_near_tie)
+
+
+def to_margin(margin: Margin) -> target_pb2.Margin:
+    """Return the message for the margin of a token."""
+    return target_pb2.Margin(value=margin.value, is_near_tie=margin.is_near_tie)
 
 
 def model_from(message: model_pb2.Model) -> ModelInfo:

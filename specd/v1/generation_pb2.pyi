@@ -206,13 +206,15 @@ class GenerateResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "special_position", "own_bytes")
+    __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "special_position", "margin", "near_tie", "own_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    NEAR_TIE_FIELD_NUMBER: _ClassVar[int]
     OWN_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
@@ -220,8 +222,10 @@ class GeneratedToken(_message.Message):
     log_probabilities: _sampling_pb2.TokenLogProbabilities
     source: TokenSource
     special_position: int
+    margin: float
+    near_tie: bool
     own_bytes: bytes
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., special_position: _Optional[int] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., drafted: _Optional[bool] = ..., log_probabilities: _Optional[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]] = ..., source: _Optional[_Union[TokenSource, str]] = ..., special_position: _Optional[int] = ..., margin: _Optional[float] = ..., near_tie: _Optional[bool] = ..., own_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("proposed", "accepted", "draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "wire_bytes", "sources")
@@ -253,7 +257,7 @@ class Round(_message.Message):
     def __init__(self, proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., wire_bytes: _Optional[int] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ...) -> None: ...
 
 class SessionStatistics(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup", "sources")
+    __slots__ = ("prompt_tokens", "generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "accepted_by_position", "recovered_tokens", "bonus_tokens", "time_to_first_token_seconds", "decode_seconds", "round_averages", "rounds_without_draft", "draft_fault", "target_replays", "admission_seconds", "proposed_by_position", "wasted_tokens", "target_reused_tokens", "draft_reused_tokens", "speedup", "sources", "near_ties", "smallest_margin", "smallest_margin_position")
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +286,9 @@ class SessionStatistics(_message.Message):
     DRAFT_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEEDUP_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NEAR_TIES_FIELD_NUMBER: _ClassVar[int]
+    SMALLEST_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    SMALLEST_MARGIN_POSITION_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     rounds: int
@@ -303,7 +310,10 @@ class SessionStatistics(_message.Message):
     draft_reused_tokens: int
     speedup: float
     sources: _containers.MessageMap[str, SourceCounts]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ...) -> None: ...
+    near_ties: int
+    smallest_margin: float
+    smallest_margin_position: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., recovered_tokens: _Optional[int] = ..., bonus_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., round_averages: _Optional[_Union[RoundAverages, _Mapping]] = ..., rounds_without_draft: _Optional[int] = ..., draft_fault: _Optional[str] = ..., target_replays: _Optional[int] = ..., admission_seconds: _Optional[float] = ..., proposed_by_position: _Optional[_Iterable[int]] = ..., wasted_tokens: _Optional[int] = ..., target_reused_tokens: _Optional[int] = ..., draft_reused_tokens: _Optional[int] = ..., speedup: _Optional[float] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ..., near_ties: _Optional[int] = ..., smallest_margin: _Optional[float] = ..., smallest_margin_position: _Optional[int] = ...) -> None: ...
 
 class RoundAverages(_message.Message):
     __slots__ = ("draft_seconds", "verify_seconds", "queue_seconds", "wire_seconds", "coordinator_seconds", "tokens", "wire_bytes")

@@ -29,7 +29,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time", "reused_len", "log_probabilities", "prompt_log_probabilities")
+    __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time", "reused_len", "log_probabilities", "prompt_log_probabilities", "margins")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class VerifyResponse(_message.Message):
     REUSED_LEN_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    MARGINS_FIELD_NUMBER: _ClassVar[int]
     round: int
     num_accepted: int
     next_token_id: int
@@ -46,4 +47,13 @@ class VerifyResponse(_message.Message):
     reused_len: int
     log_probabilities: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogProbabilities]
     prompt_log_probabilities: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogProbabilities]
-    def __init__(self, round: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ..., reused_len: _Optional[int] = ..., log_probabilities: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]]] = ..., prompt_log_probabilities: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]]] = ...) -> None: ...
+    margins: _containers.RepeatedCompositeFieldContainer[Margin]
+    def __init__(self, round: _Optional[int] = ..., num_accepted: _Optional[int] = ..., next_token_id: _Optional[int] = ..., cached_len: _Optional[int] = ..., time: _Optional[_Union[_model_pb2.WorkerTime, _Mapping]] = ..., reused_len: _Optional[int] = ..., log_probabilities: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]]] = ..., prompt_log_probabilities: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogProbabilities, _Mapping]]] = ..., margins: _Optional[_Iterable[_Union[Margin, _Mapping]]] = ...) -> None: ...
+
+class Margin(_message.Message):
+    __slots__ = ("value", "is_near_tie")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    IS_NEAR_TIE_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    is_near_tie: bool
+    def __init__(self, value: _Optional[float] = ..., is_near_tie: _Optional[bool] = ...) -> None: ...

@@ -31,7 +31,7 @@ from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
-from specd.worker.model.calibration import Workload, calibrate, keep, measure
+from specd.worker.model.calibration import Calibration, Workload, calibrate, keep, measure
 from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
@@ -92,7 +92,7 @@ async def run_worker(
         if not loading.done():
             os._exit(0)  # no state is lost, and this is the only way to interrupt a download
         try:
-            model, fingerprint, costs = loading.result().result
+            model, fingerprint, costs, rounding = loading.result().result
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **{**facts, "model": model.info.public_name})
             caches = CacheCapacity(settings.cache_bytes, model.cache_footprint)
@@ -112,7 +112,9 @@ async def run_worker(
             engine.expect(costs.fixed_seconds)
             # For all but large models the fingerprint is ready by now, or nearly.
             await asyncio.wait({asyncio.wrap_future(fingerprint)}, timeout=_FINGERPRINT_SECONDS)
-            deferred.set(Worker(engine, model, caches, prefixes, metrics, chunk, costs, not on_cpu, fingerprint))
+            deferred.set(
+                Worker(engine, model, caches, prefixes, metrics, chunk, costs, not on_cpu, fingerprint, rounding)
+            )
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             memory = MemoryWatch(engine, caches, prefixes, reserve_bytes=settings.memory_reserve_bytes)
@@ -123,7 +125,7 @@ async def run_worker(
             await stopping
             for watch in watching:
                 watch.cancel()
-            keep(model, workload, costs)
+            keep(model, workload, Calibration(costs, rounding))
         finally:
             await server.stop(settings.shutdown_grace_seconds)
             await asyncio.to_thread(engine.stop)  # it waits for the running step
@@ -145,7 +147,7 @@ def _load(
     blas: str,
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
-) -> Steps[tuple[LoadedModel, Future[str], StepCosts]]:
+) -> Steps[tuple[LoadedModel, Future[str], StepCosts, float]]:
     log.info("loading", model=settings.model, blas=blas)
     tell_supervisor(stage="loading")
     model = load(
@@ -158,7 +160,8 @@ def _load(
     fingerprint = whole_fingerprint(model.files)
     tell_supervisor(stage="warming up")
     yield from warm_up(model, workload.widths, rehearse)
-    return model, fingerprint, (yield from calibrate(model, workload, settings.calibration_seconds))
+    calibration = yield from calibrate(model, workload, settings.calibration_seconds)
+    return model, fingerprint, calibration.costs, calibration.logit_rounding
 
 
 def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:

@@ -26,7 +26,7 @@ from specd.worker.engine.forward import BareCache
 from specd.worker.engine.jobs import Evaluate
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model import calibration
-from specd.worker.model.calibration import PROPOSALS, VERIFIES, Workload, calibrate, keep
+from specd.worker.model.calibration import PROPOSALS, VERIFIES, Calibration, Workload, calibrate, keep
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.session_cache import SessionCache
@@ -80,7 +80,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 def calibrated(model: LoadedModel = MODEL, workload: Workload = SMALL, seconds: float = 60.0) -> StepCosts:
-    return finish(calibrate(model, workload, seconds))
+    return finish(calibrate(model, workload, seconds)).costs
 
 
 def files(kept: Path) -> list[Path]:
@@ -226,7 +226,7 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
     costs = calibrated()
     for _ in range(50):
         costs.observe(1, 2, 1.0)
-    keep(MODEL, SMALL, costs)
+    keep(MODEL, SMALL, Calibration(costs))
     assert len(files(kept)) == 1
     fail_to_measure(monkeypatch)
     assert calibrated().measured == costs.measured
@@ -234,8 +234,14 @@ def test_what_was_learnt_since_is_kept_too(kept: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", "null", '{"1": {}}', '{"1": {"1": 0}}', '{"1": {"1": -1.0}}', '{"1": {"1": "soon"}}',
-     '{"1": [1.0]}', '{"one": {"1": 1.0}}', '{"1": {"1": NaN}}', '{"1": {"1": Infinity}}', "\udcff"],
+    ["", "{", "[]", "{}", "null", "\udcff", '{"seconds": {"1": {"1": 1.0}}}'] + [
+        f'{{"seconds": {seconds}, "logit_rounding": {rounding}}}'
+        for seconds, rounding in [
+            *((each, 0.0) for each in ('{"1": {}}', '{"1": {"1": 0}}', '{"1": {"1": -1.0}}', '{"1": {"1": "soon"}}',
+              '{"1": [1.0]}', '{"one": {"1": 1.0}}', '{"1": {"1": NaN}}', '{"1": {"1": Infinity}}')),
+            *(('{"1": {"1": 1.0}}', each) for each in ("NaN", "Infinity", "-1e-6", "null", '"small"')),
+        ]
+    ],
 )  # fmt: skip
 def test_a_damaged_file_is_measured_again_and_replaced(content: str, kept: Path, clock: FakeClock) -> None:
     calibrated()
@@ -286,7 +292,7 @@ def test_a_cache_that_cannot_be_made_is_done_without(
 def test_a_cache_that_cannot_be_written_is_done_without(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write with any mode
     costs = calibrated()
-    keep(MODEL, SMALL, costs)
+    keep(MODEL, SMALL, Calibration(costs))
     assert files(kept) == []
 
 
@@ -296,7 +302,7 @@ def test_a_full_disk_is_no_reason_not_to_start(kept: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "write_text", full)
     assert calibrated().measured[1]
-    keep(MODEL, SMALL, StepCosts({1: {1: 1.0}}))
+    keep(MODEL, SMALL, Calibration(StepCosts({1: {1: 1.0}})))
     assert files(kept) == []
 
 

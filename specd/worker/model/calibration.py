@@ -1,4 +1,4 @@
-"""Measurement of the step times of the worker's model. The results are kept on disk for the next start."""
+"""Measurement of the worker's model: step times, and rounding. The results are kept on disk for the next start."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from specd.step_costs import StepCosts
 from specd.supervised import tell_supervisor
 from specd.user_cache import taking_turns, user_cache_directory
 from specd.version import __version__
-from specd.worker.engine.forward import BareCache, bare_cache, forward
+from specd.worker.engine.forward import BareCache, forward
 from specd.worker.engine.jobs import Evaluate, Feed, Steps
 from specd.worker.model.loader import LoadedModel
+from specd.worker.model.rounding import measure_rounding, trial_cache
 
 log = structlog.get_logger()
 
@@ -49,6 +50,14 @@ class Workload:
         return (2, 1) if self.proposes else self.sizes
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """The costs of a workload's steps, and for a target the rounding of its logits (`measure_rounding`)."""
+
+    costs: StepCosts
+    logit_rounding: float = 0.0
+
+
 # Kernels change at multiples of four and eight, and next to them.
 VERIFIES = Workload((1, 8, 4, 2, 16, 5, 3, 6, 9, 12, 7, 10, 33, 24))
 PROPOSALS = Workload((1, 8, 4, 2), proposes=True)
@@ -58,11 +67,13 @@ _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # wait for another process that measures, for this many calibration times
 _CACHED_TOKENS = 128  # tokens in each cache, and in a source, while steps are measured
-_VERSION = "9"  # increased when the steps of a model are computed differently
+_VERSION = "10"  # increased when the steps of a model are computed differently
 
 
-def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
+def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[Calibration]:
     """Measure a workload by size and by number of sessions, for about this many seconds, without other jobs.
+
+    Measuring the rounding of a target takes up to half as long again.
 
     Results of an earlier start with the same model, device and libraries come from the user's cache instead. The
     workers of a pair, which start together, take turns: when both measured at once, a target seemed slower with one
@@ -74,9 +85,18 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[S
         return known
     tell_supervisor(stage="calibrating")
     with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
+        started_at = time.perf_counter()
         costs = yield from _measure_curves(model, workload, seconds)
-    keep(model, workload, costs)
-    return costs
+        rounding = 0.0 if workload.proposes else (yield from measure_rounding(model, seconds))
+    log.info(
+        "calibrated",
+        seconds=round(time.perf_counter() - started_at, 2),
+        sessions=list(costs.measured),
+        logit_rounding=f"{rounding:.1e}",
+    )
+    calibration = Calibration(costs, rounding)
+    keep(model, workload, calibration)
+    return calibration
 
 
 def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
@@ -89,8 +109,7 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
     caches: list[BareCache] = []
     for i, sessions in enumerate(several, start=1):
         while len(caches) < sessions:
-            forms = {"batches": model.batches, "static": model.static, "sharing": model.sharing}
-            caches.append(bare_cache(model.network, source=[0] * _CACHED_TOKENS, **forms))
+            caches.append(trial_cache(model, source=[0] * _CACHED_TOKENS))
             if cached_len:
                 yield Evaluate([_feed(caches[-1:], cached_len)])
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]
@@ -103,23 +122,22 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
             break  # the model is so slow that more sessions would delay the start
     caches.clear()
     mx.clear_cache()
-    costs = StepCosts(measured)
-    log.info("calibrated", seconds=round(time.perf_counter() - started_at, 2), sessions=list(measured))
-    return costs
+    return StepCosts(measured)
 
 
-def keep(model: LoadedModel, workload: Workload, costs: StepCosts) -> None:
-    """Keep the costs of a model's workload for the next start."""
+def keep(model: LoadedModel, workload: Workload, calibration: Calibration) -> None:
+    """Keep the calibration of a model's workload for the next start."""
     path = _path(model, workload)
     if path is None:
         return
     # Written under another name and renamed, because another worker may read the file now.
     partial = path.with_suffix(f".{os.getpid()}")
     try:
-        partial.write_text(json.dumps(costs.measured))
+        content = {"seconds": calibration.costs.measured, "logit_rounding": calibration.logit_rounding}
+        partial.write_text(json.dumps(content))
         partial.rename(path)
     except OSError as error:
-        log.warning("cannot keep the step costs; the next start measures them again", path=str(path), error=str(error))
+        log.warning("cannot keep the calibration; the next start measures them again", path=str(path), error=str(error))
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
 
@@ -180,14 +198,18 @@ def _path(model: LoadedModel, workload: Workload) -> Path | None:
     return directory / f"step-costs-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
-def _load(path: Path | None) -> StepCosts | None:
+def _load(path: Path | None) -> Calibration | None:
     if path is None:
         return None
     try:
         content = json.loads(path.read_text())
-        return StepCosts({int(n): {int(w): float(s) for w, s in curve.items()} for n, curve in content.items()})
+        curves = content["seconds"].items()
+        costs = StepCosts({int(n): {int(w): float(s) for w, s in curve.items()} for n, curve in curves})
+        rounding = float(content["logit_rounding"])
+        assert 0 <= rounding < math.inf
+        return Calibration(costs, rounding)
     except FileNotFoundError:
         return None
     except Exception as error:  # a damaged file can cause any error
-        log.warning("cannot use the kept step costs, measuring again", path=str(path), error=repr(error))
+        log.warning("cannot use the kept calibration, measuring again", path=str(path), error=repr(error))
         return None

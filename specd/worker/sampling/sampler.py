@@ -55,6 +55,13 @@ class Sampler:
 
         They are in float32 and not normalised. With temperature 0 the choice is their maximum.
         """
+        return self.truncated(self.transformed(logits, position, history))
+
+    def transformed(self, logits: mx.array, position: int, history: mx.array | None) -> mx.array:
+        """Return the log-probabilities [n, vocabulary_size] before the truncations and the temperature.
+
+        They are normalised where a truncation follows.
+        """
         s = self.sampling
         scores = logits[:, : self._size].astype(mx.float32)
         for process in self._biases:
@@ -66,11 +73,16 @@ class Sampler:
             scores = mx.concatenate(
                 [mx.where(self._suppressed, -mx.inf, scores[:suppressed_rows]), scores[suppressed_rows:]]
             )
-        if self.is_greedy:
+        if self.is_greedy or not s.truncates:
             return scores
-        if self._truncates:
-            scores = self._truncate(scores - mx.logsumexp(scores, axis=-1, keepdims=True))
-        return scores * (1 / s.temperature)
+        return scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+
+    def truncated(self, transformed: mx.array) -> mx.array:
+        """Return the scores of transformed log-probabilities: without unlikely tokens, over the temperature."""
+        if self.is_greedy:
+            return transformed
+        scores = self._truncate(transformed) if self.sampling.truncates else transformed
+        return scores * (1 / self.sampling.temperature)
 
     def choose(self, scores: mx.array, noise: mx.array | None) -> mx.array:
         """Sample a token [n] from each row of scores, with noise [n, vocabulary_size] (the Gumbel-max trick)."""
@@ -99,10 +111,6 @@ class Sampler:
         if self.is_greedy:
             return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
         return mx.softmax(scores, axis=-1, precise=True)
-
-    def best_two(self, scores: mx.array, noise: mx.array | None) -> mx.array:
-        """Return the best two of each row of scores [n, vocabulary_size], [n, 2], for `confidence_of`, lazily."""
-        return mx.topk(scores if noise is None else scores + noise, 2, axis=-1)
 
     @property
     def _draft_purpose(self) -> Purpose:
@@ -135,11 +143,6 @@ class Sampler:
             mx.enable_compile()
         return scores
 
-    @property
-    def _truncates(self) -> bool:
-        s = self.sampling
-        return s.top_p < 1 or s.min_p > 0 or s.top_k > 0
-
     # Created at the first use, because arrays belong to the engine's thread.
 
     @cached_property
@@ -164,18 +167,6 @@ class Sampler:
         mask = mx.zeros(self._size, mx.bool_)
         mask[mx.array(self.sampling.suppressed_token_ids, mx.uint32)] = True
         return mask
-
-
-def confidence_of(best_two: mx.array) -> float:
-    """Return the confidence in [0.5, 1] of the choice between the best two scores [1, 2] of a row.
-
-    It is the best token's share of the two (a sigmoid of the margin between them). It predicts whether another model
-    chooses the same token as well as the token's probability does, or better with noise, which both models share. And
-    it needs no exponential of the whole vocabulary.
-    """
-    scores: list[list[float]] = best_two.tolist()  # type: ignore[assignment]
-    [[one, other]] = scores
-    return 1 / (1 + math.exp(-abs(one - other)))
 
 
 def checksum(values: mx.array) -> mx.array:

@@ -39,8 +39,9 @@ log = structlog.get_logger()
 class Worker:
     """A loaded model, its engine, the caches of its sessions, and the prefix cache.
 
-    `fingerprint` digests all bytes of the model; it is "" if they cannot be read. `incarnation` is a random id of this
-    life of the process, in `Describe` and in the initial metadata of each stream.
+    `fingerprint` digests all bytes of the model; it is "" if they cannot be read. `logit_rounding` is measured at the
+    calibration, for near ties. `incarnation` is a random id of this life of the process, in `Describe` and in the
+    initial metadata of each stream.
     """
 
     engine: Engine
@@ -52,6 +53,7 @@ class Worker:
     costs: StepCosts
     runs_ahead: bool = False  # whether a target computes while an answer travels
     whole_fingerprint: Future[str] = field(default_factory=Future)
+    logit_rounding: float = 0.0
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
     description: model_pb2.DescribeResponse = field(init=False)  # only the constant fields
     tokenizer_config: model_pb2.TokenizerConfig = field(init=False)
@@ -66,6 +68,7 @@ class Worker:
                 cache_capacity_bytes=self.caches.capacity_bytes,
                 cache_parts=to_cache_parts(footprint),
                 bytes_per_source_token=footprint.bytes_per_source_token,
+                logit_rounding=self.logit_rounding,
             )
             tokenizer_config = model_pb2.TokenizerConfig(**dataclasses.asdict(self.model.tokenizer_config))
         except (ValueError, TypeError) as error:
