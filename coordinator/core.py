@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specd.sampling import Sampling, TokenDistribution, TokenLogProbabilities
+from specd.sampling import Margin, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import FinishReason, SourceCounts, TokenSource
 
@@ -139,7 +139,7 @@ class Verdict:
     `log_probabilities`, if requested, are for the accepted tokens and the next one, and `prompt_log_probabilities` for
     the session's tokens before the proposal, without the first. Lengths are as in Proposal. The target was lost
     `num_replays` times before it answered, and got the session's tokens again; `was_retried` is also true if it was
-    late or full.
+    late or full. `margins` are for the accepted tokens and the next one, or there are none.
     """
 
     num_accepted: int
@@ -151,6 +151,7 @@ class Verdict:
     num_replays: int = 0
     was_retried: bool = False
     prompt_log_probabilities: Sequence[TokenLogProbabilities] = ()
+    margins: Sequence[Margin] = ()
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,16 @@ class Round:
         """The sources of its tokens."""
         accepted = [source for source, counts in self.source_counts.items() for _ in range(counts.accepted)]
         return accepted + [TokenSource.TARGET] * (len(self.commit.token_ids) - len(accepted))
+
+    @property
+    def margins(self) -> Sequence[Margin]:
+        """The margins of its tokens, in order; none if the target sent none."""
+        return self.verdict.margins[: len(self.commit.token_ids)]
+
+    @property
+    def near_ties(self) -> int:
+        """How many of its tokens were near ties."""
+        return sum(margin.is_near_tie for margin in self.margins)
 
     @property
     def seconds(self) -> float:

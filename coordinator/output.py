@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.core import Round
 from specd.errors import InvalidRequestError
-from specd.sampling import TokenLogProbabilities
+from specd.sampling import Margin, TokenLogProbabilities
 from specd.text.chat import PlacedToken, Reply
 from specd.text.reasoning import AnswerSearch, ReasoningMarkers
 from specd.text.stop_strings import StopStrings
@@ -22,7 +22,7 @@ class EmittedToken:
     """A token, the text that it completes, and its source.
 
     If requested, it has its log-probabilities, and the own bytes of all tokens. `special_position` is the number of
-    characters of the text before a special token in a reply.
+    characters of the text before a special token in a reply. `margin` is there if the target sent it.
     """
 
     token_id: int
@@ -31,6 +31,7 @@ class EmittedToken:
     log_probabilities: TokenLogProbabilities | None = None
     token_bytes: TokenBytes | None = None
     special_position: int | None = None
+    margin: Margin | None = None
 
 
 def prompt_tokens(
@@ -146,7 +147,13 @@ class Output:
     def _emit(
         self, round_: Round, i: int, source: TokenSource, text: str, special_position: int | None
     ) -> EmittedToken:
-        token_id, values = round_.commit.token_ids[i], round_.verdict.log_probabilities
-        if not values:
-            return EmittedToken(token_id, text, source, special_position=special_position)
-        return EmittedToken(token_id, text, source, values[i], self._tokenizer.token_bytes, special_position)
+        values, margins = round_.verdict.log_probabilities, round_.margins
+        return EmittedToken(
+            round_.commit.token_ids[i],
+            text,
+            source,
+            values[i] if values else None,
+            self._tokenizer.token_bytes if values else None,
+            special_position,
+            margins[i] if margins else None,
+        )

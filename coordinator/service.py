@@ -261,6 +261,8 @@ def _token(token: EmittedToken) -> generation_pb2.GeneratedToken:
     message.source = to_token_source(token.source)
     if token.special_position is not None:
         message.special_position = token.special_position
+    if token.margin is not None:
+        message.margin, message.near_tie = token.margin.value, token.margin.is_near_tie
     return message
 
 

@@ -57,4 +57,15 @@ def timings_of(statistics: Sequence[GenerationStatistics]) -> dict[str, Any]:
         "draft_n_accepted": sum(each.accepted_tokens for each in statistics),
         "rounds": sum(each.rounds for each in statistics),
         "speedup": statistics[0].speedup if len(statistics) == 1 else 0.0,
+        "near_ties": sum(each.near_ties for each in statistics),
+        **_smallest_margin(statistics),
+    }
+
+
+def _smallest_margin(statistics: Sequence[GenerationStatistics]) -> dict[str, Any]:
+    """Return the smallest margin of a token, and its position if there is one generation; None without a margin."""
+    margins = [each.smallest_margin for each in statistics if each.smallest_margin is not None]
+    return {
+        "smallest_margin": min(margins, default=None),
+        "smallest_margin_position": statistics[0].smallest_margin_position if len(statistics) == 1 else None,
     }

@@ -25,6 +25,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "accepted_tokens_by_source": ("Accepted tokens by their source.", "source"),
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
+    "near_ties": ("Tokens chosen within the rounding of the target's device.",),
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
     "round_seconds": ("Time of the rounds after a session's first that have a target-only estimate.",),
     "target_only_seconds": ("That estimate, for their tokens; over specd_round_seconds_total, the speed-up.",),
@@ -141,6 +142,7 @@ class CoordinatorMetrics:
             counters["accepted_tokens_by_source"].labels(source.value).inc(counts.accepted)
         counters["recovered_tokens"].inc(commit.recovered)
         counters["bonus_tokens"].inc(commit.bonus)
+        counters["near_ties"].inc(round_.near_ties)
         counters["target_replays"].inc(round_.verdict.num_replays)
         if round_.proposal.drafted.fault:
             counters["rounds_without_draft"].labels(round_.proposal.drafted.fault).inc()

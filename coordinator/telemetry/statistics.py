@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from coordinator.core import STAGES, Round
@@ -37,6 +38,9 @@ class SessionStatistics:
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     tokens_after_first_round: int = 0
     wire_bytes: int = 0
+    near_ties: int = 0
+    smallest_margin: float | None = None
+    smallest_margin_position: int | None = None
     # Sums over the rounds that have a target-only estimate.
     round_seconds: float = 0.0
     target_only_seconds: float = 0.0
@@ -75,6 +79,10 @@ class SessionStatistics:
                 self.round_seconds += round_.seconds
                 self.target_only_seconds += round_.target_only_seconds
         self.decode_seconds = seconds_since_arrival - self.time_to_first_token_seconds
+        self.near_ties += round_.near_ties
+        for position, margin in enumerate(round_.margins, start=self.generated_tokens):
+            if margin.value < (math.inf if self.smallest_margin is None else self.smallest_margin):
+                self.smallest_margin, self.smallest_margin_position = margin.value, position
         self.rounds += 1
         self.generated_tokens += len(commit.token_ids)
         if TokenSource.DRAFT not in self.sources:

@@ -5,13 +5,14 @@ Times in answers are limited to the coordinator's own measurements, so that a li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from coordinator.core import Part, Plan, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError
-from specd.sampling import Acceptance, TokenDistribution, TokenLogProbabilities
+from specd.sampling import Acceptance, Margin, TokenDistribution, TokenLogProbabilities
 
 # What the rounding of 150,000 float32 can come to, with much to spare.
 _SUM_TOLERANCE = 1e-3
@@ -71,6 +72,8 @@ def check_verdict(
         )
     if verdict.reused_len > len(setup.source) + session_len:
         raise _broken_target(f"reused {verdict.reused_len} tokens of a session of {session_len}")
+    if len(verdict.margins) not in {0, num_accepted + 1} or not all(map(_is_possible, verdict.margins)):
+        raise _broken_target("sent impossible margins")
     top = setup.sampling.top_log_probabilities
     num_scored = session_len - 1 if setup.sampling.prompt_log_probabilities and is_first else 0
     if top is not None and not (
@@ -113,6 +116,10 @@ def _are_sound(values: TokenLogProbabilities, top: int, vocabulary_size: int) ->
             for each in (values.model, values.sampling, *(token.log_probability for token in ranked))
         )
     )
+
+
+def _is_possible(margin: Margin) -> bool:
+    return margin.value >= 0 and not (margin.is_near_tie and margin.value == math.inf)  # a NaN is not at least 0
 
 
 def _broken_draft(what: str) -> WorkerError:

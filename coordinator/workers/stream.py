@@ -17,6 +17,7 @@ from specd.rpc.messages import (
     INCARNATION,
     distribution_from,
     log_probabilities_from,
+    margin_from,
     to_distribution,
     to_session_sampling,
 )
@@ -281,6 +282,8 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             for each in (*log_probabilities, *of_prompt)
         ):
             raise WorkerError("TARGET_BROKEN", f"the target worker sent {num_values} log-probabilities")
+        if len(response.margins) > MAX_NUM_DRAFT_TOKENS + 1:
+            raise WorkerError("TARGET_BROKEN", f"the target worker sent {len(response.margins)} margins")
         return Verdict(
             response.num_accepted,
             response.next_token_id,
@@ -289,4 +292,5 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             [log_probabilities_from(message) for message in log_probabilities],
             exchange,
             prompt_log_probabilities=[log_probabilities_from(message) for message in of_prompt],
+            margins=[margin_from(message) for message in response.margins],
         )

@@ -42,6 +42,11 @@ def summary(statistics: GenerationStatistics) -> str:
         parts.append(f"acceptance rate {statistics.acceptance_rate:.1%}")
         parts.append(f"mean acceptance length {statistics.round_averages.tokens:.2f}")
         parts += [f"{counts.accepted} by {source.label}" for source, counts in statistics.sources.items()]
+    if statistics.near_ties and statistics.smallest_margin is not None:
+        parts.append(
+            f"{counted(statistics.near_ties, 'near tie')} (smallest margin {statistics.smallest_margin:.2g}, "
+            f"token {statistics.smallest_margin_position})"
+        )
     if statistics.draft_fault:
         parts.append(f"{counted(statistics.rounds_without_draft, 'round')} without draft: {statistics.draft_fault}")
     if statistics.num_resumptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specd.client.statistics import GenerationStatistics
 from specd.errors import SpecdError
@@ -18,7 +18,8 @@ class CompletionToken:
 
     The text is empty while a token ends inside a character, may begin a stop string, or is special.
     `log_probabilities` are there if they were asked for. `special_position` says of a special token how many characters
-    of the text are before it. With log-probabilities, `own_bytes` are the token's own text.
+    of the text are before it. With log-probabilities, `own_bytes` are the token's own text. `margin` says how clearly
+    the target chose it, None with acceptance by REJECTION; `near_tie` whether it was within the device's rounding.
     """
 
     id: int
@@ -27,6 +28,8 @@ class CompletionToken:
     log_probabilities: TokenLogProbabilities | None = None
     special_position: int | None = None
     own_bytes: bytes = b""
+    margin: float | None = field(default=None, compare=False)  # its last bits depend on the rounds
+    near_tie: bool = False
 
 
 @dataclass(frozen=True)

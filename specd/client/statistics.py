@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,8 +26,8 @@ class RoundMeans:
 class GenerationStatistics:
     """Statistics of a generation; the message `SessionStatistics` in generation.proto explains the fields.
 
-    After `num_resumptions` of its stream, the counts of tokens and rounds and the two times are those of all parts
-    together, by the client's clock; the other fields are those of the last part.
+    After `num_resumptions` of its stream, the counts of tokens and rounds, the smallest margin and the two times are
+    those of all parts together, by the client's clock; the other fields are those of the last part.
     """
 
     prompt_tokens: int = 0
@@ -49,6 +50,9 @@ class GenerationStatistics:
     draft_reused_tokens: int = 0
     speedup: float = 0.0
     sources: Mapping[TokenSource, SourceCounts] = field(default_factory=dict)
+    near_ties: int = 0
+    smallest_margin: float | None = None
+    smallest_margin_position: int | None = None
     num_resumptions: int = 0
 
     @property
@@ -69,20 +73,29 @@ class GenerationStatistics:
 
 @dataclass
 class EarlierParts:
-    """What the streams that broke brought, as their messages said; a message is a round, or several."""
+    """What the streams that broke brought, as their messages said; a message is a round, or several.
+
+    `smallest_margin` is the smallest one, infinite without any, and its position.
+    """
 
     generated_tokens: int = 0
     rounds: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    near_ties: int = 0
     sources: Mapping[TokenSource, SourceCounts] = field(default_factory=dict)
+    smallest_margin: tuple[float, int] = (math.inf, 0)
     num_resumptions: int = 0
 
     def plus(self, part: EarlierParts) -> EarlierParts:
         """Return this with one more stream that broke."""
-        counts = {name: value + getattr(part, name) for name, value in vars(self).items() if name != "sources"}
+        counts = {name: value + getattr(part, name) for name, value in vars(self).items() if isinstance(value, int)}
         counts["num_resumptions"] = self.num_resumptions + 1
-        return EarlierParts(**counts, sources=sums_by_source(self.sources, part.sources))
+        return EarlierParts(
+            **counts,
+            sources=sums_by_source(self.sources, part.sources),
+            smallest_margin=self._smaller(*part.smallest_margin),
+        )
 
     def followed_by(
         self, last: GenerationStatistics, *, time_to_first_token_seconds: float, decode_seconds: float
@@ -90,6 +103,9 @@ class EarlierParts:
         """Return the statistics of the whole generation, whose last part has these."""
         if not self.num_resumptions:
             return last
+        margin, position = last.smallest_margin, last.smallest_margin_position
+        smallest = self._smaller(math.inf if margin is None else margin, position or 0)
+        is_known = smallest[0] < math.inf
         return replace(
             last,
             prompt_tokens=last.prompt_tokens - self.generated_tokens,
@@ -98,7 +114,14 @@ class EarlierParts:
             proposed_tokens=last.proposed_tokens + self.proposed_tokens,
             accepted_tokens=last.accepted_tokens + self.accepted_tokens,
             sources=sums_by_source(self.sources, last.sources),
+            near_ties=last.near_ties + self.near_ties,
+            smallest_margin=smallest[0] if is_known else None,
+            smallest_margin_position=smallest[1] if is_known else None,
             time_to_first_token_seconds=time_to_first_token_seconds,
             decode_seconds=decode_seconds,
             num_resumptions=self.num_resumptions,
         )
+
+    def _smaller(self, margin: float, position: int) -> tuple[float, int]:
+        """Return the smaller of the smallest margin so far and one at a position of the next part."""
+        return min(self.smallest_margin, (margin, self.generated_tokens + position))

@@ -60,6 +60,9 @@ async def test_chunks_have_the_shapes_that_clients_read(http: HttpClient) -> Non
     assert last["timings"]["predicted_n"] == 24
     assert last["timings"]["draft_n"] >= last["timings"]["draft_n_accepted"]
     assert last["timings"]["predicted_per_second"] > 0
+    assert last["timings"]["near_ties"] == 0
+    assert last["timings"]["smallest_margin"] > 0
+    assert 0 <= last["timings"]["smallest_margin_position"] < 24
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 24
     assert usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + 24

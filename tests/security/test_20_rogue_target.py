@@ -12,7 +12,7 @@ import pytest
 
 from specd.errors import error_info
 from specd.supervisor import Stack
-from specd.v1.target_pb2 import VerifyResponse
+from specd.v1.target_pb2 import Margin, VerifyResponse
 from tests.e2e.completions import Completion, complete
 from tests.e2e.processes import RunningSpecd, draft_of, eventually
 from tests.raw_client import RawClient
@@ -57,6 +57,8 @@ async def repeat_the_first(answer: VerifyResponse) -> AsyncIterator[VerifyRespon
 
 
 BROKEN: dict[str, Lie] = {
+    "a margin that is not a number": in_round(2, lambda a: setattr(a.margins[0], "value", math.nan)),
+    "a million margins": in_round(2, lambda a: a.margins.extend([Margin(value=1.0)] * 10**6)),
     "more accepted than proposed": in_round(2, lambda a: setattr(a, "num_accepted", 1000)),
     "a token of no vocabulary": in_round(3, lambda a: setattr(a, "next_token_id", 2**32 - 1)),
     "the cache of another request": in_round(3, lambda a: setattr(a, "cached_len", a.cached_len + 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,6 +28,7 @@ from coordinator.workers.verifier import TargetStream
 from specd.caller import Caller
 from specd.errors import SpecdError, to_status
 from specd.model_info import ModelInfo
+from specd.sampling import Margin
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.rendering import TemplateRenderer
@@ -71,6 +73,13 @@ def next_token(token_ids: Sequence[int], setup: SessionSetup) -> int:
     return noise.choice(_BYTES[:2] if noise.random() < 0.7 else _BYTES)[0]
 
 
+def margin_of(position: int, setup: SessionSetup) -> Margin:
+    """Return the margin of the target's choice at a position."""
+    noise = Random(f"{setup.sampling.seed} {position}")
+    value = noise.choice([noise.random() / 8, noise.random() * 8, math.inf])
+    return Margin(value, value < 0.1)
+
+
 class SeededTarget(RemoteWorker[TargetStream]):
     """The target worker."""
 
@@ -98,7 +107,8 @@ class _SeededStream:
             :1
         ]:
             accepted += 1
-        return Verdict(accepted, own, len(self.held))
+        margins = [margin_of(len(session) + i, self.setup) for i in range(accepted + 1)]
+        return Verdict(accepted, own, len(self.held), margins=margins)
 
     def close(self) -> None:
         """Hold nothing that would have to be freed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from coordinator.workers.answers import check_proposal, check_verdict, is_distri
 from coordinator.workers.errors import WorkerError, WorkerLostError
 from coordinator.workers.remote_worker import WorkerLife
 from specd.errors import UnavailableError
-from specd.sampling import Acceptance, Sampling, TokenDistribution, TokenLogProbabilities, certain
+from specd.sampling import Acceptance, Margin, Sampling, TokenDistribution, TokenLogProbabilities, certain
 from specd.vocabulary import TokenSource
 from tests.unit.fake_workers import (
     VOCABULARY_SIZE,
@@ -134,6 +135,11 @@ LIES: dict[str, Callable[[Verdict], Verdict]] = {
     "a cache of another length": lambda v: replace(v, cached_len=v.cached_len + 1),
     "an empty cache": lambda v: replace(v, cached_len=0),
     "a cache of 2^32": lambda v: replace(v, cached_len=2**32 - 1),
+    "a margin that is not a number": lambda v: replace(v, margins=[Margin(math.nan)] * (v.num_accepted + 1)),
+    "a negative margin": lambda v: replace(v, margins=[Margin(-0.1)] * (v.num_accepted + 1)),
+    "a near tie without a rival": lambda v: replace(v, margins=[Margin(math.inf, True)] * (v.num_accepted + 1)),
+    "more margins than tokens": lambda v: replace(v, margins=[Margin(1.0)] * (v.num_accepted + 2)),
+    "margins of proposed tokens only": lambda v: replace(v, margins=[Margin(1.0)] * max(v.num_accepted, 2)),
     "more reused than there was": lambda v: replace(v, reused_len=2**32 - 1),
 }
 

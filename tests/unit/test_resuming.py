@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -86,6 +87,15 @@ def same(completion: Completion, expected: Completion) -> None:
     assert completion.seed == expected.seed
     assert completion.statistics.generated_tokens == len(completion.tokens)
     assert completion.statistics.prompt_tokens == expected.statistics.prompt_tokens
+    assert completion.statistics.near_ties == sum(token.near_tie for token in expected.tokens)
+    margins = [token.margin for token in expected.tokens if token.margin is not None]
+    assert len(margins) == len(expected.tokens)
+    smallest = min(margins)
+    if smallest == math.inf:
+        assert completion.statistics.smallest_margin is completion.statistics.smallest_margin_position is None
+    else:
+        assert completion.statistics.smallest_margin == smallest
+        assert completion.statistics.smallest_margin_position == margins.index(smallest)
 
 
 def generate(server: MortalServer, prompt: str, options: dict[str, Any]) -> Completion:
@@ -112,6 +122,7 @@ def test_there_are_deaths_in_the_middle() -> None:
     assert len(server.requests[3].resumption.token_ids) > len(server.requests[2].resumption.token_ids)
     assert completion.statistics.num_resumptions == 2
     assert completion.statistics.generated_tokens == 60
+    assert 0 < completion.statistics.near_ties < 60
     assert len({*completion.text} & {*"ä🙂"}) > 0
 
 

@@ -172,7 +172,8 @@ def _token(token: generation_pb2.GeneratedToken) -> CompletionToken:
     values = log_probabilities_from(token.log_probabilities) if token.HasField("log_probabilities") else None
     position = token.special_position if token.HasField("special_position") else None
     source = token_source_from(token.source)
-    return CompletionToken(token.id, token.text, source, values, position, token.own_bytes)
+    margin = token.margin if token.HasField("margin") else None
+    return CompletionToken(token.id, token.text, source, values, position, token.own_bytes, margin, token.near_tie)
 
 
 def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatistics:
@@ -183,4 +184,7 @@ def _statistics(message: generation_pb2.SessionStatistics) -> GenerationStatisti
     values["sources"] = source_counts_from(message.sources)
     for name in ("accepted_by_position", "proposed_by_position"):
         values[name] = tuple(values[name])
+    for name in ("smallest_margin", "smallest_margin_position"):
+        if not message.HasField(name):
+            values[name] = None
     return GenerationStatistics(**values)

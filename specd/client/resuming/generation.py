@@ -178,6 +178,10 @@ class ResumableGeneration:
 
     def _count(self, delta: Delta) -> None:
         part = self._part
+        for position, token in enumerate(delta.tokens, start=part.generated_tokens):
+            part.near_ties += token.near_tie
+            if token.margin is not None:
+                part.smallest_margin = min(part.smallest_margin, (token.margin, position))
         part.generated_tokens += len(delta.tokens)
         part.rounds += 1
         part.proposed_tokens += delta.round.proposed
