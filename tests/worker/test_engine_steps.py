@@ -16,7 +16,7 @@ from specd.step_costs import StepCosts
 from specd.worker.engine import batch_window
 from specd.worker.engine import scheduler as schedule
 from specd.worker.engine.engine import Engine
-from specd.worker.engine.jobs import Encode, Evaluate, Feed, Steps
+from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, Steps
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.session.stream import Worker
 from target_worker.service import _pad
@@ -52,6 +52,38 @@ async def test_a_job_joins_at_the_next_step(engine: Engine, fake_model: FakeMode
     await engine.submit(first())
     await joined[0]
     assert fake_model.passes == [["first"], ["first", "second"]]
+
+
+async def test_an_early_result_comes_before_what_follows_it(engine: Engine, fake_model: FakeModel) -> None:
+    has_come = threading.Event()
+
+    def job() -> Steps[str]:
+        yield feed("first")
+        yield EarlyResult("result")
+        assert has_come.wait(timeout=30)
+        assert (yield feed("ahead")) == "ahead"
+        return "not used"
+
+    assert (await engine.submit(job())).result == "result"
+    has_come.set()
+    assert (await engine.submit(steps("next", 1))).result == "next"
+    assert fake_model.passes == [["first"], ["ahead"], ["next"]]
+
+
+async def test_an_error_after_an_early_result_ends_only_what_follows_it(engine: Engine, fake_model: FakeModel) -> None:
+    was_closed = threading.Event()
+
+    def job() -> Steps[str]:
+        try:
+            yield feed("first")
+            yield EarlyResult("result")
+            raise RuntimeError("out of memory")
+        finally:
+            was_closed.set()
+
+    assert (await engine.submit(job())).result == "result"
+    assert (await engine.submit(steps("next", 1))).result == "next"
+    assert was_closed.is_set()
 
 
 async def test_a_step_has_room_for_so_many_tokens(

@@ -271,10 +271,9 @@ class Engine:
         """Feed the tokens of a job that has answered, while the answer travels."""
         try:
             wants = job.steps.send(None)
-            while isinstance(wants, Feed):
-                (logits,) = self._compute([wants], owns_all_cores=True)
+            while True:
+                (logits,) = self._compute([wants], owns_all_cores=True)  # type: ignore[list-item]
                 wants = job.steps.send(logits)
-            raise TypeError(f"a job that had answered wants {type(wants).__name__}")
         except StopIteration:
             return
         except Exception:  # the job frees what it holds, and the session's next request says what is missing
