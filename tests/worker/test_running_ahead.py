@@ -52,7 +52,7 @@ async def verify(tmp_path: Path) -> AsyncIterator[Any]:
 def greedy(count: int) -> list[int]:
     tokens = [*PROMPT]
     for _ in range(count):
-        tokens.append(int(mx.argmax(MODEL.network(mx.array([tokens]))[0, -1]).item()))
+        tokens.append(mx.argmax(MODEL.network(mx.array([tokens]))[0, -1]).item())  # type: ignore[arg-type]
     return tokens
 
 
