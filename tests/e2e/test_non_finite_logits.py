@@ -97,7 +97,7 @@ async def test_a_session_that_fails_does_not_disturb_others(
     while not all(other.done() for other in others):
         error = await error_of(poisoned.generate([*token_ids[:9], TARGET_NAN, *token_ids[:9]], max_tokens=8))
         assert error_info(error).reason == "NON_FINITE_LOGITS"
-        slowed = await responses_to(poisoned.generate([*token_ids[:9], DRAFT_NAN], max_tokens=4))
+        slowed = await responses_to(poisoned.generate([*token_ids[:9], DRAFT_NAN], max_tokens=4, num_draft_tokens=4))
         assert slowed[-1].statistics.draft_fault == "NON_FINITE_LOGITS"
     assert [other.result() for other in others] == [expected] * 2
 
