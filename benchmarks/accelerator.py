@@ -94,7 +94,7 @@ class Run:
                 await measure(own)
         except TimeoutError:
             own["error"] = f"stopped after {limit:.0f} s"
-        except Exception as error:  # whatever it is, the next part shall run
+        except Exception as error:  # of any kind: the next part runs
             own["error"] = f"{type(error).__name__}: {error}"
         finally:
             own["seconds"] = time.perf_counter() - self.started_at - now

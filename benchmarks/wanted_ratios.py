@@ -16,7 +16,7 @@ _MET: dict[str, Callable[[float, float], bool]] = {
 
 
 def raw_curve(results: Mapping[str, Any]) -> dict[int, float]:
-    """Return the milliseconds of a raw pass by width, at one length or at growing ones, whichever is less."""
+    """Return the milliseconds of a raw pass by width, at one length or at growing ones: the smaller."""
     curves = [_of(results, "raw", cache) for cache in ("growing", "one length")]
     widths = sorted({int(width) for curve in curves for width in curve})
     return {width: min(curve[str(width)]["median_ms"] for curve in curves if str(width) in curve) for width in widths}

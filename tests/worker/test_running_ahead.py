@@ -1,4 +1,4 @@
-"""A target that runs ahead, through its service and its engine: the same texts, whatever the next request is."""
+"""A target that runs ahead, through its service and its engine: the same texts for any next request."""
 
 from __future__ import annotations
 
