@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.models import llama
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from specd.worker.engine.forms import choose_forms
 from specd.worker.engine.forward import BareCache, enable_batches, forward, rewinds_exactly
 from specd.worker.engine.jobs import Feed
 from specd.worker.engine.static_step import StaticStep
@@ -26,11 +25,9 @@ from specd.worker.layers.window import WindowCache
 from tests.worker.families import make_network, make_quantized
 from tests.worker.family_kinds import CHUNKS, KINDS, QUANTIZED, STATES, WINDOW
 from tests.worker.models import TINY_VOCABULARY_SIZE
+from tests.worker.whole_buffers import STATIC, whole_buffers
 
 SLACK = 6
-
-# Kinds of which all caches have rows, so that a pass can be compiled.
-STATIC = [name for name in KINDS if StaticStep.suits(make_network(name))]
 
 token_ids = st.integers(0, TINY_VOCABULARY_SIZE - 1)
 
@@ -72,18 +69,6 @@ def test_the_same_holds_for_the_static_step(name: str, data: st.DataObject) -> N
         static = StaticStep(network, context_length=data.draw(st.sampled_from([60, 10**6])))
         static.compiles_one = data.draw(st.booleans())
         check_contract(name, network, data, static)
-
-
-@contextmanager
-def whole_buffers(network: Any) -> Iterator[Any]:
-    """Let attention see whole buffers, without compilation, which runs the C++ compiler for each shape."""
-    network.fixed_shapes = True
-    mx.disable_compile()
-    try:
-        yield network
-    finally:
-        mx.enable_compile()
-        network.fixed_shapes = False
 
 
 def check_contract(name: str, network: Any, data: st.DataObject, static: StaticStep | None = None) -> None:
@@ -280,6 +265,20 @@ def test_caches_of_unknown_classes_go_back_by_their_copies(data: st.DataObject) 
             del tokens[reached:]
     finally:
         network.__class__ = plain
+
+
+def test_forms_are_chosen_for_caches_of_unknown_classes() -> None:
+    """Their rewinds reach less than was asked for, in each form alike."""
+    network = make_network("llama")
+    plain = type(network)
+    network.__class__ = Odd
+    try:
+        static, sharing = choose_forms(network, batches=False, context_length=512, bytes_per_token=64)
+        assert static is None
+        assert sharing is None
+    finally:
+        network.__class__ = plain
+        network.fixed_shapes = False
 
 
 class Unseen(llama.Model):

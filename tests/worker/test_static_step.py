@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -22,12 +20,11 @@ from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import MOST_TOKENS, StaticStep
 from specd.worker.layers.session_layers import SessionLayers
 from tests.worker.families import make_network
-from tests.worker.family_kinds import KINDS
 from tests.worker.models import TINY_VOCABULARY_SIZE
+from tests.worker.whole_buffers import STATIC, whole_buffers
 
 SHORTEST = MOST_TOKENS + 16
 SHARING = ["qwen3", "deepseek_v3"]
-STATIC = [name for name in KINDS if StaticStep.suits(make_network(name))]
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +33,6 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "step", 4)
     monkeypatch.setattr(shared_rows, "_SHORTEST", SHORTEST)
     monkeypatch.setattr(shared_rows, "_IDLE_PASSES", 3)
-
-
-@contextmanager
-def whole_buffers(network: Any, *, compiles: bool = False) -> Iterator[Any]:
-    """Let attention see whole buffers; without compilation, which runs the C++ compiler for each shape."""
-    network.fixed_shapes = True
-    if not compiles:
-        mx.disable_compile()
-    try:
-        yield network
-    finally:
-        mx.enable_compile()
-        network.fixed_shapes = False
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import structlog
 from mlx.nn.layers.base import Module
 
-from specd.worker.engine.forward import agree, bare_cache, forward
+from specd.worker.engine.forward import TrialPass, agree, bare_cache, forward, trial_logits
 from specd.worker.engine.jobs import Feed
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
@@ -19,6 +19,13 @@ from specd.worker.engine.static_step import StaticStep
 log = structlog.get_logger()
 
 _CACHED_TOKENS, _PASSES, _STEPS, _TURNS, _SESSIONS = 128, 9, 16, 2, 8
+# Several tokens, of which some are forgotten, and single ones.
+_TRIAL: Sequence[TrialPass] = (
+    ([[1, 2, 3, 4, 5], [6]], 0),
+    ([[7, 8, 9], [1, 2]], 2),
+    ([[3], [4, 5, 6]], 0),
+    ([[1], [2]], 0),
+)
 # Buffers of shared rows take at most this part of the device's memory, for each length.
 _SHARED_PART = 0.2
 
@@ -31,13 +38,17 @@ def choose_forms(
     Each is used where it gives the logits of mlx-lm's own form and is faster. No device or family is known by its name:
     kernels that are planned for each length, as in cuDNN, make the trial of mlx-lm's own form slow.
     """
-    own = _logits(network, batches=batches)
+    own = trial_logits(network, _TRIAL, batches=batches)
     own_seconds = _verify_seconds(network)
     network.fixed_shapes = True
     static = StaticStep(network, context_length, bytes_per_token) if StaticStep.suits(network) else None
-    fixed_seconds = _tried(lambda: _verify_seconds(network), own, lambda: _logits(network, batches=batches))
+    fixed_seconds = _tried(
+        lambda: _verify_seconds(network), own, lambda: trial_logits(network, _TRIAL, batches=batches)
+    )
     static_seconds = (
-        _tried(lambda: _verify_seconds(network, static=static), own, lambda: _logits(network, static=static))
+        _tried(
+            lambda: _verify_seconds(network, static=static), own, lambda: trial_logits(network, _TRIAL, static=static)
+        )
         if static is not None
         else float("inf")
     )
@@ -69,7 +80,7 @@ def _sharing(network: Module, static: StaticStep, own: mx.array, batches: bool) 
     shared_seconds = _tried(
         lambda: _verify_seconds(network, _SESSIONS, sharing=sharing, **options),
         own,
-        lambda: _logits(network, sharing=sharing, **options),
+        lambda: trial_logits(network, _TRIAL, sharing=sharing, **options),
     )
     one_by_one = _verify_seconds(network, _SESSIONS, **options)
     log.info("tried shared rows", shared=round(1000 * shared_seconds, 2), apart=round(1000 * one_by_one, 2))
@@ -83,27 +94,6 @@ def _tried(seconds: Callable[[], float], own: mx.array, logits: Callable[[], mx.
     except Exception as error:  # models can raise any error on arrays as offsets, on masks and under mx.compile
         log.debug("the model cannot compute in this form", error=repr(error))
         return float("inf")
-
-
-def _logits(network: Module, **options: Any) -> mx.array:
-    """Return the logits of two sessions after first tokens, several more, a rewind, and single tokens."""
-    caches = [bare_cache(network, source=range(n), **options) for n in (3, 5)]
-    passes: Sequence[tuple[list[list[int]], int]] = (
-        ([[1, 2, 3, 4, 5], [6]], 0),
-        ([[7, 8, 9], [1, 2]], 2),
-        ([[3], [4, 5, 6]], 0),
-        ([[1], [2]], 0),
-    )
-    outputs = []
-    for tokens, num_forgotten in passes:
-        outputs += forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
-        mx.eval(outputs)
-        for cache, ids in zip(caches, tokens, strict=True):
-            kept = cache.layers.num_fed - min(num_forgotten, len(ids) - 1)
-            reached = cache.layers.rewind(kept)
-            if reached < kept:
-                raise ValueError("a rewind was not exact")
-    return mx.concatenate(outputs)
 
 
 def _verify_seconds(network: Module, num_sessions: int = 1, **options: Any) -> float:

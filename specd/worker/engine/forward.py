@@ -15,11 +15,15 @@ from specd.worker.cpu.network import replace_function
 from specd.worker.cpu.streams import using_cores
 from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
 from specd.worker.engine.cache_users import share_products, watch_cache_users
-from specd.worker.engine.jobs import Encode, Feed, Shares
+from specd.worker.engine.jobs import Encode, Feed, SharedPasses
 from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers.session_layers import SessionLayers
 
 log = structlog.get_logger()
+
+# A pass of a trial: the tokens of two sessions, and how many each forgets behind it, if it was fed more.
+TrialPass = tuple[Sequence[Sequence[int]], int]
+_SHORT_TRIAL: Sequence[TrialPass] = (([[1, 2, 3, 4, 5], [6]], 0), ([[7, 8, 9], [10]], 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +34,7 @@ class BareCache:
     layers: SessionLayers
     batches: bool
     static: StaticStep | None = None
-    sharing: Shares | None = None
+    sharing: SharedPasses | None = None
 
 
 def bare_cache(network: Module, *, source: Sequence[int] = range(3), **options: Any) -> BareCache:
@@ -149,14 +153,21 @@ def rewinds_exactly(network: Module) -> bool:
     return agree(forward([Feed(cache, tokens[reached:])])[0][5 - reached :], forward([Feed(fresh, tokens)])[0][5:])
 
 
-def trial_logits(network: Module, *, batches: bool) -> mx.array:
-    """Return the logits [4, rows] that two sessions with five tokens and one get for three tokens and one more."""
-    caches = [bare_cache(network, batches=batches, source=range(n)) for n in (3, 5)]
-    for tokens in ([[1, 2, 3, 4, 5], [6]], [[7, 8, 9], [10]]):
-        outputs = forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=True)])
-    logits = mx.concatenate(outputs)
-    mx.eval(logits)
-    return logits
+def trial_logits(network: Module, trial: Sequence[TrialPass] = _SHORT_TRIAL, **options: Any) -> mx.array:
+    """Return the logits [tokens, rows] of two sessions in all passes of a trial but the first.
+
+    `options` are those of `bare_cache`.
+    """
+    caches = [bare_cache(network, source=range(n), **options) for n in (3, 5)]
+    outputs: list[mx.array] = []
+    for i, (tokens, num_forgotten) in enumerate(trial):
+        logits = forward([Feed(cache, mx.array([*ids])) for cache, ids in zip(caches, tokens, strict=True)])
+        mx.eval(logits)
+        outputs += logits if i else []
+        for cache, ids in zip(caches, tokens, strict=True):
+            if forgotten := min(num_forgotten, len(ids) - 1):
+                cache.layers.rewind(cache.layers.num_fed - forgotten)
+    return mx.concatenate(outputs)
 
 
 def agree(logits: mx.array, expected: mx.array) -> bool:

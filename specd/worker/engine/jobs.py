@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers.session_layers import SessionLayers
-
-if TYPE_CHECKING:
-    from specd.worker.engine.static_step import StaticStep
 
 Result = TypeVar("Result")
 
@@ -37,8 +35,8 @@ class Cache(Protocol):
         """The compiled pass of the model, if it has one."""
 
     @property
-    def sharing(self) -> Shares | None:
-        """The choice of the sessions that share a pass, if the model allows it."""
+    def sharing(self) -> SharedPasses | None:
+        """The passes that sessions share, if the model has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +63,8 @@ class SharedPass(Protocol):
         """Return the logits [n, vocabulary rows] after each feed's tokens, lazily."""
 
 
-class Shares(Protocol):
-    """The choice of the sessions that share a pass."""
+class SharedPasses(Protocol):
+    """The passes that sessions share, and the choice of these sessions."""
 
     def groups(self, feeds: Sequence[Feed]) -> Sequence[tuple[SharedPass, Sequence[Feed]]]:
         """Return the feeds that are computed in shared passes. The others are computed another way."""
