@@ -139,7 +139,7 @@ class Verdict:
     `log_probabilities`, if requested, are for the accepted tokens and the next one, and `prompt_log_probabilities` for
     the session's tokens before the proposal, without the first. Lengths are as in Proposal. The target was lost
     `num_replays` times before it answered, and got the session's tokens again; `was_retried` is also true if it was
-    late or full. `margins` are for the accepted tokens and the next one, or there are none.
+    late or full. With COUPLED acceptance, `margins` are for the accepted tokens and the next one.
     """
 
     num_accepted: int

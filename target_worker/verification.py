@@ -133,7 +133,7 @@ class _Choice:
     """The target's own tokens at a proposal's places and behind it, from their logits and scores [n, vocabulary_size].
 
     `history` are the tokens for the penalties, up to the last place. `largest` [n] are the largest logits, NaN in a row
-    with a NaN. `margins` and their bounds are [n] each; there are none under REJECTION.
+    with a NaN. `margins` are the margins and their bounds, [n] each, and empty under REJECTION.
     """
 
     logits: mx.array

@@ -123,5 +123,5 @@ class EarlierParts:
         )
 
     def _smaller(self, margin: float, position: int) -> tuple[float, int]:
-        """Return the smaller of the smallest margin so far and one at a position of the next part."""
+        """Return the smallest margin and its position, after a margin at a position of the next part."""
         return min(self.smallest_margin, (margin, self.generated_tokens + position))

@@ -1,4 +1,4 @@
-"""Near ties, from a target's calibration to its clients: in float32 on a CPU there are none."""
+"""Near ties, from a target's calibration to its clients: float32 on a CPU gives no near tie."""
 
 from __future__ import annotations
 

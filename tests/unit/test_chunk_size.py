@@ -63,6 +63,12 @@ def test_a_fast_device_gets_large_chunks_soon() -> None:
     assert run(PrefillChunk(SECONDS), lambda n: n * 1e-6, 7) == [32, 64, 128, 256, 512, 1024, 2048]
 
 
+def test_few_sizes_are_powers_of_two_about_the_fitting_one() -> None:
+    few = run(PrefillChunk(SECONDS, has_few_sizes=True), lambda n: n * SECONDS / 700, 100)
+    assert {*few} <= {2**i for i in range(4, 12)}
+    assert {*few[50:]} <= {512, 1024}
+
+
 def test_chunks_shrink_as_the_context_that_they_attend_to_grows() -> None:
     chunk, cached = PrefillChunk(SECONDS), 0
     while cached < 100_000:

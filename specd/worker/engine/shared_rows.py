@@ -52,14 +52,14 @@ class SharedRows:
         """Feed each session's tokens, lazily, and return the logits [n, rows] after each."""
         self._num_passes += 1
         self._release_others()
-        if not all(feed.cache.layers.shared is self for feed in feeds):
+        if not all(self.holds(feed.cache.layers) for feed in feeds):
             self._join([feed.cache.layers for feed in feeds])
         width = width_for(max(feed.num_tokens for feed in feeds))
-        slots = {id(layers): i for i, layers in self._members().items()}
         tokens: list[mx.array] = [mx.zeros(width, mx.uint32)] * len(self._slots)
         offsets = [0] * len(self._slots)
+        slots = {}
         for i, layers in self._members().items():
-            offsets[i] = layers.num_fed
+            offsets[i], slots[id(layers)] = layers.num_fed, i
         for feed in feeds:
             i = slots[id(feed.cache.layers)]
             self._slots[i].used_at = self._num_passes  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ class SharedRows:
         return [logits[slots[id(feed.cache.layers)], : feed.num_tokens] for feed in feeds]
 
     def release_single(self) -> None:
-        """Release a session that nobody shares with any more."""
+        """Release the last session, which has the buffers for itself."""
         if len(members := self._members()) == 1:
             self.release(*members.values())
 
@@ -87,7 +87,7 @@ class SharedRows:
     def _members(self) -> dict[int, SessionLayers]:
         """Return the sessions by slot."""
         held = {i: slot.layers() for i, slot in enumerate(self._slots) if slot is not None}
-        return {i: layers for i, layers in held.items() if layers is not None and layers.shared is self}
+        return {i: layers for i, layers in held.items() if layers is not None and self.holds(layers)}
 
     def _release_others(self) -> None:
         """Release idle sessions, and those that a pass could write beyond the buffer for."""
@@ -100,7 +100,7 @@ class SharedRows:
     def _join(self, sessions: Sequence[SessionLayers]) -> None:
         """Give slots to these sessions too. All buffers are made again: a session joins once."""
         members = self._members()
-        joining = [layers for layers in sessions if layers.shared is not self]
+        joining = [layers for layers in sessions if not self.holds(layers)]
         parts = [[(k[i : i + 1], v[i : i + 1]) for k, v in self._rows] for i in members]
         parts += [layers.give_rows(self) for layers in joining]
         used = {id(layers): self._slots[i].used_at for i, layers in members.items()}  # type: ignore[union-attr]

@@ -25,7 +25,10 @@ class _AllRows(TokenRows):
         return self._copied(0, position, room=length - position)
 
     def make_room(self, n: int) -> None:
-        self._lengthen(max(buffer_length(self.offset + n), self.length))
+        """Let the buffer, which is not empty, hold n more tokens, with `fixed_shapes`."""
+        length = buffer_length(self.offset + n)
+        if length > self.length:
+            self.keys, self.values = self.between(0, self.offset, room=length - self.offset)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Append keys and values [1, heads, n, size]; return what the n tokens see, as the mask expects it."""

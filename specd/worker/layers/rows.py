@@ -65,14 +65,6 @@ class TokenRows:
         array: mx.array = self.keys if isinstance(self.keys, mx.array) else self.keys[0]
         return array.shape[-2]
 
-    def make_room(self, n: int) -> None:
-        """Lengthen the buffer, which is not empty, to a length for n more tokens, with `fixed_shapes`."""
-        raise NotImplementedError
-
-    def _lengthen(self, length: int) -> None:
-        if length > self.length:
-            self.keys, self.values = self.between(self.first, self.offset, room=length - (self.offset - self.first))
-
     def between(self, begin: int, end: int, *, room: int = 0) -> Any:
         """Return the keys and the values of the positions from `begin` up to `end`, with room for more behind them."""
 
