@@ -66,7 +66,7 @@ class Coordinator:
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
         costs = RoundCosts(lambda: target.step_costs, lambda: draft.step_costs)
-        self.planner = Planner(costs, clock=time.perf_counter)
+        self.planner = Planner(costs)
         self.planner_memory = Memory(self.planner, lambda: (target.model, draft.model))
         self.admission = Admission(
             Capacity(

@@ -56,10 +56,10 @@ class _Window:
 class Planner:
     """What all sessions share: the costs of rounds, what each client has taught, and the present window."""
 
-    def __init__(self, costs: RoundCosts, *, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds."""
-        self.costs, self._clock = costs, clock
+    def __init__(self, costs: RoundCosts) -> None:
+        self.costs = costs
         self.num_rounds = self._num_trials = 0
+        self.busy_seconds = 0.0  # of rounds; time without any is no time that a trial may cost a part of
         self.sessions: dict[SessionPlanner, None] = {}
         # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
         # (vllm-project/vllm#57533).
@@ -151,7 +151,7 @@ class Planner:
         return self._window
 
     def _next_window(self, last: _Window | None) -> _Window:
-        active, now = self.active(), self._clock()
+        active, now = self.active(), self.busy_seconds
         n, size = max(len(active), 1), size_class(max(len(active), 1))
         tokens, lengths = self._expected(active)
         seconds = [self.costs.seconds(n, length) for length in lengths]
@@ -252,7 +252,10 @@ class SessionPlanner:
         self._shared.num_rounds += 1
         drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
         self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
-        if window is None or self.has_fault:
+        if window is None:
+            return 0.0
+        self._shared.busy_seconds += round_.seconds / window.num_active
+        if self.has_fault:
             return 0.0
         num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
         is_typical = num_new <= _MOST_NEW_TOKENS and not verdict.was_retried and round_.num_proposed == num_drafted

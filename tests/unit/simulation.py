@@ -60,7 +60,7 @@ class Simulation:
         draft = {n: {k: world.draft_bias * world.draft(n, k) for k in LENGTHS} for n in SESSIONS}
         self.random = random.Random(self.seed)
         verifies, proposals = StepCosts(target), StepCosts(draft)
-        self.planner = Planner(RoundCosts(lambda: verifies, lambda: proposals), clock=lambda: self.now)
+        self.planner = Planner(RoundCosts(lambda: verifies, lambda: proposals))
 
     def run(self, *, num_sessions: int, at_once: int, tokens: int, sources: Sources = ALL_SOURCES) -> float:
         """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""

@@ -343,7 +343,7 @@ def test_matches_that_become_right_are_used_again() -> None:
 
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     costs = StepCosts({1: {1: 0.02, 8: 0.022}})
-    session = Planner(RoundCosts(lambda: costs, lambda: None), clock=lambda: 0.0).begin(
+    session = Planner(RoundCosts(lambda: costs, lambda: None)).begin(
         Sampling(), LOOKUP_ALONE, client=""
     )
     assert not session.will_draft()
@@ -352,7 +352,7 @@ def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
 
 
 def test_before_the_target_has_come_nothing_is_expected() -> None:
-    planner = Planner(RoundCosts(lambda: None, lambda: None), clock=lambda: 0.0)
+    planner = Planner(RoundCosts(lambda: None, lambda: None))
     session = planner.begin(Sampling(), client="")
     assert not session.will_draft()
     plan = session.plan()

@@ -118,7 +118,7 @@ def check_counts(rounds: Sequence[Round], counted: dict[TokenSource, SourceCount
 def test_the_planner_asks_it_where_it_pays(prompt: list[int], max_tokens: int) -> None:
     """It says what it would propose, so it needs no term of the planner: its acceptance is learnt by its evidence."""
     costs = StepCosts({1: {1: 0.02, 33: 0.021}})
-    planner = Planner(RoundCosts(lambda: costs, lambda: None), clock=lambda: 0.0)
+    planner = Planner(RoundCosts(lambda: costs, lambda: None))
     for _ in range(2):
         session = make_session(prompt, max_tokens)
         planning = planner.begin(Sampling(), Sources((REPETITION,)), client="")

@@ -122,7 +122,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
         exchanges.append(exchange)
 
     costs = StepCosts({1: {1: 0.01, 5: 0.02}, 4: {1: 0.02, 5: 0.03}})
-    planner = Planner(RoundCosts(lambda: costs, lambda: costs), clock=lambda: 0.0)
+    planner = Planner(RoundCosts(lambda: costs, lambda: costs))
     registry = CollectorRegistry()
     metrics, statistics = CoordinatorMetrics(registry), SessionStatistics(1)
     sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
