@@ -343,9 +343,7 @@ def test_matches_that_become_right_are_used_again() -> None:
 
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     costs = StepCosts({1: {1: 0.02, 8: 0.022}})
-    session = Planner(RoundCosts(lambda: costs, lambda: None)).begin(
-        Sampling(), LOOKUP_ALONE, client=""
-    )
+    session = Planner(RoundCosts(lambda: costs, lambda: None)).begin(Sampling(), LOOKUP_ALONE, client="")
     assert not session.will_draft()
     assert session.plan() == Plan()
     assert session.plan([Match(TokenSource.LOOKUP, [1] * 8, 8)]).limit(TokenSource.LOOKUP) > 0
