@@ -42,7 +42,7 @@ class _Window:
     tokens: float
     seconds: float
     num_active: int
-    num_sessions: int  # with those that have stalled or paused
+    num_changes: int  # of the sessions before it
     ends_at: int  # number of rounds of all sessions
     trial_began_at: float | None
     num_rounds: int = 0
@@ -58,7 +58,7 @@ class Planner:
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
-        self.num_rounds = self._num_trials = 0
+        self.num_rounds = self.num_changes = self._num_trials = 0
         self.busy_seconds = 0.0  # of rounds; time without any is no time that a trial may cost a part of
         self.sessions: dict[SessionPlanner, None] = {}
         # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
@@ -83,6 +83,7 @@ class Planner:
             self.pools.popitem(last=False)
         session = SessionPlanner(self, pools, sampling, sources, is_paused)
         self.sessions[session] = None
+        self.num_changes += 1
         return session
 
     def learnt(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class Planner:
         last = self._window
         if self.costs.target() is None:
             return None
-        if last is None or self.num_rounds >= last.ends_at or len(self.sessions) != last.num_sessions:
+        if last is None or self.num_rounds >= last.ends_at or self.num_changes != last.num_changes:
             if last is not None and (rounds := last.num_rounds):
                 seconds, length = last.measured_seconds / rounds, last.num_drafted / rounds
                 self.costs.observe(last.num_active, length, seconds, rounds / last.num_active)
@@ -169,7 +170,7 @@ class Planner:
             self._num_trials += 1
             k, began_at = self._other_k(k, rates), now
         ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        return _Window(k, lengths[k], tokens[k], seconds[k], n, len(self.sessions), ends_at, began_at)
+        return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, began_at)
 
     def _expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float]]:
         """Return by k what a session's round emits and proposes in tokens, as the mean over those that may draft.
@@ -224,6 +225,7 @@ class SessionPlanner:
     def close(self) -> None:
         """End with the session."""
         self._shared.sessions.pop(self, None)
+        self._shared.num_changes += 1
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""

@@ -182,6 +182,24 @@ def test_the_end_of_a_text_is_no_rejection() -> None:
     assert accepted_by(session).survival(6)[5] > 0.9
 
 
+def test_a_session_does_not_begin_with_the_k_of_another_clients_session() -> None:
+    simulation = Simulation(WORLDS["good draft"])
+    simulation.run(num_sessions=2, at_once=1, tokens=64)
+    planner = simulation.planner
+    spoilt = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
+    for _ in range(100):
+        accepted_by(spoilt).add(8, 0)
+    spoilt.close()
+    for _ in range(20):  # at any place in a window
+        session = planner.begin(Sampling(), DRAFT_ALONE, client="bob")
+        k = session.plan().limit(TokenSource.DRAFT)
+        session.observe(session.plan(), round_of(k, k))
+        session.close()
+        again = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
+        assert k > again.plan().limit(TokenSource.DRAFT)
+        again.close()
+
+
 def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
     planner = Simulation(World()).planner
     sessions = [planner.begin(Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
