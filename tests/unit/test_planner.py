@@ -186,18 +186,17 @@ def test_a_session_does_not_begin_with_the_k_of_another_clients_session() -> Non
     simulation = Simulation(WORLDS["good draft"])
     simulation.run(num_sessions=2, at_once=1, tokens=64)
     planner = simulation.planner
-    spoilt = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
     for _ in range(100):
-        accepted_by(spoilt).add(8, 0)
-    spoilt.close()
+        accepted_by(planner.begin(Sampling(), DRAFT_ALONE, client="mallory")).add(8, 0)
+    planner.sessions.clear()
     for _ in range(20):  # at any place in a window
         session = planner.begin(Sampling(), DRAFT_ALONE, client="bob")
         k = session.plan().limit(TokenSource.DRAFT)
         session.observe(session.plan(), round_of(k, k))
         session.close()
-        again = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
-        assert k > again.plan().limit(TokenSource.DRAFT)
-        again.close()
+        spoilt = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
+        assert k > spoilt.plan().limit(TokenSource.DRAFT)
+        spoilt.close()
 
 
 def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
