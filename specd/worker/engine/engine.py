@@ -272,8 +272,12 @@ class Engine:
         try:
             wants = job.steps.send(None)
             while True:
-                (logits,) = self._compute([wants], owns_all_cores=True)  # type: ignore[list-item]
-                wants = job.steps.send(logits)
+                try:
+                    (logits,) = self._compute([wants], owns_all_cores=True)  # type: ignore[list-item]
+                except Exception as error:
+                    wants = job.steps.throw(error)
+                else:
+                    wants = job.steps.send(logits)
         except StopIteration:
             return
         except Exception:  # the job frees what it holds, and the session's next request says what is missing

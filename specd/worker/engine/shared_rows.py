@@ -64,8 +64,7 @@ class SharedRows:
             i = slots[id(feed.cache.layers)]
             self._slots[i].used_at = self._num_passes  # type: ignore[union-attr]
             tokens[i] = mx.pad(feed.token_ids.astype(mx.uint32), (0, width - feed.num_tokens))
-        rows, self._rows = self._rows, []
-        logits, self._rows = self._static.run(mx.stack(tokens), mx.array(offsets), rows)
+        logits, self._rows = self._static.run(mx.stack(tokens), mx.array(offsets), self._rows)
         for feed in feeds:
             feed.cache.layers.advance(feed.num_tokens)
         return [logits[slots[id(feed.cache.layers)], : feed.num_tokens] for feed in feeds]
@@ -76,13 +75,25 @@ class SharedRows:
             self.release(*members.values())
 
     def release(self, layers: SessionLayers) -> None:
-        """Give a session its rows back, evaluated."""
+        """Give a session its rows back, evaluated. If a pass that wrote them fails only now, all sessions lose them."""
         i = next(i for i, own in self._members().items() if own is layers)
+        rows = [(owned(k[i : i + 1]), owned(v[i : i + 1])) for k, v in self._rows]
+        try:
+            mx.eval(rows)
+        except Exception:
+            self.lose()
+            raise
         layers.shared = None
-        layers.take_rows([(owned(k[i : i + 1]), owned(v[i : i + 1])) for k, v in self._rows])
+        layers.take_rows(rows)
         self._slots[i] = None
         if not len(self):
             self._slots, self._rows = [], []
+
+    def lose(self) -> None:
+        """Let all sessions forget their tokens, because a failed pass may have left anything in the rows."""
+        for layers in self._members().values():
+            layers.rewind(0)
+        self._slots, self._rows = [], []
 
     def _members(self) -> dict[int, SessionLayers]:
         """Return the sessions by slot."""

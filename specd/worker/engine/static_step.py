@@ -74,7 +74,6 @@ class StaticStep:
         for cache in caches:
             cache.make_room(token_ids.size)
             rows.append((cache.keys, cache.values))
-            cache.keys = cache.values = None  # or MLX would copy the rows, because they have another owner
         firsts = mx.array([cache.first for cache in caches])[:, None]
         logits, kept = self.run(token_ids[None], mx.array([layers.num_fed]), rows, firsts)
         for cache, (keys, values) in zip(caches, kept, strict=True):
@@ -89,14 +88,13 @@ class StaticStep:
     def run(
         self, token_ids: mx.array, offsets: mx.array, rows: list[_Rows], firsts: mx.array | None = None
     ) -> tuple[mx.array, list[_Rows]]:
-        """Feed tokens [sessions, width] at positions `offsets` [sessions], lazily, and empty the list of rows.
+        """Feed tokens [sessions, width] at positions `offsets` [sessions], lazily.
 
         `firsts` [layers, 1] are the positions of the first rows, for windows. Returns the logits [sessions, width,
-        rows], and the keys and values [sessions, heads, length, size] of each layer.
+        rows], and the keys and values [sessions, heads, length, size] of each layer. The caller must drop `rows`
+        before these are evaluated, or MLX copies them.
         """
-        given = [*rows]
-        rows.clear()
-        result: tuple[mx.array, list[_Rows]] = self._compiled(token_ids, offsets, firsts, given)
+        result: tuple[mx.array, list[_Rows]] = self._compiled(token_ids, offsets, firsts, rows)
         return result
 
     def rehearse(self, seconds: float) -> None:

@@ -36,6 +36,9 @@ class RowsOwner(Protocol):
     def release(self, layers: SessionLayers) -> None:
         """Give a session its rows back, with `take_rows`."""
 
+    def lose(self) -> None:
+        """Let all sessions forget their tokens, because a failed pass may have left anything in the rows."""
+
 
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
@@ -73,7 +76,6 @@ class SessionLayers:
         """Take the keys and values of all layers back."""
         for cache, (keys, values) in zip(cast("Sequence[FullCache]", self._caches), rows, strict=True):
             cache.keys, cache.values = keys, values
-        mx.eval(rows)
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens whose rows another object has written."""

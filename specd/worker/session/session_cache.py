@@ -76,6 +76,7 @@ class SessionCache:
 
     def fed_ahead(self, position: int, token_ids: Sequence[int]) -> Any:
         """Return what came of feeding exactly these tokens, if that was done ahead; None otherwise."""
+        self._free_if_lost()
         if not self._ahead or position != self.cached_len or [self._expected] != [*token_ids]:
             return None
         self.known_len = position + 1
@@ -92,9 +93,19 @@ class SessionCache:
         return self.layers.num_fed
 
     def feed(self, token_ids: mx.array) -> Steps[mx.array]:
-        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them. One step."""
-        logits: mx.array = yield Feed(self, token_ids)
+        """Append tokens [n], lazily, and return the logits [n, vocabulary_size] after each of them. One step.
+
+        Raises CacheTooShortError when the layers have lost their tokens with a failed pass of other sessions.
+        """
+        logits = yield from self._feed(token_ids)
         return logits[:, : self._vocabulary_size]
+
+    def _feed(self, token_ids: mx.array, *, wants_logits: bool = True) -> Steps[mx.array]:
+        num_fed = self.num_fed + token_ids.size
+        logits: mx.array = yield Feed(self, token_ids, wants_logits)
+        if self.num_fed != num_fed:
+            raise CacheTooShortError(self.cached_len, 0)
+        return logits
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Set the tokens that were fed."""
@@ -119,6 +130,7 @@ class SessionCache:
 
         Raises CacheTooShortError when the cache holds fewer than `position` tokens.
         """
+        self._free_if_lost()
         if position > self.cached_len:
             raise CacheTooShortError(position, self.cached_len)
         self.known_len = position + len(token_ids)
@@ -136,7 +148,7 @@ class SessionCache:
                 yield from read(logits, pending[1 : len(fed) + 1])
             else:
                 fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
-                yield Feed(self, mx.array(fed), wants_logits=False)
+                yield from self._feed(mx.array(fed), wants_logits=False)
                 # The logits stay lazy, and are never computed.
                 yield Evaluate(self.layers.arrays)
             self.commit(fed)
@@ -149,6 +161,7 @@ class SessionCache:
         Proposed tokens differ between sessions with the same text, and would make an entry for each. Layers that cannot
         be rewound that far keep them, because they would lose more valuable tokens too.
         """
+        self._free_if_lost()
         if self._prefixes is not None:
             known_len = min(self.known_len, self.cached_len)
             self._rewind(known_len if self.layers.can_serve(known_len) == known_len else self.cached_len)
@@ -162,6 +175,11 @@ class SessionCache:
         self.layers = SessionLayers(self.network)
         self._reading, self._ahead = None, []
         self.token_ids = []
+
+    def _free_if_lost(self) -> None:
+        """Free the memory if the layers have lost their tokens with a failed pass of sessions that share their rows."""
+        if self.num_fed < self.cached_len:
+            self.free()
 
     def _is_finite(self) -> bool:
         """Return whether the last layer, which NaN of earlier ones reaches, holds none; a prefill has no logits."""

@@ -244,11 +244,14 @@ def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:
 def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
     """Run a job. If it fails, free its cache, which may hold anything and must be neither used nor kept.
 
-    The stream cannot do this, because it does not learn the error of a job that was superseded or cancelled.
+    The same holds for the sessions that share rows with it, unless the request itself was wrong. The stream cannot do
+    this, because it does not learn the error of a job that was superseded or cancelled.
     """
     try:
         return (yield from steps)
-    except Exception:
+    except Exception as error:
+        if cache.layers.shared is not None and not isinstance(error, SpecdError):
+            cache.layers.shared.lose()
         cache.free()
         raise
 
