@@ -63,10 +63,24 @@ def test_a_fast_device_gets_large_chunks_soon() -> None:
     assert run(PrefillChunk(SECONDS), lambda n: n * 1e-6, 7) == [32, 64, 128, 256, 512, 1024, 2048]
 
 
-def test_few_sizes_are_powers_of_two_about_the_fitting_one() -> None:
-    few = run(PrefillChunk(SECONDS, has_few_sizes=True), lambda n: n * SECONDS / 700, 100)
-    assert {*few} <= {2**i for i in range(4, 12)}
-    assert {*few[50:]} <= {512, 1024}
+@pytest.mark.parametrize("fixed_part", [0.0, 0.3, 0.6, 0.8])
+@given(fitting=st.integers(2 * MULTIPLE, MOST))
+def test_few_sizes_settle_at_the_largest_that_keeps_the_time(fixed_part: float, fitting: int) -> None:
+    """With any fixed cost of a pass, although the first chunk of a size is slow, and after a time that is far off."""
+    fixed, planned = fixed_part * SECONDS, set()
+
+    def seconds(n: int) -> float:
+        planning = 0.0 if n in planned else SECONDS
+        planned.add(n)
+        return planning + fixed + (SECONDS - fixed) * n / fitting
+
+    chunk, largest = PrefillChunk(SECONDS, has_few_sizes=True), 1 << (fitting.bit_length() - 1)
+    sizes = run(chunk, seconds, 50)
+    assert {*sizes[20:]} == {largest}
+    assert max(sizes) <= 2 * largest
+    assert sizes.count(2 * largest) <= 2
+    chunk.took(largest, 1e6)
+    assert {*run(chunk, seconds, 50)[20:]} == {largest}
 
 
 def test_chunks_shrink_as_the_context_that_they_attend_to_grows() -> None:
