@@ -16,7 +16,7 @@ def available_sources(settings: CoordinatorSettings) -> tuple[TokenSource, ...]:
         TokenSource.LOOKUP: settings.lookup,
         TokenSource.PREDICTION: settings.lookup,
     }
-    return tuple(source for source in PROPOSERS if has.get(source, True))
+    return tuple(source for source in PROPOSERS if has[source])
 
 
 @dataclass(frozen=True)

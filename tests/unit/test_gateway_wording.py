@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gateway
 from coordinator.sessions.prompt import EncodedPrompt, encode_prompt, encode_source, whole_conversation
 from coordinator.sessions.request import GenerationRequest, StopConditions, check_prompt
 from coordinator.sessions.session_store import KeptSession, SessionStore
@@ -23,7 +25,7 @@ from specd.sampling import Acceptance, Sampling
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.v1 import generation_pb2
-from specd.vocabulary import DraftSource
+from specd.vocabulary import PROPOSERS, DraftSource
 from tests.unit.test_validation import MODEL
 
 HTTP = {name for fields in (ChatFields, CompletionFields, ResponseFields) for name in fields.model_fields}
@@ -114,3 +116,9 @@ def test_an_error_names_fields_and_endpoints_of_http(ask: Callable[[], Any], sai
 def test_what_a_template_says_stays() -> None:
     quoted = "the chat template failed: token_ids is MODEL"
     assert in_http_words("CHAT_TEMPLATE_FAILED", quoted) == quoted
+
+
+def test_the_page_has_a_colour_for_each_source() -> None:
+    styles = (Path(gateway.__file__).parent / "static" / "page.css").read_text()
+    for place, source in enumerate(PROPOSERS):
+        assert f".source-{place} {{" in styles, source

@@ -183,8 +183,7 @@ def test_the_end_of_a_text_is_no_rejection() -> None:
 
 
 def test_a_session_does_not_begin_with_the_k_of_another_clients_session() -> None:
-    simulation = Simulation(WORLDS["good draft"])
-    simulation.run(num_sessions=2, at_once=1, tokens=64)
+    (simulation := Simulation(WORLDS["good draft"])).run(num_sessions=2, at_once=1, tokens=64)
     planner = simulation.planner
     for _ in range(100):
         accepted_by(planner.begin(Sampling(), DRAFT_ALONE, client="mallory")).add(8, 0)

@@ -31,23 +31,24 @@ def check(**fields: Any) -> None:
     Sampling(**{"acceptance": acceptance, **fields}).check(vocabulary_size=100, model_name="some/model")
 
 
-@pytest.mark.parametrize(
-    ("field", "inside", "outside"),
-    [
-        ("temperature", [0, 0.01, 1, 100], [0.0099, 100.01, 1e-45, -0.01, -1, 1e-30, NAN, INF, -INF]),
-        ("top_k", [0, 1, 100, 2**32 - 1], []),
-        ("top_p", [1e-6, 0.5, 1], [0, 1e-7, 1 + 2**-23, 1.0001, -0.5, NAN, INF, -INF]),
-        ("min_p", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
-        ("repetition_penalty", [0.01, 1, 10], [0, 1e-38, 0.0099, 10.001, -1, NAN, INF, -INF]),
-        ("presence_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
-        ("frequency_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
-        ("penalty_context_size", [0, 1, 2**31 - 1], [2**31, 2**32 - 1]),
-        ("lenience", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
-        ("top_log_probabilities", [None, 0, 20], [21, 2**32 - 1]),
-        ("vocabulary_size", [0, 1, 2**22], [2**22 + 1, 2**32 - 1]),
-        ("seed", [0, 2**64 - 1], []),
-    ],
-)
+# By field, values in its range and outside of it.
+RANGES: list[tuple[str, list[Any], list[float]]] = [
+    ("temperature", [0, 0.01, 1, 100], [0.0099, 100.01, 1e-45, -0.01, -1, 1e-30, NAN, INF, -INF]),
+    ("top_k", [0, 1, 100, 2**32 - 1], []),
+    ("top_p", [1e-6, 0.5, 1], [0, 1e-7, 1 + 2**-23, 1.0001, -0.5, NAN, INF, -INF]),
+    ("min_p", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
+    ("repetition_penalty", [0.01, 1, 10], [0, 1e-38, 0.0099, 10.001, -1, NAN, INF, -INF]),
+    ("presence_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
+    ("frequency_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
+    ("penalty_context_size", [0, 1, 2**31 - 1], [2**31, 2**32 - 1]),
+    ("lenience", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
+    ("top_log_probabilities", [None, 0, 20], [21, 2**32 - 1]),
+    ("vocabulary_size", [0, 1, 2**22], [2**22 + 1, 2**32 - 1]),
+    ("seed", [0, 2**64 - 1], []),
+]
+
+
+@pytest.mark.parametrize(("field", "inside", "outside"), RANGES)
 def test_each_field_has_its_range(field: str, inside: list[Any], outside: list[float]) -> None:
     for value in inside:
         check(**{field: value})
@@ -110,6 +111,10 @@ NOT_IN_CLI = {
     "penalty_context_size",
     "logit_bias",
 }
+
+
+def test_every_number_has_a_range() -> None:
+    assert set(PARAMETERS) - {"logit_bias", "acceptance"} <= {field for field, _, _ in RANGES}
 
 
 def test_every_parameter_is_everywhere() -> None:

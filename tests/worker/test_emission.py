@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from specd.sampling import Acceptance, Sampling
+from specd.v1 import sampling_pb2
 from specd.worker.sampling.noise import Noise, Purpose
 from specd.worker.sampling.sampler import Sampler
 from target_worker.acceptance import accept_by_rejection
@@ -107,6 +108,13 @@ DRAFTS: dict[str, Callable[[Floats], Floats]] = {
 
 
 TRUNCATING = ["top_k", "top_p", "min_p", "truncations"]
+
+
+def test_every_parameter_that_changes_the_distribution_has_a_transform() -> None:
+    """A parameter that no transform here sets could be read, sent and checked, and never used."""
+    names = {each.name for each in sampling_pb2.SamplingParameters.DESCRIPTOR.fields}
+    for name in names - {"temperature", "seed", "acceptance", "lenience"}:  # which other tests here vary
+        assert any(getattr(sampling, name) != getattr(Sampling(), name) for sampling in TRANSFORMS.values()), name
 
 
 @pytest.mark.slow

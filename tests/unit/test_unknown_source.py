@@ -1,4 +1,4 @@
-"""A source of draft tokens that the product does not know: one class here, one enum value, and nothing else."""
+"""A source that the product does not know, in the round loop, the counts and the planner: one class is enough."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tests.unit.fake_workers import (
 from tests.unit.test_round_loop import draft_choices, draft_events, max_token_counts, prompts, target_events
 
 
-class ThirdSource(enum.Enum):
-    """The value that a third source would add to TokenSource."""
+class NewSource(enum.Enum):
+    """The value that a new source would add to TokenSource."""
 
     REPETITION = "repetition"
 
 
-REPETITION = cast(TokenSource, ThirdSource.REPETITION)
+REPETITION = cast(TokenSource, NewSource.REPETITION)
 ALL = (*PROPOSERS, REPETITION)
 
 
