@@ -59,7 +59,8 @@ class Planner:
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
         self.num_rounds = self.num_changes = self._num_trials = 0
-        self.busy_seconds = 0.0  # of rounds; time without any is no time that a trial may cost a part of
+        # Trials may cost a part of this time: idle time, prefills and faults neither pay for a trial nor prolong it.
+        self.measured_seconds = 0.0
         self.sessions: dict[SessionPlanner, None] = {}
         # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
         # (vllm-project/vllm#57533).
@@ -152,7 +153,7 @@ class Planner:
         return self._window
 
     def _next_window(self, last: _Window | None) -> _Window:
-        active, now = self.active(), self.busy_seconds
+        active, now = self.active(), self.measured_seconds
         n, size = max(len(active), 1), size_class(max(len(active), 1))
         tokens, lengths = self._expected(active)
         seconds = [self.costs.seconds(n, length) for length in lengths]
@@ -254,10 +255,7 @@ class SessionPlanner:
         self._shared.num_rounds += 1
         drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
         self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
-        if window is None:
-            return 0.0
-        self._shared.busy_seconds += round_.seconds / window.num_active
-        if self.has_fault:
+        if window is None or self.has_fault:
             return 0.0
         num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
         is_typical = num_new <= _MOST_NEW_TOKENS and not verdict.was_retried and round_.num_proposed == num_drafted
@@ -265,6 +263,7 @@ class SessionPlanner:
             window.num_rounds += 1
             window.num_drafted += num_drafted
             window.measured_seconds += round_.seconds
+            self._shared.measured_seconds += round_.seconds / window.num_active
         # The target's own count of what it accepted: a text that ends rejects nothing.
         if self._sources.k is None and num_drafted:
             accepted, proposed = self.rates(alone=window.num_active == 1)
