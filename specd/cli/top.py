@@ -98,11 +98,13 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def next_key(seconds: float) -> str:
         pressed, _, _ = select.select(keyboard, [], [], seconds)
-        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if pressed else ""
+        # A terminal that is gone is always ready, and has no keys.
+        return (os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q") if pressed else ""
 
     before = termios.tcgetattr(sys.stdin) if keyboard else None
     if before is not None:
-        tty.setcbreak(sys.stdin)  # keys come one by one, and are not shown
+        # Keys come one by one, and are not shown. Those that were pressed before are kept.
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)
     try:
         yield next_key
     finally:
