@@ -42,7 +42,7 @@ class _Window:
     tokens: float
     seconds: float
     num_active: int
-    num_changes: int  # of the sessions before it
+    num_changes: int  # sessions that had come or gone when it began, in all
     ends_at: int  # number of rounds of all sessions
     trial_began_at: float | None
     num_rounds: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -42,16 +42,8 @@ def choose_forms(
     own_seconds = _verify_seconds(network)
     network.fixed_shapes = True
     static = StaticStep(network, context_length, bytes_per_token) if StaticStep.suits(network) else None
-    fixed_seconds = _tried(
-        lambda: _verify_seconds(network), own, lambda: trial_logits(network, _TRIAL, batches=batches)
-    )
-    static_seconds = (
-        _tried(
-            lambda: _verify_seconds(network, static=static), own, lambda: trial_logits(network, _TRIAL, static=static)
-        )
-        if static is not None
-        else float("inf")
-    )
+    fixed_seconds = _tried_seconds(network, own, batches=batches)
+    static_seconds = _tried_seconds(network, own, static=static) if static is not None else float("inf")
     seconds = {"own": own_seconds, "fixed": fixed_seconds, "compiled": static_seconds}
     log.info("tried forms of a verify", **{name: round(1000 * value, 2) for name, value in seconds.items()})
     if own_seconds <= min(fixed_seconds, static_seconds):
@@ -77,20 +69,17 @@ def _sharing(network: Module, static: StaticStep, own: mx.array, batches: bool) 
     memory: Any = mx.device_info().get("memory_size", 0)
     sharing = Sharing(static, int(memory * _SHARED_PART))
     options = {"static": static, "batches": batches}
-    shared_seconds = _tried(
-        lambda: _verify_seconds(network, _SESSIONS, sharing=sharing, **options),
-        own,
-        lambda: trial_logits(network, _TRIAL, sharing=sharing, **options),
-    )
+    shared_seconds = _tried_seconds(network, own, _SESSIONS, sharing=sharing, **options)
     one_by_one = _verify_seconds(network, _SESSIONS, **options)
     log.info("tried shared rows", shared=round(1000 * shared_seconds, 2), apart=round(1000 * one_by_one, 2))
     return sharing if shared_seconds < one_by_one else None
 
 
-def _tried(seconds: Callable[[], float], own: mx.array, logits: Callable[[], mx.array]) -> float:
-    """Return the seconds of a form, infinite if it fails or gives other logits."""
+def _tried_seconds(network: Module, own: mx.array, num_sessions: int = 1, **options: Any) -> float:
+    """Return the seconds of a verify in the form with these options, infinite if it fails or gives other logits."""
     try:
-        return seconds() if agree(logits(), own) else float("inf")
+        is_right = agree(trial_logits(network, _TRIAL, **options), own)
+        return _verify_seconds(network, num_sessions, **options) if is_right else float("inf")
     except Exception as error:  # models can raise any error on arrays as offsets, on masks and under mx.compile
         log.debug("the model cannot compute in this form", error=repr(error))
         return float("inf")
