@@ -192,7 +192,7 @@ async def test_killed_client_frees_both_workers(
 
 @contextlib.asynccontextmanager
 async def client_process(address: str, prompt: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start `specd generate` on a long completion, a message a line."""
+    """Start `specd generate` on a long completion, a message a line, where the draft proposes in every round."""
     command = [
         sys.executable,
         "-m",
@@ -201,6 +201,8 @@ async def client_process(address: str, prompt: str) -> AsyncIterator[asyncio.sub
         "--json",
         "--max-tokens",
         "1500",
+        "-k",
+        "3",
         "--address",
         address,
         prompt,

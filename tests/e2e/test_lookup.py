@@ -118,7 +118,7 @@ async def test_rejection_takes_looked_up_tokens(client: RawClient) -> None:
     for temperature in (0.0, 0.8):
         sampling = sampled(temperature, acceptance=ACCEPTANCE_METHOD_REJECTION)
         for source in (0, DRAFT_SOURCE_LOOKUP):
-            got = await ask(client, draft_source=source, sampling=sampling)
+            got = await ask(client, draft_source=source, sampling=sampling, num_draft_tokens=4)
             assert got.statistics.sources["lookup"].proposed
             assert temperature or got.token_ids == expected.token_ids
 

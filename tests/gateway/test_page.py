@@ -101,6 +101,7 @@ async def test_tokens_come_in_the_colours_of_their_sources(
     await expect(page.locator("#model")).to_contain_text("pycode-47m-4bit (float32) with draft pycode-3.6m-8bit")
     await page.get_by_label("Text to continue").fill(PROMPT)
     await page.get_by_label("Most tokens").fill("48")
+    await page.locator("#k").fill("4")
     before = counters_of(guarded_stack)
     await page.keyboard.press("Control+Enter")
     await expect(page.get_by_text("48 tokens")).to_be_visible()
