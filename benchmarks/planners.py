@@ -8,9 +8,9 @@ A cell is a draft (the embedded one, or one of random weights), a number of sess
 - restarted: the same, after a restart of that coordinator.
 - long: 32 requests of 192 tokens, at a coordinator that has just started and has learnt nothing.
 
-All share the workers, because two processes of the same program can differ by 8 % as long as they run. Fixed k has a
-coordinator of its own. In each cell the contenders take turns on the same requests, and all give the same tokens. A
-ratio is the median over the turns; the best fixed k is that with the best median.
+All share the workers, because two processes of the same program can differ by 8 % as long as they run. The coordinator
+of a fixed k has just started, too. In each cell the contenders take turns on the same requests, and all give the same
+tokens. A ratio is the median over the turns; the best fixed k is that with the best median.
 Exit code 1 if the planner is below 0.97 of the best fixed k (1.05 in long runs), with the random draft of the target
 alone, or if the tokens differ.
 """
@@ -158,22 +158,22 @@ async def compare(
     sizes = dict.fromkeys(RUNS[run][:2] for run in runs)
     rates = {run: {name: list[float]() for name in (PLANNER, *(f"k = {k}" for k in ks))} for run in runs}
     texts: dict[tuple[int, int], list[list[tuple[int, ...]]]] = {size: [] for size in sizes}
-    async with service.coordinator(cell.draft, "fixed") as fixed:
-        for turn in range(turns + 1):
-            for run in runs:
-                if run != "restarted":
-                    service.forget("planner")
-                async with service.coordinator(cell.draft, "planner") as client:
-                    rate, said = await ask(client, cell, prompts, *RUNS[run][:2], None)
-                rates[run][PLANNER] += [rate] * (turn > 0)
-                texts[RUNS[run][:2]].append(said)
-            for size in sizes:
-                for k in [*ks[turn % len(ks) :], *ks[: turn % len(ks)]]:
-                    rate, said = await ask(fixed, cell, prompts, *size, k)
-                    texts[size].append(said)
-                    for run in runs:
-                        if RUNS[run][:2] == size:
-                            rates[run][f"k = {k}"] += [rate] * (turn > 0)
+    for turn in range(turns + 1):
+        for run in runs:
+            if run != "restarted":
+                service.forget("planner")
+            async with service.coordinator(cell.draft, "planner") as client:
+                rate, said = await ask(client, cell, prompts, *RUNS[run][:2], None)
+            rates[run][PLANNER] += [rate] * (turn > 0)
+            texts[RUNS[run][:2]].append(said)
+        for size in sizes:
+            for k in [*ks[turn % len(ks) :], *ks[: turn % len(ks)]]:
+                async with service.coordinator(cell.draft, "fixed") as client:
+                    rate, said = await ask(client, cell, prompts, *size, k)
+                texts[size].append(said)
+                for run in runs:
+                    if RUNS[run][:2] == size:
+                        rates[run][f"k = {k}"] += [rate] * (turn > 0)
     same = {size: all(said == own[0] for said in own) for size, own in texts.items()}
     return {run: Result(rates[run], same[RUNS[run][:2]]) for run in runs}
 
