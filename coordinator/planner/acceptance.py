@@ -28,9 +28,13 @@ class PassRates:
 
     def survival(self, k: int) -> list[float]:
         """Return the probability that tokens 0 to i all pass, for each i < k."""
-        mean = (_PRIOR * self.expected + sum(self.passed)) / (_PRIOR + sum(self.tried))
+        mean = self.mean()
         rates = [(_PRIOR * mean + passed) / (_PRIOR + n) for passed, n in zip(self.passed, self.tried, strict=True)]
         return list(accumulate((*rates, *rates[-1:] * (k - NUM_POSITIONS)), mul))[:k]
+
+    def mean(self) -> float:
+        """Return the part of all positions' tokens that passes."""
+        return (_PRIOR * self.expected + sum(self.passed)) / (_PRIOR + sum(self.tried))
 
     @classmethod
     def restored(cls, expected: float, tried: list[float], passed: list[float]) -> PassRates:

@@ -44,7 +44,7 @@ class _Window:
     num_active: int
     num_changes: int  # sessions that had come or gone when it began, in all
     ends_at: int  # number of rounds of all sessions
-    trial_began_at: float | None
+    is_trial: bool
     num_rounds: int = 0
     num_drafted: int = 0
     measured_seconds: float = 0.0
@@ -147,8 +147,8 @@ class Planner:
             return None
         if last is None or self.num_rounds >= last.ends_at or self.num_changes != last.num_changes:
             if last is not None and (rounds := last.num_rounds):
-                seconds, length = last.measured_seconds / rounds, last.num_drafted / rounds
-                self.costs.observe(last.num_active, length, seconds, rounds / last.num_active)
+                last.seconds, length = last.measured_seconds / rounds, last.num_drafted / rounds
+                self.costs.observe(last.num_active, length, last.seconds, rounds / last.num_active)
             self._window = self._next_window(last)
         return self._window
 
@@ -163,15 +163,14 @@ class Planner:
         k = self._best_k[size] = best if rates[best] >= _LEAST_GAIN * rates[present] else present
         if last is None:
             self._trial_at = now + _FIRST_TRIAL_ROUNDS * seconds[0]
-        elif last.trial_began_at is not None:
+        elif last.is_trial:
             loss = max(1 - rates[min(last.k, len(rates) - 1)] / rates[k], _LEAST_LOSS)
-            self._trial_at = now + loss * (now - last.trial_began_at) / _TRIAL_SHARE
-        began_at = None
-        if now >= self._trial_at:
+            self._trial_at = now + loss * _WINDOW_ROUNDS * last.seconds / _TRIAL_SHARE
+        if is_trial := now >= self._trial_at:
             self._num_trials += 1
-            k, began_at = self._other_k(k, rates), now
+            k = self._other_k(k, rates)
         ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, began_at)
+        return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
 
     def _expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float]]:
         """Return by k what a session's round emits and proposes in tokens, as the mean over those that may draft.
@@ -209,6 +208,7 @@ class SessionPlanner:
         self._drafts = TokenSource.DRAFT in sources.allowed
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
+        self.is_prefilling = True
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         self._shared = shared
         # Other tokens are likely under a bias: such a session learns for itself.
@@ -253,12 +253,14 @@ class SessionPlanner:
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
         self._shared.num_rounds += 1
+        self.is_prefilling = False
         drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
         self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
         if window is None or self.has_fault:
             return 0.0
         num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
         is_typical = num_new <= _MOST_NEW_TOKENS and not verdict.was_retried and round_.num_proposed == num_drafted
+        is_typical = is_typical and not any(each.is_prefilling for each in self._shared.sessions)
         if is_typical and (self._is_settled or window.num_active == 1):
             window.num_rounds += 1
             window.num_drafted += num_drafted
@@ -271,7 +273,8 @@ class SessionPlanner:
             accepted.add(limit, min(verdict.num_accepted, num_drafted))
             proposed.add(limit, num_drafted)
         elif self._sources.k is None and round_.num_proposed and self._of_match is not None:
-            self._of_match.add(round_.num_proposed, verdict.num_accepted)
+            for rates in (self._of_match, self._of_matches()):
+                rates.add(round_.num_proposed, verdict.num_accepted)
         return len(round_.commit.token_ids) * self._shared.costs.seconds(window.num_active, 0)
 
     def _plan_match(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
@@ -281,16 +284,21 @@ class SessionPlanner:
         the time in which a session emits one (Dinkelbach, 1967: what maximises a ratio).
         """
         rate, seconds = window.tokens / window.seconds, self._shared.seconds_by_match(window)
-        plan, best = None, 0.0 if window.trial_began_at is not None else _LEAST_GAIN - 1
+        plan, best = None, 0.0 if window.is_trial else _LEAST_GAIN - 1
         for match in matches:
             rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
+            rates.expected = self._of_matches().mean()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
-            if window.trial_began_at is not None and plan is None:
+            if window.is_trial and plan is None:
                 plan, self._of_match = Plan({match.source: min(2, most)}), rates
             for length, tokens in enumerate(accumulate(rates.survival(most)), start=1):
                 if (worth := 1 + tokens - rate * seconds[length]) > best:
                     plan, best, self._of_match = Plan({match.source: length}), worth, rates
         return plan
+
+    def _of_matches(self) -> PassRates:
+        """Return how far matches are accepted, by whatever evidence."""
+        return self._rates("match", _FIRST_ACCEPTANCE)
 
     def _rates(self, what: str, expected: float) -> PassRates:
         """Return what sessions with this kind of sampling share."""

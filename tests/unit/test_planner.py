@@ -123,7 +123,7 @@ def test_drafting_stops_when_the_machine_makes_it_dear() -> None:
     simulation = Simulation(World(contention=1.0))
     simulation.run(num_sessions=16, at_once=4, tokens=128)
     simulation.world = World(contention=4.0)
-    simulation.run(num_sessions=32, at_once=4, tokens=128)
+    simulation.run(num_sessions=48, at_once=4, tokens=128)
     rate = simulation.run(num_sessions=16, at_once=4, tokens=128)
     alone = Simulation(simulation.world).run(num_sessions=16, at_once=4, tokens=128, sources=given_k(0))
     assert rate >= 0.92 * alone

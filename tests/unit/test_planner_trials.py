@@ -1,10 +1,10 @@
-"""When the planner tries another k."""
+"""When the planner tries another k, which rounds it measures, and what matches teach about other matches."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.core import Exchange
+from coordinator.core import Exchange, Match, Part, Proposal, Round
 from coordinator.planner.planner import SessionPlanner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
@@ -32,3 +32,39 @@ def test_a_prefill_within_a_trial_does_not_put_off_the_next_one() -> None:
     while not session.plan().limit(TokenSource.DRAFT):
         session.observe(session.plan(), round_of(0, 0))
     assert rounds_to_a_control(session, most=2000) < 2000
+
+
+def test_the_prefill_of_one_session_teaches_no_costs_of_the_others_rounds() -> None:
+    """It shares the target with them, so that their rounds wait for it."""
+    planner = Simulation(World()).planner
+    running, new = (planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="") for _ in range(2))
+
+    def run() -> None:
+        for _ in range(20):
+            running.observe(running.plan(), round_of(4, 4, seconds=5.0))
+
+    running.observe(running.plan(), round_of(4, 4))
+    before = planner.costs.seconds(1, 4)
+    run()
+    assert planner.costs.seconds(1, 4) == before
+    new.observe(new.plan(), round_of(4, 4))
+    run()
+    assert planner.costs.seconds(1, 4) > before
+
+
+def round_with_match(k: int, num_accepted: int) -> Round:
+    whole = round_of(k, num_accepted)
+    return replace(whole, proposal=Proposal((Part(TokenSource.LOOKUP, [1] * k),)))
+
+
+def test_matches_are_expected_to_be_as_right_as_matches_of_other_lengths() -> None:
+    lengths = {}
+    for num_accepted in (0, 8):
+        session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="")
+        for _ in range(20):
+            plan = session.plan([Match(TokenSource.LOOKUP, [1] * 8, 3)])
+            if k := plan.limit(TokenSource.LOOKUP):
+                session.observe(plan, round_with_match(k, min(k, num_accepted)))
+        lengths[num_accepted] = session.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP)
+    fresh = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="")
+    assert lengths[0] < fresh.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP) <= lengths[8]
