@@ -28,17 +28,20 @@ from coordinator.sessions.prompt import (
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
+from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
+from specd.step_costs import StepCosts
 from specd.text.chat import Chat
 from specd.text.kept_tokens import with_kept_tokens
 from specd.text.literals import Literals
 from specd.text.rendering import TemplateRenderer
 from specd.text.tokenizer import Tokenizer
+from specd.vocabulary import TokenSource
 
 if TYPE_CHECKING:
     from coordinator.telemetry.tracing import BeginTrace  # OpenTelemetry need not be there
@@ -65,9 +68,11 @@ class Coordinator:
         self.sessions = SessionStore(
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
-        costs = RoundCosts(lambda: target.step_costs, lambda: draft.step_costs)
+        costs = RoundCosts(lambda: target.step_costs, lambda: self._draft_costs)
         self.planner = Planner(costs)
-        self.planner_memory = Memory(self.planner, lambda: (target.model, draft.model))
+        self.planner_memory = Memory(
+            self.planner, lambda: (target.model, self.draft_model, *([None] if self.target_drafts else []))
+        )
         self.admission = Admission(
             Capacity(
                 lambda: target.cache_bytes,
@@ -86,10 +91,36 @@ class Coordinator:
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
 
+    @property
+    def target_drafts(self) -> bool:
+        """Whether the target worker proposes tokens, instead of a draft worker."""
+        return not self.settings.draft and self.target.self_draft is not None
+
+    @property
+    def available_sources(self) -> tuple[TokenSource, ...]:
+        """The sources that there are."""
+        return available_sources(self.settings, target_drafts=self.target_drafts)
+
+    @property
+    def draft_model(self) -> ModelInfo | None:
+        """The draft model, if it is there."""
+        own = self.target.self_draft
+        return own.model if self.target_drafts and own is not None else self.draft.model
+
+    @property
+    def draft_fault(self) -> str:
+        """Why there is no draft model, for programs; "" if it is there."""
+        return "" if self.draft_model is not None else self.draft.fault
+
+    @property
+    def _draft_costs(self) -> StepCosts | None:
+        own = self.target.self_draft
+        return own.step_costs if self.target_drafts and own is not None else self.draft.step_costs
+
     def model_names(self) -> dict[str, str]:
         """Name the models, for logs."""
-        draft = self.draft.model
-        return {"target": self.model.name, "draft": draft.name if draft else f"none ({self.draft.fault})"}
+        draft = self.draft_model
+        return {"target": self.model.name, "draft": draft.name if draft else f"none ({self.draft_fault})"}
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included. Safe on any thread."""

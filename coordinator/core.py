@@ -95,7 +95,8 @@ class Part:
 
     With acceptance by REJECTION, `distributions` are those that the tokens were sampled from; a source without any is
     certain of its tokens. `confidences` has one value in [0, 1] for each token, if asked for. A worker's cache holds
-    `cached_len` tokens, and took `reused_len` from the prefix cache when the stream began.
+    `cached_len` tokens, and took `reused_len` from the prefix cache when the stream began. `is_targets` is whether they
+    are the target worker's own draft tokens; it keeps their distributions.
     """
 
     source: TokenSource
@@ -106,11 +107,12 @@ class Part:
     reused_len: int = 0
     exchange: Exchange = Exchange()
     fault: str = ""
+    is_targets: bool = False
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Tokens that may come next, in a part for each source that proposes. Only the draft model asks a worker."""
+    """Tokens that may come next, in a part for each source that proposes. Only the draft model's come from a worker."""
 
     parts: tuple[Part, ...] = ()
 
@@ -220,6 +222,10 @@ class Session:
         acceptance with the bonus token must not exceed max_tokens.
         """
         return plan.within(self.max_tokens - self.num_generated - 1 if self.num_generated else 0)
+
+    def bound_ahead(self, plan: Plan) -> Plan:
+        """Return the plan of the round after the present one, which emits a token at least, cut to the room left."""
+        return plan.within(max(self.max_tokens - self.num_generated - 2, 0))
 
     def commit(self, proposal: Sequence[int], num_accepted: int, next_token_id: int) -> Commit:
         """Append the accepted part of the proposal and the target's own next token, up to the first end token."""

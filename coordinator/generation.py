@@ -18,6 +18,7 @@ from coordinator.output import EmittedToken, Output, prompt_tokens
 from coordinator.proposals.drafter import Drafter
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
+from coordinator.proposals.self_drafter import SelfDrafter
 from coordinator.proposals.source import Source
 from coordinator.round_loop import decode, read_ahead
 from coordinator.sessions.place import Place
@@ -88,7 +89,11 @@ class Generation:
         self._request = request
         request.check_session()
         self._sources = Sources.of(
-            request.draft_source, request.num_draft_tokens, shared.settings, predicts=bool(request.prediction)
+            request.draft_source,
+            request.num_draft_tokens,
+            shared.available_sources,
+            default_k=shared.settings.given_num_draft_tokens,
+            predicts=bool(request.prediction),
         )
         shared.quotas.check(request.client, request.client_limits)
 
@@ -148,21 +153,26 @@ class Generation:
         self._beginning: Beginning | None = self._beginning_of(prompt)
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
         settings, clock = shared.settings, time.perf_counter
-        sources: list[Source] = []
-        if TokenSource.DRAFT in self._sources.allowed:
-            seconds = settings.draft_timeout_seconds
-            sources.append(Drafter(shared.draft, setup, timeout_seconds=seconds, clock=clock))
-        if TokenSource.LOOKUP in self._sources.allowed:
-            text = tuple(session.token_ids)
-            sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
-        self._proposer = Proposer(sources)
         self._verifier = Verifier(
             shared.target,
             setup,
             timeout_seconds=settings.target_timeout_seconds,
             recovery_seconds=settings.target_recovery_seconds,
             clock=clock,
+            asks_ahead=shared.target_drafts,
         )
+        sources: list[Source] = []
+        if TokenSource.DRAFT in self._sources.allowed:
+            seconds = settings.draft_timeout_seconds
+            sources.append(
+                SelfDrafter(self._verifier, timeout_seconds=seconds)
+                if shared.target_drafts
+                else Drafter(shared.draft, setup, timeout_seconds=seconds, clock=clock)
+            )
+        if TokenSource.LOOKUP in self._sources.allowed:
+            text = tuple(session.token_ids)
+            sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
+        self._proposer = Proposer(sources)
         self._planner = shared.planner.begin(
             setup.sampling, self._sources, client=request.client, is_paused=lambda: place.is_paused
         )

@@ -161,6 +161,9 @@ async def _connect_target(
 
     async def on_change(ready: bool) -> None:
         metrics.show_worker("target", link.model)
+        if not settings.draft:
+            own = link.self_draft if ready else None
+            metrics.show_worker("draft", own.model if own is not None else None)
         if server.announced:
             await server.set_serving(ready)
 

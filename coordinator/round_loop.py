@@ -28,6 +28,9 @@ class RoundPlanner(Protocol):
     def plan(self, matches: Sequence[Match]) -> Plan:
         """Plan the next round, for which sources have these matches."""
 
+    def ahead(self) -> Plan:
+        """Return how many draft tokens the round after the planned one is likely to have."""
+
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
 
@@ -60,7 +63,7 @@ async def decode(
         started_at = clock()
         plan = session.bound(planner.plan(proposer.matches()))
         proposal = await proposer.propose(session.token_ids, plan)
-        verdict = await verifier.verify(session.token_ids, proposal)
+        verdict = await verifier.verify(session.token_ids, proposal, session.bound_ahead(planner.ahead()))
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
         proposer.committed(commit.token_ids)
         round_ = Round(proposal, verdict, commit, started_at, clock())

@@ -21,7 +21,6 @@ from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
-from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.token_count import count_tokens
@@ -121,14 +120,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Describe the models and the limits of a request."""
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
-            draft = coordinator.draft
+            draft = coordinator.draft_model
             return generation_pb2.GetModelInfoResponse(
                 target=_public(coordinator.target.model or coordinator.model),
-                draft=_public(draft.model) if draft.model is not None else None,
-                draft_fault=draft.fault,
+                draft=_public(draft) if draft is not None else None,
+                draft_fault=coordinator.draft_fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,
                 max_num_draft_tokens=MAX_NUM_DRAFT_TOKENS,
-                sources=[source.value for source in available_sources(coordinator.settings)],
+                sources=[source.value for source in coordinator.available_sources],
                 chat_template=coordinator.tokenizer.chat_template,
                 special_tokens=coordinator.tokenizer.special_tokens,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specd.errors import InvalidRequestError
@@ -9,10 +10,13 @@ from specd.settings import CoordinatorSettings
 from specd.vocabulary import PROPOSERS, DraftSource, TokenSource
 
 
-def available_sources(settings: CoordinatorSettings) -> tuple[TokenSource, ...]:
-    """Return the sources that a coordinator has: all but those that its settings turn off."""
+def available_sources(settings: CoordinatorSettings, *, target_drafts: bool) -> tuple[TokenSource, ...]:
+    """Return the sources that a coordinator has: all but those that its settings turn off.
+
+    `target_drafts` is whether the target worker proposes tokens, which it does instead of a draft worker.
+    """
     has = {
-        TokenSource.DRAFT: bool(settings.draft),
+        TokenSource.DRAFT: bool(settings.draft) or target_drafts,
         TokenSource.LOOKUP: settings.lookup,
         TokenSource.PREDICTION: settings.lookup,
     }
@@ -32,11 +36,16 @@ class Sources:
 
     @classmethod
     def of(
-        cls, draft_source: DraftSource, num_draft_tokens: int | None, settings: CoordinatorSettings, *, predicts: bool
+        cls,
+        draft_source: DraftSource,
+        num_draft_tokens: int | None,
+        available: Sequence[TokenSource],
+        *,
+        default_k: int | None,
+        predicts: bool,
     ) -> Sources:
         """Return the sources of a request, which `predicts` if it has a prediction. Raises InvalidRequestError."""
-        k = settings.given_num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        available = available_sources(settings)
+        k = default_k if num_draft_tokens is None else num_draft_tokens
         allowed = tuple(source for source in draft_source.sources if source in available)
         _check(draft_source, num_draft_tokens, allowed, predicts=predicts)
         if k == 0 or not allowed:

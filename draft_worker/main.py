@@ -12,11 +12,11 @@ async def run(settings: DraftWorkerSettings) -> None:
     blas = load_blas(settings.blas_threads)
 
     # MLX comes in here, after its BLAS.
-    from draft_worker.proposal import rehearse
     from draft_worker.service import DraftService
     from specd.v1 import draft_pb2_grpc
     from specd.worker.main import run_worker
     from specd.worker.model.calibration import PROPOSALS
+    from specd.worker.session.proposal import rehearse
 
     await run_worker(
         settings,

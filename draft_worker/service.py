@@ -6,16 +6,14 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from draft_worker.proposal import DraftedTokens, propose
-from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import to_distribution
 from specd.sampling import check_token_ids
-from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import draft_pb2, draft_pb2_grpc
 from specd.worker.engine.jobs import Done, Steps
+from specd.worker.session.proposal import DraftedTokens, propose
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.session.validation import check_request
+from specd.worker.session.validation import check_draft_request, check_request
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -37,14 +35,7 @@ def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeReq
     token_ids = list(request.token_ids)
     model = worker.model.info
     check_request(model, request.position, token_ids, num_draft_tokens=request.num_draft_tokens)
-    if len(request.min_confidences) > MAX_NUM_DRAFT_TOKENS:
-        raise InvalidRequestError(
-            "OUT_OF_RANGE",
-            f"min_confidences has {len(request.min_confidences)} entries: the most is {MAX_NUM_DRAFT_TOKENS}",
-        )
-    for value in request.min_confidences:
-        if not 0 <= value <= 1:
-            raise InvalidRequestError("OUT_OF_RANGE", f"min_confidences has {value:g}: it must be in [0, 1]")
+    check_draft_request(request.num_draft_tokens, request.min_confidences)
     if target_size := session.sampler.sampling.vocabulary_size:
         # Penalties index the logits by token, so the ids must lie inside the cut vocabulary.
         check_token_ids("token_ids", token_ids, vocabulary_size=target_size, model_name="the target")

@@ -44,6 +44,9 @@ class UpSettings(Settings):
     draft: ModelOrNone = Field(
         EMBEDDED_DRAFT, description="Draft model; 'lookup' for look-up alone, 'none' for the target alone."
     )
+    draft_in_target: bool = Field(
+        False, description="Compute the draft in the target worker's process, without a draft worker."
+    )
     lookup: bool = Field(True, description=CoordinatorSettings.model_fields["lookup"].description)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Admit every caller that reaches the address, also from other machines.")
@@ -71,6 +74,11 @@ class UpSettings(Settings):
     def draft_model(self) -> str:
         """The draft model, or "" without one."""
         return "" if self.draft == _LOOKUP else self.draft
+
+    @property
+    def draft_worker_model(self) -> str:
+        """The model of the draft worker, or "" without one."""
+        return "" if self.draft_in_target else self.draft_model
 
     def source_settings(self) -> dict[str, bool]:
         """Return the coordinator's settings of who proposes; its own hold for the others. Raises StartupError."""

@@ -28,4 +28,5 @@ async def run(settings: TargetWorkerSettings) -> None:
         add_service=lambda worker, server: target_pb2_grpc.add_TargetServiceServicer_to_server(
             TargetService(worker), server
         ),
+        self_draft=settings.self_draft,
     )

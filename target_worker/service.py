@@ -11,10 +11,11 @@ from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import distribution_from, to_log_probabilities, to_margin
 from specd.v1 import target_pb2, target_pb2_grpc
-from specd.worker.engine.jobs import Done, Steps
+from specd.worker.engine.jobs import Done, FirstResult, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
+from specd.worker.session.self_draft import SelfProposal
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.session.validation import check_request
+from specd.worker.session.validation import check_draft_request, check_request
 from target_worker.verification import Verification, verify
 
 
@@ -33,10 +34,19 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         await self._streams.serve(context)
 
 
-def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest) -> Steps[Verification]:
+def _begin(
+    worker: Worker, session: WorkerSession, request: target_pb2.VerifyRequest
+) -> Steps[Verification | SelfProposal]:
     token_ids, proposal = list(request.token_ids), list(request.proposal)
     model, sampling = worker.model.info, session.sampler.sampling
     check_request(model, request.position, token_ids, proposal=proposal)
+    if request.num_draft_tokens and worker.self_draft is None:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE",
+            f"num_draft_tokens is {request.num_draft_tokens}, but this worker has no draft of its own: start it with "
+            "--self-draft, or send 0",
+        )
+    check_draft_request(request.num_draft_tokens, request.min_confidences)
     if 0 < sampling.vocabulary_size < model.vocabulary_size:
         raise InvalidRequestError(
             "OUT_OF_RANGE",
@@ -45,7 +55,8 @@ def _begin(worker: Worker, session: WorkerSession, request: target_pb2.VerifyReq
         )
     num_distributions = len(proposal) if session.sampler.rejects else 0
     # Checked before the distributions are read, because each takes memory for the whole vocabulary.
-    if len(request.distributions) != num_distributions:
+    may_keep_some = session.drafter is not None and len(request.distributions) < num_distributions
+    if len(request.distributions) != num_distributions and not may_keep_some:
         raise InvalidRequestError(
             "BROKEN_DISTRIBUTION",
             f"distributions has {len(request.distributions)} entries, but acceptance by {sampling.acceptance.name} of "
@@ -60,24 +71,34 @@ def _verify(
     request: target_pb2.VerifyRequest,
     token_ids: Sequence[int],
     proposal: Sequence[int],
-) -> Steps[Verification]:
+) -> Steps[Verification | SelfProposal]:
     # This runs in the job, not on the event loop, because 32 distributions over 150,000 tokens are 19 MB.
     distributions = [distribution_from(message) for message in request.distributions]
+    drafter = session.drafter
+    if drafter is not None and session.sampler.rejects:
+        distributions = [*drafter.distributions(proposal[: len(proposal) - len(distributions)]), *distributions]
     rows = decode_distributions(distributions, worker.model.info.vocabulary_size)
     if distributions:
         check_samples(rows, proposal)
+    will_draft = drafter is not None and request.num_draft_tokens > 0
+    verification = yield from verify(
+        session.cache,
+        session.sampler,
+        request.position,
+        token_ids,
+        proposal,
+        rows,
+        chunk=worker.chunk,
+        pad=partial(_pad, worker, request.position + len(token_ids)),
+        runs_ahead=not will_draft and _runs_ahead(worker, request.position + len(token_ids)),
+        logit_rounding=worker.logit_rounding,
+    )
+    if drafter is None or not will_draft:
+        return verification
+    yield FirstResult(verification)
     return (
-        yield from verify(
-            session.cache,
-            session.sampler,
-            request.position,
-            token_ids,
-            proposal,
-            rows,
-            chunk=worker.chunk,
-            pad=partial(_pad, worker, request.position + len(token_ids)),
-            runs_ahead=_runs_ahead(worker, request.position + len(token_ids)),
-            logit_rounding=worker.logit_rounding,
+        yield from drafter.propose(
+            session.cache, verification.next_token_id, request.num_draft_tokens, list(request.min_confidences)
         )
     )
 
@@ -97,8 +118,16 @@ def _runs_ahead(worker: Worker, session_len: int) -> bool:
 
 
 def _answer(
-    session: WorkerSession, request: target_pb2.VerifyRequest, done: Done[Verification]
+    session: WorkerSession, request: target_pb2.VerifyRequest, done: Done[Verification | SelfProposal]
 ) -> target_pb2.VerifyResponse:
+    if isinstance(done.result, SelfProposal):
+        own = done.result
+        return target_pb2.VerifyResponse(
+            round=request.round,
+            self_proposal=target_pb2.SelfProposal(
+                token_ids=own.token_ids, confidences=own.confidences, time=worker_time(done), fault=own.fault
+            ),
+        )
     return target_pb2.VerifyResponse(
         round=request.round,
         num_accepted=done.result.num_accepted,

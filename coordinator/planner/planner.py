@@ -245,6 +245,16 @@ class SessionPlanner:
             return plan
         if self.may_draft and self._shared.costs.draft() is None:
             return Plan({TokenSource.DRAFT: 1})  # the Drafter reports why there is no draft
+        return self._plan_draft()
+
+    def ahead(self) -> Plan:
+        """Return how many draft tokens the next round is likely to have, for a target that proposes them ahead."""
+        if self._sources.k is not None:
+            return Plan({TokenSource.DRAFT: self._sources.k} if self._drafts else {})
+        return self._plan_draft()
+
+    def _plan_draft(self) -> Plan:
+        window = self._window
         if window is None or not self.may_draft or not window.k:
             return Plan()
         ends_early = window.num_active == 1  # several sessions would leave their common steps

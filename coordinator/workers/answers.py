@@ -47,6 +47,15 @@ def check_proposal(part: Part, plan: Plan, setup: SessionSetup, *, session_len: 
         raise _broken_draft("distributions from which its tokens cannot be samples")
 
 
+def check_self_proposal(part: Part, ahead: Plan, *, vocabulary_size: int) -> None:
+    """Raise WorkerError (TARGET_BROKEN) unless these can be the target's own draft tokens that were planned ahead."""
+    num_tokens, most = len(part.token_ids), ahead.limit(part.source)
+    if num_tokens > most or max(part.token_ids, default=0) >= vocabulary_size:
+        raise _broken_target(f"proposed {num_tokens} tokens, up to {max(part.token_ids)}, and was asked for {most}")
+    if len(part.confidences) not in {0, num_tokens} or not all(0 <= each <= 1 for each in part.confidences):
+        raise _broken_target("sent invalid confidences")
+
+
 def check_verdict(
     verdict: Verdict,
     proposal: Sequence[int],

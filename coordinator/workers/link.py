@@ -20,7 +20,8 @@ from coordinator.core import SessionSetup
 from coordinator.workers.connection import DESCRIBE_SECONDS, WorkerConnection, describe
 from coordinator.workers.description import check_description
 from coordinator.workers.errors import RefusedModelError
-from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
+from coordinator.workers.remote_worker import RemoteWorker, TargetDraft, WorkerLife
+from specd.cache_footprint import CacheFootprint
 from specd.model_info import MAX_TOKENIZER_BYTES, ModelInfo
 from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.messages import footprint_from, model_from, step_costs_from
@@ -158,7 +159,7 @@ class WorkerLink(RemoteWorker[Stream]):
             response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
         model, footprint = model_from(response.model), footprint_from(response)
         check_description(model, footprint, response.incarnation)
-        step_costs = step_costs_from(response.step_costs)
+        step_costs, self_draft = step_costs_from(response.step_costs), _self_draft_from(response)
         try:
             await self._accept(model, self)
             if must_match not in {"", model.whole_fingerprint}:
@@ -170,6 +171,7 @@ class WorkerLink(RemoteWorker[Stream]):
             await self._refuse(str(error))
             return
         self.cache_bytes, self.footprint, self.step_costs = response.cache_capacity_bytes, footprint, step_costs
+        self.self_draft = self_draft
         self.life = WorkerLife(response.incarnation, model.whole_fingerprint)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._become(model)
@@ -227,6 +229,15 @@ class WorkerLink(RemoteWorker[Stream]):
                 why = why or self._why
                 log.info("waiting for a worker", worker=self.worker, address=self.address, why=why)
             await asyncio.sleep(_REMIND_SECONDS)
+
+
+def _self_draft_from(response: model_pb2.DescribeResponse) -> TargetDraft | None:
+    """Return what a target proposes tokens with, if it does. Raises ValueError for an impossible one."""
+    if not response.HasField("self_draft"):
+        return None
+    model = model_from(response.self_draft.model)
+    check_description(model, CacheFootprint({1: 1}), response.incarnation)
+    return TargetDraft(model, step_costs_from(response.self_draft.step_costs))
 
 
 def _read_tokenizer(data: bytes, template: ChatTemplate) -> Tokenizer:

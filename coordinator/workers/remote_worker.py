@@ -29,13 +29,21 @@ class WorkerLife:
         return self.incarnation == earlier.incarnation or is_same_model
 
 
+@dataclass(frozen=True)
+class TargetDraft:
+    """The model with which a target worker proposes tokens, and its costs."""
+
+    model: ModelInfo
+    step_costs: StepCosts | None
+
+
 class RemoteWorker(Generic[Stream_co]):
     """The presence, the model and the costs of a worker, for all sessions. This class is a worker that never comes.
 
     `model` is set while the worker is there with a model that can be used. Otherwise `fault` is the reason for
     programs, such as DRAFT_UNAVAILABLE, and `refusal` the reason for people if a worker is there and cannot be used.
     Its `life`, its `step_costs` in seconds by sessions and tokens, its `cache_bytes` for the caches of all sessions and
-    the `footprint` of one session are the last known ones.
+    the `footprint` of one session are the last known ones, and for a target that proposes tokens its `self_draft`.
     """
 
     def __init__(self, fault: str, model: ModelInfo | None = None) -> None:
@@ -44,6 +52,7 @@ class RemoteWorker(Generic[Stream_co]):
         self.refusal = ""
         self.life = WorkerLife()
         self.step_costs: StepCosts | None = None
+        self.self_draft: TargetDraft | None = None
         self.cache_bytes, self.footprint = 0, CacheFootprint()
         self._changed = asyncio.Event()
 

@@ -23,7 +23,7 @@ from specd.rpc.messages import (
 )
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES, Acceptance, certain
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
 from specd.vocabulary import TokenSource
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
@@ -82,7 +82,9 @@ class WorkerStream(Generic[Request, Response]):
         self._sent_at = 0.0
         self._sent_bytes = 0
         self._ended: WorkerError | None = None
+        self._num_expected = 0  # answers to all requests
         self._answered: asyncio.Future[Response | WorkerError] = asyncio.get_running_loop().create_future()
+        self._followed: asyncio.Future[Response | WorkerError] | None = None  # by a second answer, if it is asked for
         # One reader for the life of the stream, because cancelling a single read would cancel the whole call.
         self._reading = asyncio.ensure_future(self._read())
         self._ending: asyncio.Future[None] | None = None
@@ -105,8 +107,11 @@ class WorkerStream(Generic[Request, Response]):
                 await asyncio.shield(self._reading)
         self._call.cancel()  # without effect on an ended call
 
-    async def _send(self, request: Request, timeout_seconds: float) -> None:
-        """Number and send a request, which supersedes an unanswered one. Raises WorkerError."""
+    async def _send(self, request: Request, timeout_seconds: float, *, asks_twice: bool = False) -> None:
+        """Number and send a request, which supersedes an unanswered one. Raises WorkerError.
+
+        `asks_twice` is whether it has two answers.
+        """
         request.round = 1 if self._request is None else self._request.round + 1
         if self._request is None:
             request.sampling.CopyFrom(to_session_sampling(self._setup.sampling))
@@ -116,6 +121,8 @@ class WorkerStream(Generic[Request, Response]):
         self._is_at_work = True
         self._sent_at = time.perf_counter()
         self._answered = asyncio.get_running_loop().create_future()
+        self._followed = asyncio.get_running_loop().create_future() if asks_twice else None
+        self._num_expected += 1 + asks_twice
         if self._ended is not None:
             raise self._ended
         try:
@@ -135,28 +142,24 @@ class WorkerStream(Generic[Request, Response]):
 
     async def _receive(self, timeout_seconds: float) -> tuple[Response, Exchange]:
         """Wait for the answer to the last request. Raises WorkerError."""
-        timer = asyncio.get_running_loop().call_later(timeout_seconds, self._settle, self._late(timeout_seconds))
+        answer = await self._wait(self._answered, timeout_seconds)
+        assert self._request is not None
+        return answer, _exchange(
+            answer.time,
+            self._sent_at,
+            wire_bytes=self._sent_bytes + answer.ByteSize(),
+            num_tokens=len(self._request.token_ids),
+        )
+
+    async def _wait(self, answered: asyncio.Future[Response | WorkerError], timeout_seconds: float) -> Response:
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, self._fail, self._late(timeout_seconds))
         try:
-            answer = await self._answered
+            answer = await answered
         finally:
             timer.cancel()
         if isinstance(answer, WorkerError):
             raise answer
-        assert self._request is not None
-        elapsed, spent = time.perf_counter() - self._sent_at, answer.time
-        # The reported times of a lying worker are cut to the measured time. The order of the arguments makes NaN 0.
-        compute_seconds = min(max(0.0, spent.compute_seconds), elapsed)
-        queue_seconds = min(max(0.0, spent.queue_seconds), elapsed - compute_seconds)
-        return answer, Exchange(
-            queue_seconds,
-            compute_seconds,
-            wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),  # rounding can make it negative
-            wire_bytes=self._sent_bytes + answer.ByteSize(),
-            num_sessions=min(max(spent.num_sessions, 1), _MOST_SESSIONS),
-            step_tokens=min(max(spent.step_tokens, 1), _MOST_STEP_TOKENS),
-            num_tokens=len(self._request.token_ids),
-            sent_at=self._sent_at,
-        )
+        return answer
 
     async def _read_answers(self, *, is_other_life: bool) -> WorkerError:
         """Read to the end of the stream, or to an answer without a request; return its error."""
@@ -166,11 +169,19 @@ class WorkerStream(Generic[Request, Response]):
                 return self._replaced()
             num_asked = self._request.round if self._request is not None else 0
             num_answers += 1
-            if num_answers > num_asked or response.round > num_asked:
+            is_expected = num_answers <= self._num_expected and response.round <= num_asked
+            if is_expected and response.round == num_asked and self._is_second(response):
+                is_expected = self._followed is not None and self._answered.done()
+            if not is_expected:
                 return WorkerError(self._reason("BROKEN"), f"the {self._worker} worker answered without a request")
-            if response.round == num_asked:
+            if response.round < num_asked:
+                continue
+            if self._is_second(response):
+                assert self._followed is not None
+                _set(self._followed, response)
+            else:
                 self._is_at_work = False
-                self._settle(response)
+                _set(self._answered, response)
         return WorkerLostError(self._reason("UNAVAILABLE"), f"the {self._worker} worker ended the stream")
 
     async def _read(self) -> None:
@@ -189,7 +200,7 @@ class WorkerStream(Generic[Request, Response]):
         except asyncio.CancelledError:  # not of this task: grpc.aio raises it where a call, or its channel, was closed
             closed = f"the stream to the {self._worker} worker was closed"
             self._ended = self._ended or WorkerLostError(self._reason("UNAVAILABLE"), closed)
-        self._settle(self._ended)
+        self._fail(self._ended)
 
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerError:
         code, details = error.code(), error.details() or ""
@@ -206,9 +217,15 @@ class WorkerStream(Generic[Request, Response]):
         message = f"another {self._worker} worker answers than the one whose model was checked"
         return WorkerLostError(self._reason("REPLACED"), message)
 
-    def _settle(self, answer: Response | WorkerError) -> None:
-        if not self._answered.done():
-            self._answered.set_result(answer)
+    def _is_second(self, response: Response) -> bool:
+        """Return whether this is the second answer to a request."""
+        return False
+
+    def _fail(self, error: WorkerError) -> None:
+        """End the wait for answers."""
+        for answered in (self._answered, self._followed):
+            if answered is not None:
+                _set(answered, error)
 
     def _late(self, timeout_seconds: float) -> WorkerLateError:
         message = f"no answer from the {self._worker} worker in {timeout_seconds:g} s"
@@ -216,6 +233,31 @@ class WorkerStream(Generic[Request, Response]):
 
     def _reason(self, what: str) -> str:
         return f"{self._worker.upper()}_{what}"
+
+
+def _set(answered: asyncio.Future[Any], answer: Response | WorkerError) -> None:
+    if not answered.done():
+        answered.set_result(answer)
+
+
+def _exchange(spent: model_pb2.WorkerTime, sent_at: float, *, wire_bytes: int, num_tokens: int = 0) -> Exchange:
+    """Return the exchange for which the caller has waited since `sent_at`.
+
+    The reported times of a lying worker are cut to the measured time. The order of the arguments makes NaN 0.
+    """
+    elapsed = time.perf_counter() - sent_at
+    compute_seconds = min(max(0.0, spent.compute_seconds), elapsed)
+    queue_seconds = min(max(0.0, spent.queue_seconds), elapsed - compute_seconds)
+    return Exchange(
+        queue_seconds,
+        compute_seconds,
+        wire_seconds=max(elapsed - queue_seconds - compute_seconds, 0.0),  # rounding can make it negative
+        wire_bytes=wire_bytes,
+        num_sessions=min(max(spent.num_sessions, 1), _MOST_SESSIONS),
+        step_tokens=min(max(spent.step_tokens, 1), _MOST_STEP_TOKENS),
+        num_tokens=num_tokens,
+        sent_at=sent_at,
+    )
 
 
 class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]):
@@ -263,15 +305,24 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         self._wants_those_of_prompt = setup.sampling.prompt_log_probabilities
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
-        """Run one round. Raises WorkerError."""
-        request = target_pb2.VerifyRequest(position=position, token_ids=token_ids, proposal=proposal.token_ids)
+        """Run one round, and ask for the draft tokens of the next one as planned ahead. Raises WorkerError."""
+        k = ahead.limit(TokenSource.DRAFT)
+        request = target_pb2.VerifyRequest(
+            position=position,
+            token_ids=token_ids,
+            proposal=proposal.token_ids,
+            num_draft_tokens=k,
+            min_confidences=ahead.min_confidences if k else (),
+        )
         if self._rejects:
             for part in proposal.parts:
+                if part.is_targets:  # it has kept their distributions
+                    continue
                 distributions = part.distributions or map(certain, part.token_ids)
                 request.distributions.extend(map(to_distribution, distributions))
-        await self._send(request, timeout_seconds)
+        await self._send(request, timeout_seconds, asks_twice=k > 0)
         response, exchange = await self._receive(timeout_seconds)
         log_probabilities = response.log_probabilities if self._wants_log_probabilities else ()
         of_prompt = response.prompt_log_probabilities if self._wants_those_of_prompt else ()
@@ -294,3 +345,27 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             prompt_log_probabilities=[log_probabilities_from(message) for message in of_prompt],
             margins=[margin_from(message) for message in response.margins],
         )
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        """Wait for the target's own draft tokens after the last verdict, if they were asked for. Raises WorkerError."""
+        if self._followed is None:
+            return Part(TokenSource.DRAFT, is_targets=True)
+        began_at = time.perf_counter()
+        response = await self._wait(self._followed, timeout_seconds)
+        own = response.self_proposal
+        num_entries = max(len(own.token_ids), len(own.confidences))
+        if num_entries > MAX_NUM_DRAFT_TOKENS:  # before they are copied, because there can be millions
+            raise WorkerError("TARGET_BROKEN", f"the target worker proposed {num_entries} entries of a kind")
+        fault = f"DRAFT_{own.fault}" if own.fault in _REASONS else "DRAFT_FAILED" if own.fault else ""
+        exchange = _exchange(own.time, began_at, wire_bytes=response.ByteSize())
+        return Part(
+            TokenSource.DRAFT,
+            list(own.token_ids),
+            confidences=list(own.confidences),
+            exchange=exchange,
+            fault=fault,
+            is_targets=True,
+        )
+
+    def _is_second(self, response: target_pb2.VerifyResponse) -> bool:
+        return response.HasField("self_proposal")

@@ -9,12 +9,13 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.core import Proposal, SessionSetup, Verdict
-from coordinator.workers.answers import check_verdict
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
+from coordinator.workers.answers import check_self_proposal, check_verdict
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from specd.errors import ResourceExhaustedError, UnavailableError
+from specd.vocabulary import TokenSource
 
 log = structlog.get_logger()
 
@@ -23,15 +24,19 @@ log = structlog.get_logger()
 _FIRST_PAUSE_SECONDS = 0.05
 _MOST_LOSSES = 5
 _RETRY_SECONDS = 5.0
+_NOTHING = Plan()
 
 
 class TargetStream(Protocol):
     """One session's stream to the target worker: target.proto in plain values."""
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
-        """Run one round. Raises WorkerError."""
+        """Run one round, and ask for the draft tokens of the next one as planned ahead. Raises WorkerError."""
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        """Wait for the target's own draft tokens after the last verdict, if they were asked for. Raises WorkerError."""
 
     def close(self) -> None:
         """End the stream, and with it the worker's cache."""
@@ -53,8 +58,11 @@ class Verifier:
         timeout_seconds: float,
         recovery_seconds: float,
         clock: Callable[[], float],
+        asks_ahead: bool = False,
     ) -> None:
+        """`asks_ahead` is whether the target proposes the session's draft tokens."""
         self._worker = worker
+        self._asks_ahead = asks_ahead
         self._setup = setup
         self._timeout_seconds = timeout_seconds
         self._recovery_seconds = recovery_seconds
@@ -64,9 +72,10 @@ class Verifier:
         self._vocabulary_size = 0
         self._life: WorkerLife | None = None  # the life of the target that chose the latest tokens
         self._stream_life: WorkerLife | None = None
+        self._ahead = _NOTHING  # of the draft tokens that the target may propose after its last verdict
 
-    async def verify(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
-        """Return the target's verdict on a proposal after `token_ids`.
+    async def verify(self, token_ids: Sequence[int], proposal: Proposal, ahead: Plan = _NOTHING) -> Verdict:
+        """Return the target's verdict on a proposal after `token_ids`; a target that drafts begins with those `ahead`.
 
         Raises UnavailableError when the target is lost and not back in time, or lost too often in this round, or back
         with weights that may be others (TARGET_REPLACED),
@@ -76,7 +85,7 @@ class Verifier:
         num_losses = num_replays = 0
         while True:
             try:
-                verdict = await self._exchange(token_ids, proposal)
+                verdict = await self._exchange(token_ids, proposal, ahead)
                 return replace(verdict, num_replays=num_replays, was_retried=give_up_at is not None)
             except (WorkerLostError, WorkerLateError, WorkerFullError) as error:
                 log.warning("no verdict from the target worker, trying again", reason=error.reason, error=str(error))
@@ -100,7 +109,20 @@ class Verifier:
             self._stream = None
         self._cached = CachedPrefix()
 
-    async def _exchange(self, token_ids: Sequence[int], proposal: Proposal) -> Verdict:
+    async def proposal(self, timeout_seconds: float) -> Part:
+        """Return the target's own draft tokens after its last verdict, none with a fault if there are none in time."""
+        if self._stream is None:
+            return Part(TokenSource.DRAFT, is_targets=True)
+        try:
+            part = await self._stream.proposal(timeout_seconds)
+            check_self_proposal(part, self._ahead, vocabulary_size=self._vocabulary_size)
+        except WorkerError as error:
+            # Where the target is lost, the next verdict waits for it.
+            log.warning("no proposal from the target worker", reason=error.reason, error=str(error))
+            return Part(TokenSource.DRAFT, is_targets=True, fault=error.reason)
+        return part
+
+    async def _exchange(self, token_ids: Sequence[int], proposal: Proposal, ahead: Plan) -> Verdict:
         if self._stream is None:
             if self._worker.model is None:
                 raise WorkerLostError(self._worker.fault, "the target worker is away")
@@ -115,7 +137,9 @@ class Verifier:
             self._stream = self._worker.open_stream(self._setup)
             self._vocabulary_size = self._worker.model.vocabulary_size
         position = self._cached.position(token_ids)
-        verdict = await self._stream.verify(position, token_ids[position:], proposal, self._timeout_seconds)
+        self._ahead = ahead if self._asks_ahead else _NOTHING
+        stream, seconds = self._stream, self._timeout_seconds
+        verdict = await stream.verify(position, token_ids[position:], proposal, self._ahead, seconds)
         check_verdict(
             verdict,
             proposal.token_ids,

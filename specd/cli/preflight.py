@@ -90,7 +90,7 @@ class Preflight:
         flags = {name if is_on else f"no-{name}": None for name, is_on in chosen.items()}
         self.options["coordinator"] = {**given, **flags}
         own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
-        own["draft"] = "unix:draft" if self.settings.draft_model else "none"
+        own["draft"] = "unix:draft" if self.settings.draft_worker_model else "none"
         self.coordinator = self._loaded(CoordinatorSettings, {**own, **given, **chosen}, None)
         if self.coordinator is None:
             return
@@ -110,8 +110,10 @@ class Preflight:
     def _check_workers(self, listeners: contextlib.ExitStack) -> None:
         kinds: tuple[tuple[str, Role, type[WorkerSettings], str], ...] = (
             ("target-worker", Role.TARGET_WORKER, TargetWorkerSettings, self.settings.target),
-            ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.settings.draft_model),
+            ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.settings.draft_worker_model),
         )
+        if self.settings.draft_in_target:
+            self.options["target-worker"] = {"self_draft": self.settings.draft_model or "none"}
         for process, role, cls, model in kinds:
             if model:
                 loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)

@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, wait_for_whole_fingerprint: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding", "self_draft")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class DescribeResponse(_message.Message):
     BYTES_PER_SOURCE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOGIT_ROUNDING_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
     model: Model
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     cache_capacity_bytes: int
@@ -28,7 +29,16 @@ class DescribeResponse(_message.Message):
     bytes_per_source_token: int
     incarnation: str
     logit_rounding: float
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ...) -> None: ...
+    self_draft: SelfDraft
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ...) -> None: ...
+
+class SelfDraft(_message.Message):
+    __slots__ = ("model", "step_costs")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
+    model: Model
+    step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ...) -> None: ...
 
 class CachePart(_message.Message):
     __slots__ = ("most_tokens", "bytes_per_token")

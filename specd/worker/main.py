@@ -9,12 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import mlx.core as mx
 import structlog
 
+from specd.cache_footprint import CacheFootprint
+from specd.errors import StartupError
 from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
 from specd.rpc.access import Guard
@@ -22,7 +25,6 @@ from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
 from specd.settings import WorkerSettings
-from specd.step_costs import StepCosts
 from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
 from specd.worker.cpu.scheduling_policy import schedule_in_batches
@@ -31,7 +33,7 @@ from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
-from specd.worker.model.calibration import Calibration, Workload, calibrate, keep, measure
+from specd.worker.model.calibration import PROPOSALS, Calibration, Workload, calibrate, keep, measure
 from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
@@ -40,6 +42,8 @@ from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.memory_watch import MemoryWatch
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.proposal import rehearse as rehearse_proposal
+from specd.worker.session.self_draft import SelfDraft
 from specd.worker.session.stream import Worker
 
 log = structlog.get_logger()
@@ -66,8 +70,12 @@ async def run_worker(
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
     add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
+    self_draft: str = "",
 ) -> None:
-    """Run a worker process. Raises StartupError when it cannot start."""
+    """Run a worker process. Raises StartupError when it cannot start.
+
+    `self_draft` is the model with which a target worker proposes tokens itself; "" for none.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     on_cpu = mx.default_device().type == mx.cpu
     if on_cpu:
@@ -87,33 +95,39 @@ async def run_worker(
         engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
-        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse))
+        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse, self_draft))
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # no state is lost, and this is the only way to interrupt a download
         try:
-            model, fingerprint, costs, rounding = loading.result().result
+            loaded: _Loaded = loading.result().result
+            model, costs = loaded.model, loaded.calibration.costs
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **{**facts, "model": model.info.public_name})
-            caches = CacheCapacity(settings.cache_bytes, model.cache_footprint)
-            prefixes = PrefixCache(settings.prefix_cache_bytes)
+            footprints = [model.cache_footprint, *([loaded.draft[0].cache_footprint] if loaded.draft else [])]
+            caches = CacheCapacity(settings.cache_bytes, CacheFootprint.total(footprints))
+            prefixes, drafting = _share_prefix_cache(settings, loaded, on_cpu=on_cpu)
             metrics = WorkerMetrics(registry, caches, prefixes)
 
-            def on_step(step: StepTime) -> None:
-                metrics.count_step(step)
-                if step.is_prefill:
-                    if not step.reads_source:
-                        chunk.took(step.num_tokens, step.seconds)
-                elif step.is_whole and not workload.proposes and (step.had_all_cores or step.num_sessions > 1):
-                    # The curve for one session is measured with all cores, so other steps do not refresh it.
-                    costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
-
-            engine.on_step = on_step
+            engine.on_step = _observer(workload, loaded, metrics, chunk, drafting)
             engine.expect(costs.fixed_seconds)
+            engine.drafts = drafting is not None
             # For all but large models the fingerprint is ready by now, or nearly.
-            await asyncio.wait({asyncio.wrap_future(fingerprint)}, timeout=_FINGERPRINT_SECONDS)
+            await asyncio.wait({asyncio.wrap_future(loaded.fingerprint)}, timeout=_FINGERPRINT_SECONDS)
             deferred.set(
-                Worker(engine, model, caches, prefixes, metrics, chunk, costs, not on_cpu, fingerprint, rounding)
+                Worker(
+                    engine,
+                    model,
+                    caches,
+                    prefixes,
+                    metrics,
+                    chunk,
+                    costs,
+                    runs_ahead=not on_cpu,
+                    whole_fingerprint=loaded.fingerprint,
+                    logit_rounding=loaded.calibration.logit_rounding,
+                    self_draft=drafting,
+                )
             )
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
@@ -125,10 +139,48 @@ async def run_worker(
             await stopping
             for watch in watching:
                 watch.cancel()
-            keep(model, workload, Calibration(costs, rounding))
+            keep(model, workload, loaded.calibration)
         finally:
             await server.stop(settings.shutdown_grace_seconds)
             await asyncio.to_thread(engine.stop)  # it waits for the running step
+
+
+def _observer(
+    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: SelfDraft | None
+) -> Callable[[StepTime], None]:
+    """Return what learns from the engine's steps."""
+    network, costs = loaded.model.network, loaded.calibration.costs
+    chunks = {id(network): chunk} | ({id(drafting.model.network): drafting.chunk} if drafting else {})
+
+    def observe(step: StepTime) -> None:
+        metrics.count_step(step)
+        if step.is_prefill:
+            if not step.reads_source:
+                chunks[id(step.network)].took(step.num_tokens, step.seconds)
+        # The curve for one session is measured with all cores, so other steps do not refresh it.
+        elif (
+            not workload.proposes
+            and step.is_whole
+            and step.network is network
+            and (step.had_all_cores or step.num_sessions > 1)
+        ):
+            costs.observe(step.num_sessions, step.num_tokens / step.num_sessions, step.seconds)
+
+    return observe
+
+
+def _share_prefix_cache(
+    settings: WorkerSettings, loaded: _Loaded, *, on_cpu: bool
+) -> tuple[PrefixCache, SelfDraft | None]:
+    """Return the prefix cache of the target, and the draft's, which have equal numbers of tokens in the budget."""
+    if loaded.draft is None:
+        return PrefixCache(settings.prefix_cache_bytes), None
+    draft, calibration = loaded.draft
+    of_draft, of_target = (each.cache_footprint.bytes_for(1) for each in (draft, loaded.model))
+    share = settings.prefix_cache_bytes * of_draft // (of_draft + of_target)
+    chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
+    drafting = SelfDraft(draft, calibration.costs, PrefixCache(share), chunk)
+    return PrefixCache(settings.prefix_cache_bytes - share), drafting
 
 
 async def end_if_stuck(engine: Engine, seconds: float, end: Callable[[], None]) -> None:
@@ -142,26 +194,52 @@ async def end_if_stuck(engine: Engine, seconds: float, end: Callable[[], None]) 
     end()
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    model: LoadedModel
+    fingerprint: Future[str]
+    calibration: Calibration
+    draft: tuple[LoadedModel, Calibration] | None  # a target's own
+
+
 def _load(
     settings: WorkerSettings,
     blas: str,
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
-) -> Steps[tuple[LoadedModel, Future[str], StepCosts, float]]:
-    log.info("loading", model=settings.model, blas=blas)
-    tell_supervisor(stage="loading")
-    model = load(
-        settings.model,
-        blas=blas,
-        is_optimized=True,
-        kv_bits=settings.kv_bits,
-        kv_group_size=settings.kv_group_size,
-    )
+    self_draft: str,
+) -> Steps[_Loaded]:
+    model, calibration = yield from _load_one(settings, settings.model, blas, workload, rehearse)
     fingerprint = whole_fingerprint(model.files)
+    if not self_draft:
+        return _Loaded(model, fingerprint, calibration, None)
+    draft, costs = yield from _load_one(settings, self_draft, blas, PROPOSALS, rehearse_proposal)
+    if draft.info.vocabulary_fingerprint != model.info.vocabulary_fingerprint:
+        raise StartupError(
+            f"the draft {draft.info.name} and the target {model.info.name} have different tokenizers: use a draft of "
+            "the target's family for --self-draft"
+        )
+    if draft.info.has_encoder != model.info.has_encoder:
+        raise StartupError(
+            f"only one of the draft {draft.info.name} and the target {model.info.name} has an encoder: use a draft of "
+            "the target's family for --self-draft"
+        )
+    return _Loaded(model, fingerprint, calibration, (draft, costs))
+
+
+def _load_one(
+    settings: WorkerSettings,
+    name: str,
+    blas: str,
+    workload: Workload,
+    rehearse: Callable[[LoadedModel], Steps[None]],
+) -> Steps[tuple[LoadedModel, Calibration]]:
+    log.info("loading", model=name, blas=blas)
+    tell_supervisor(stage="loading")
+    model = load(name, blas=blas, is_optimized=True, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
     tell_supervisor(stage="warming up")
     yield from warm_up(model, workload.widths, rehearse)
-    calibration = yield from calibrate(model, workload, settings.calibration_seconds)
-    return model, fingerprint, calibration.costs, calibration.logit_rounding
+    return model, (yield from calibrate(model, workload, settings.calibration_seconds))
 
 
 def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:

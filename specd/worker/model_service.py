@@ -32,6 +32,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             await asyncio.shield(asyncio.wrap_future(whole))
         response = model_pb2.DescribeResponse(step_costs=to_step_costs(worker.costs))
         response.MergeFrom(worker.description)
+        if worker.self_draft is not None:
+            response.self_draft.step_costs.extend(to_step_costs(worker.self_draft.costs))
         response.model.whole_fingerprint = whole.result() if whole.done() else ""
         return response
 

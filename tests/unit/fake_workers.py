@@ -61,9 +61,16 @@ class FakeTarget(RemoteWorker["FakeTargetStream"]):
     """The target worker. Each verify takes the next of `events`; after the last all goes well."""
 
     def __init__(
-        self, events: list[str], *, comes_back: bool = True, choose: Callable[[Sequence[int]], int] = next_token
+        self,
+        events: list[str],
+        *,
+        comes_back: bool = True,
+        choose: Callable[[Sequence[int]], int] = next_token,
+        propose: Callable[[list[int]], int] | None = None,
     ) -> None:
+        """With `propose`, it drafts itself; a proposal takes the next event, too."""
         super().__init__("TARGET_UNAVAILABLE", MODEL)
+        self.propose = propose
         self.events = events
         self.comes_back = comes_back
         self.choose = choose
@@ -82,9 +89,10 @@ class FakeTargetStream:
     worker: FakeTarget
     cache: FakeCache = field(default_factory=FakeCache)
     broken: bool = False
+    own: list[int] = field(default_factory=list)
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
         assert not self.broken, "a stream that broke was used again"
         event = self.worker.events.pop(0) if self.worker.events else "ok"
@@ -101,7 +109,21 @@ class FakeTargetStream:
         committed = len(held) - len(proposed)
         own = [self.worker.choose(held[: committed + i]) for i in range(len(proposed) + 1)]
         num_accepted = next((i for i, token in enumerate(proposed) if token != own[i]), len(proposed))
+        self.own = []
+        if self.worker.propose is not None:
+            tokens = [*held[: committed + num_accepted], own[num_accepted]]
+            for _ in range(ahead.limit(TokenSource.DRAFT)):
+                self.own.append(self.worker.propose([*tokens, *self.own]))
         return Verdict(num_accepted, own[num_accepted], len(held))
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        event = self.worker.events[0] if self.worker.events else "ok"
+        if event == "lost":  # the next request meets it, too
+            raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
+        del self.worker.events[:1]
+        if event == "ok":
+            return Part(TokenSource.DRAFT, self.own, is_targets=True)
+        raise WorkerLateError("TARGET_LATE", "late")
 
     def close(self) -> None:
         self.worker.num_open -= 1
@@ -193,13 +215,18 @@ class Planned:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = itertools.cycle(plans)
+        self._next_plan = next(self._plans)
         self._will_draft = any(plan.limit(TokenSource.DRAFT) for plan in plans)
 
     def will_draft(self) -> bool:
         return self._will_draft
 
     def plan(self, matches: Sequence[Match]) -> Plan:
-        return next(self._plans)
+        plan, self._next_plan = self._next_plan, next(self._plans)
+        return plan
+
+    def ahead(self) -> Plan:
+        return self._next_plan
 
     def observe(self, plan: Plan, round_: Round) -> float:
         assert round_.num_proposed <= plan.most

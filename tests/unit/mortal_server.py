@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from coordinator.coordinator import Coordinator
-from coordinator.core import Proposal, SessionSetup, Verdict
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.generation import Generation
 from coordinator.proposals.drafter import DraftStream
 from coordinator.service import request_from, response_from
@@ -97,7 +97,7 @@ class _SeededStream:
     held: list[int] = field(default_factory=list)
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
         assert position <= len(self.held)
         session = [*self.held[:position], *token_ids]
@@ -109,6 +109,9 @@ class _SeededStream:
             accepted += 1
         margins = [margin_of(len(session) + i, self.setup) for i in range(accepted + 1)]
         return Verdict(accepted, own, len(self.held), margins=margins)
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        raise AssertionError("this target proposes nothing")
 
     def close(self) -> None:
         """Hold nothing that would have to be freed."""

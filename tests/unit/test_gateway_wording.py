@@ -22,7 +22,6 @@ from gateway.wording import NAMES, field_of, in_http_words
 from specd.errors import SpecdError
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, Sampling
-from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.v1 import generation_pb2
 from specd.vocabulary import PROPOSERS, DraftSource
@@ -93,9 +92,7 @@ def check(**fields: Any) -> Callable[[], Any]:
             "lenience",
         ),
         (
-            lambda: Sources.of(
-                DraftSource.MODEL, None, CoordinatorSettings.model_validate({"draft": "none"}), predicts=False
-            ),
+            lambda: Sources.of(DraftSource.MODEL, None, (), default_k=None, predicts=False),
             "draft_source is 'model', but",
             "draft_source",
         ),

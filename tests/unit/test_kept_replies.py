@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from coordinator.coordinator import Coordinator
-from coordinator.core import Proposal, SessionSetup, Verdict
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.verifier import TargetStream
 from specd.client.async_client import AsyncClient
 from specd.client.protocol.chats import Messages
@@ -87,10 +87,13 @@ class _ScriptedStream:
     num_held: int = 0
 
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
         self.num_held = position + len(token_ids)
         return Verdict(0, next(self.said), self.num_held)
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        raise AssertionError("this target proposes nothing")
 
     def close(self) -> None:
         """Hold nothing that would have to be freed."""

@@ -89,11 +89,11 @@ class StrictTarget(FakeTarget):
 
 class StrictTargetStream(FakeTargetStream):
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
         assert all(token_id < VOCABULARY_SIZE for token_id in proposal.token_ids)
         assert len(proposal.token_ids) <= 9
-        return await super().verify(position, token_ids, proposal, timeout_seconds)
+        return await super().verify(position, token_ids, proposal, ahead, timeout_seconds)
 
 
 @given(prompts, st.integers(1, 40), st.integers(1, 9), st.lists(changes, max_size=20))
@@ -121,9 +121,9 @@ class LyingTarget(FakeTarget):
 
 class LyingTargetStream(FakeTargetStream):
     async def verify(
-        self, position: int, token_ids: Sequence[int], proposal: Proposal, timeout_seconds: float
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
-        verdict = await super().verify(position, token_ids, proposal, timeout_seconds)
+        verdict = await super().verify(position, token_ids, proposal, ahead, timeout_seconds)
         assert isinstance(self.worker, LyingTarget)
         self.worker.num_true -= 1
         return verdict if self.worker.num_true >= 0 else self.worker.lie(verdict)

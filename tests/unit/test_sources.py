@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from coordinator.sources import Sources
+from coordinator.sources import Sources, available_sources
 from specd.errors import InvalidRequestError
 from specd.settings import CoordinatorSettings
 from specd.vocabulary import DraftSource, TokenSource
@@ -26,7 +26,9 @@ def sources(
     *,
     predicts: bool = False,
 ) -> Sources:
-    return Sources.of(draft_source, k, given or settings(), predicts=predicts)
+    own = given or settings()
+    available = available_sources(own, target_drafts=False)
+    return Sources.of(draft_source, k, available, default_k=own.given_num_draft_tokens, predicts=predicts)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,9 @@ def test_a_given_k_is_the_draft_models_alone_and_no_source_means_no_tokens() -> 
             continue
         assert got.k is None or DRAFT not in got.allowed or got.allowed == (DRAFT,)
         assert bool(got.allowed) == (got.k != 0)
+
+
+def test_a_target_that_proposes_tokens_is_a_source_without_a_draft_worker() -> None:
+    own = settings(draft="none")
+    assert DRAFT in available_sources(own, target_drafts=True)
+    assert DRAFT not in available_sources(own, target_drafts=False)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from specd.cache_footprint import CacheFootprint
 from specd.step_costs import StepCosts
 from specd.worker.engine.forward import forward
-from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, Result, Steps
+from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, FirstResult, Result, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.session.capacity import CacheCapacity
@@ -63,8 +63,8 @@ class Driven:
     def _send(self, output: Any) -> None:
         try:
             wants = self._steps.send(output)
-            while isinstance(wants, (Evaluate, EarlyResult)):
-                if isinstance(wants, EarlyResult):
+            while isinstance(wants, (Evaluate, EarlyResult, FirstResult)):
+                if isinstance(wants, (EarlyResult, FirstResult)):
                     self.result = wants.result
                 else:
                     mx.eval(wants.arrays)

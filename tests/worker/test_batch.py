@@ -14,7 +14,6 @@ from mlx import nn
 from mlx_lm.models import ministral3
 from mlx_lm.models.cache import make_prompt_cache
 
-from draft_worker.proposal import propose
 from specd.sampling import Sampling
 from specd.worker.cpu import openblas, streams
 from specd.worker.cpu.streams import STREAMS, even_parts, share_out
@@ -24,6 +23,7 @@ from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session import session_cache
+from specd.worker.session.proposal import propose
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks, Driven, finish

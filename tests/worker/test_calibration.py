@@ -18,7 +18,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.proposal import propose
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.user_cache import taking_turns
@@ -29,6 +28,7 @@ from specd.worker.model import calibration
 from specd.worker.model.calibration import PROPOSALS, VERIFIES, Calibration, Workload, calibrate, keep
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.proposal import propose
 from specd.worker.session.session_cache import SessionCache
 from tests.worker.driving import Chunks, finish
 from tests.worker.models import TINY_VOCABULARY_SIZE, tiny_model

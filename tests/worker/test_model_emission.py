@@ -12,7 +12,6 @@ import pytest
 from mlx.utils import tree_map
 from numpy.typing import NDArray
 
-from draft_worker.proposal import propose
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
@@ -20,6 +19,7 @@ from specd.worker.model.loader import LoadedModel, load
 from specd.worker.sampling import noise
 from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.proposal import propose
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.conftest import PROMPTS

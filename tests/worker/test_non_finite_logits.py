@@ -11,13 +11,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from draft_worker.proposal import propose
 from specd.sampling import (
     Acceptance,
     Sampling,
 )
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler
+from specd.worker.session.proposal import propose
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import verify
 from tests.worker.driving import Chunks, finish

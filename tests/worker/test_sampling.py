@@ -14,7 +14,6 @@ from mlx_lm import sample_utils
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
-from draft_worker.proposal import propose
 from specd.sampling import (
     Acceptance,
     Sampling,
@@ -22,6 +21,7 @@ from specd.sampling import (
 from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.noise import Noise, Purpose
 from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.proposal import propose
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks, finish

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_worker.proposal import DraftedTokens, propose
 from specd.errors import CacheTooShortError
 from specd.sampling import Acceptance, Sampling
 from specd.worker.engine.jobs import Evaluate
@@ -21,6 +20,7 @@ from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session import session_cache
 from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.proposal import DraftedTokens, propose
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks, Driven, finish, run_some

@@ -16,10 +16,12 @@ from prometheus_client import CollectorRegistry
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
+from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.worker.engine.engine import Engine
 from specd.worker.engine.jobs import Steps
+from specd.worker.sampling.sampler import Sampler
 from specd.worker.session import stream as session_stream
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
@@ -235,6 +237,10 @@ async def test_nothing_goes_on_from_a_superseded_request_that_failed(streams: St
     assert await streams.settle() == []
 
 
+def session_of(cache: SessionCache) -> WorkerSession:
+    return WorkerSession(cache, Sampler(Sampling(), MODEL.info.vocabulary_size))
+
+
 def test_the_end_of_a_session_leaves_others_the_free_buffers_of_the_allocator() -> None:
     caches = CacheCapacity(1000, FOOTPRINT)
     one, other = SessionCache(MODEL), SessionCache(MODEL)
@@ -242,9 +248,9 @@ def test_the_end_of_a_session_leaves_others_the_free_buffers_of_the_allocator() 
         caches.add(cache)
         finish(cache.feed(mx.zeros(300, mx.uint32)))
     mx.eval(mx.ones(1000) + 1)
-    session_stream._close(one, caches, one.keep)
+    session_stream._close(session_of(one), caches, "keep")
     assert mx.get_cache_memory() > 0
-    session_stream._close(other, caches, other.keep)
+    session_stream._close(session_of(other), caches, "keep")
     assert mx.get_cache_memory() == 0
 
 

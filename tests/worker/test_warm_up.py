@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
-import draft_worker.proposal
+import specd.worker.session.proposal
 import target_worker.verification
 from specd.user_cache import keep_compiled_kernels
 from specd.worker import main as module
@@ -25,7 +25,7 @@ from specd.worker.model.loader import LoadedModel
 from tests.worker.driving import finish
 from tests.worker.models import tiny_model
 
-REHEARSALS = [draft_worker.proposal.rehearse, target_worker.verification.rehearse]
+REHEARSALS = [specd.worker.session.proposal.rehearse, target_worker.verification.rehearse]
 Rehearsal = Callable[[LoadedModel], Steps[None]]
 
 

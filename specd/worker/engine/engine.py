@@ -15,7 +15,7 @@ import structlog
 
 from specd.worker.cpu.streams import has_several_cores
 from specd.worker.engine.forward import compute
-from specd.worker.engine.jobs import Done, EarlyResult, Encode, Evaluate, Feed, Result, Steps
+from specd.worker.engine.jobs import Done, EarlyResult, Encode, Evaluate, Feed, FirstResult, Result, Steps
 from specd.worker.engine.scheduler import Scheduler, StepTime
 
 log = structlog.get_logger()
@@ -28,10 +28,17 @@ class _Job(Generic[Result]):
     submitted_at: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Done[Result]]
+    first: asyncio.Future[Done[Any]] | None = None
     wants: Feed | Encode | Evaluate | None = None
     compute_seconds: float = 0.0
     num_sessions: int = 1
     step_tokens: int = 0
+
+    def done(self, result: Result, started_at: float, now: float) -> Done[Result]:
+        """Return a result with its times; the step that gave it began at `started_at`."""
+        compute_seconds = self.compute_seconds + now - started_at
+        queue_seconds = now - self.submitted_at - compute_seconds
+        return Done(result, queue_seconds, compute_seconds, self.num_sessions, self.step_tokens)
 
     def settle(self, outcome: Done[Result] | Exception) -> None:
         """Hand the outcome over to the event loop."""
@@ -91,6 +98,7 @@ class Engine:
         self._on_failure = on_failure
         self._compute = compute
         self.on_step: Callable[[StepTime], None] = lambda _: None
+        self.drafts = False  # whether it computes the draft, too, so that no other process does
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -105,14 +113,20 @@ class Engine:
         since = self._busy_since
         return time.perf_counter() - since if since is not None else 0.0
 
-    def submit(self, steps: Steps[Result], session: Hashable = None) -> asyncio.Future[Done[Result]]:
+    def submit(
+        self,
+        steps: Steps[Result],
+        session: Hashable = None,
+        *,
+        first: asyncio.Future[Done[Any]] | None = None,
+    ) -> asyncio.Future[Done[Result]]:
         """Queue a job, from the event loop; cancelling the future drops the job at its next step.
 
         `session` is the job's session, if it has one: steps may wait for sessions that usually return soon. Once the
-        engine is stopped, the job is cancelled.
+        engine is stopped, the job is cancelled. `first` gets the job's `FirstResult`, if it has one.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(steps, session, time.perf_counter(), loop, loop.create_future())
+        job = _Job(steps, session, time.perf_counter(), loop, loop.create_future(), first)
         if self._stopped:
             job.future.cancel()
         else:
@@ -203,8 +217,8 @@ class Engine:
         for job in jobs:
             job.num_sessions, job.step_tokens = len(jobs), num_tokens
         self._schedule.window.step_begins([job.session for job in jobs if job.session is not None])
-        # Where other sessions are active, the draft computes for them now, and needs the other cores.
-        owns_all_cores = self.num_active_sessions <= len(jobs)
+        # Where other sessions are active, a draft worker computes for them now, and needs the other cores.
+        owns_all_cores = self.drafts or self.num_active_sessions <= len(jobs)
         try:
             outputs = self._compute(feeds, owns_all_cores=owns_all_cores)
         except Exception as error:
@@ -218,6 +232,7 @@ class Engine:
             num_tokens=num_tokens,
             is_prefill=not feeds[0].wants_logits,
             reads_source=isinstance(feeds[0], Encode),
+            network=feeds[0].network,
             seconds=ended_at - started_at,
             had_all_cores=owns_all_cores,
             is_whole=was_evaluated and self._is_evaluated,
@@ -251,10 +266,14 @@ class Engine:
             return
         try:
             wants = job.steps.send(value)
+            if isinstance(wants, FirstResult):
+                started_at = self._begin_second(job, wants.result, started_at)
+                wants = job.steps.send(None)
             if isinstance(wants, EarlyResult):
                 self._end(job, wants.result, started_at)
                 self._continue(job)
                 return
+            assert not isinstance(wants, FirstResult), "a job has one first result"
             job.wants = wants
         except StopIteration as stop:
             self._end(job, stop.value, started_at)
@@ -283,12 +302,18 @@ class Engine:
         except Exception:  # the job frees what it holds, and the session's next request says what is missing
             log.exception("steps ahead failed")
 
+    def _begin_second(self, job: _Job[Any], result: Any, started_at: float) -> float:
+        """Hand over a job's first result; return the time from which the second one counts."""
+        now = time.perf_counter()
+        if job.first is not None:
+            job.loop.call_soon_threadsafe(_settle, job.first, job.done(result, started_at, now))
+        job.submitted_at, job.compute_seconds = now, 0.0
+        return now
+
     def _end(self, job: _Job[Any], result: Any, started_at: float) -> None:
         job.wants = None
         now = time.perf_counter()
-        compute_seconds = job.compute_seconds + now - started_at
-        queue_seconds = now - job.submitted_at - compute_seconds
-        job.settle(Done(result, queue_seconds, compute_seconds, job.num_sessions, job.step_tokens))
+        job.settle(job.done(result, started_at, now))
         if job.session is not None:
             self._schedule.window.answered(job.session, now)
 

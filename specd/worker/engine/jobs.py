@@ -55,6 +55,11 @@ class Feed:
         """The number of tokens."""
         return self.token_ids.size
 
+    @property
+    def network(self) -> Module:
+        """The network to feed them to."""
+        return self.cache.network
+
 
 class SharedPass(Protocol):
     """A pass for several sessions that have their rows in one buffer."""
@@ -77,6 +82,7 @@ class Encode:
     num_tokens: int
     describe: Callable[[], Sequence[mx.array]]
     wants_logits = False
+    network = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +99,17 @@ class EarlyResult:
     result: Any
 
 
+@dataclass(frozen=True, eq=False)
+class FirstResult:
+    """The first result of a job that continues like any other, to a second result, and can still be dropped."""
+
+    result: Any
+
+
 # A job for the model. It yields tokens to feed, and gets their logits; or a part of a source to read, and gets its
 # arrays; or arrays, which are evaluated in the same step. It can be dropped at each of these. Its result is what it
-# returns, or an `EarlyResult`.
-Steps = Generator[Feed | Encode | Evaluate | EarlyResult, Any, Result]
+# returns, or an `EarlyResult`; there can be a `FirstResult` before it.
+Steps = Generator[Feed | Encode | Evaluate | EarlyResult | FirstResult, Any, Result]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class StepTime:
 
     `is_prefill` is also true for parts of a source, with `reads_source`. `is_whole` is whether the step evaluated all
     that it described, and nothing from the step before. `had_all_cores` is whether it was for all active sessions.
+    `network` computed it; None for a part of a source.
     """
 
     num_sessions: int
@@ -36,6 +37,7 @@ class StepTime:
     reads_source: bool = False
     is_whole: bool = True
     had_all_cores: bool = True
+    network: object = None
 
 
 class Job(Protocol):
@@ -116,13 +118,18 @@ class Scheduler(Generic[JobT]):
 
 
 def _take(waiting: deque[JobT]) -> list[JobT]:
-    """Remove and return the oldest jobs, as many as fit into a step."""
+    """Remove and return the oldest jobs that the oldest one's network computes, as many as fit into a step."""
     batch: list[JobT] = []
-    room = MAX_STEP_TOKENS
+    others: list[JobT] = []
+    network, room = waiting[0].feed.network, MAX_STEP_TOKENS
     while waiting and len(batch) < MAX_STEP_ROWS:
         feed = waiting[0].feed
+        if feed.network is not network:
+            others.append(waiting.popleft())
+            continue
         if batch and feed.num_tokens > room:
             break
         room -= feed.num_tokens
         batch.append(waiting.popleft())
+    waiting.extendleft(reversed(others))
     return batch

@@ -29,6 +29,7 @@ from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.self_draft import SelfDraft, SessionDraft
 from specd.worker.session.session_cache import SessionCache
 from specd.worker.session.validation import check_namespace, check_source
 
@@ -40,8 +41,8 @@ class Worker:
     """A loaded model, its engine, the caches of its sessions, and the prefix cache.
 
     `fingerprint` digests all bytes of the model; it is "" if they cannot be read. `logit_rounding` is measured at the
-    calibration, for near ties. `incarnation` is a random id of this life of the process, in `Describe` and in the
-    initial metadata of each stream.
+    calibration, for near ties. A target may have a draft of its own, `self_draft`. `incarnation` is a random id of this
+    life of the process, in `Describe` and in the initial metadata of each stream.
     """
 
     engine: Engine
@@ -54,6 +55,7 @@ class Worker:
     runs_ahead: bool = False  # whether a target computes while an answer travels
     whole_fingerprint: Future[str] = field(default_factory=Future)
     logit_rounding: float = 0.0
+    self_draft: SelfDraft | None = None
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
     description: model_pb2.DescribeResponse = field(init=False)  # only the constant fields
     tokenizer_config: model_pb2.TokenizerConfig = field(init=False)
@@ -70,6 +72,8 @@ class Worker:
                 bytes_per_source_token=footprint.bytes_per_source_token,
                 logit_rounding=self.logit_rounding,
             )
+            if self.self_draft is not None:
+                description.self_draft.model.CopyFrom(to_model(self.self_draft.model.info))
             tokenizer_config = model_pb2.TokenizerConfig(**dataclasses.asdict(self.model.tokenizer_config))
         except (ValueError, TypeError) as error:
             raise StartupError(
@@ -82,10 +86,11 @@ class Worker:
 
 @dataclass
 class WorkerSession:
-    """The session's KV cache, and its sampler."""
+    """The session's KV cache and its sampler, and what proposes tokens where the target drafts itself."""
 
     cache: SessionCache
     sampler: Sampler
+    drafter: SessionDraft | None = None
 
 
 class _Request(Protocol):
@@ -115,6 +120,7 @@ class _Asked(Generic[Request, Result]):
 
     request: Request
     computing: asyncio.Future[Done[Result]]
+    first: asyncio.Future[Done[Any]]  # never done where a request has one answer
 
 
 class SessionStreams(Generic[Request, Result, Response]):
@@ -154,17 +160,17 @@ class SessionStreams(Generic[Request, Result, Response]):
         cache = SessionCache(worker.model, worker.prefixes)
         session = WorkerSession(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
         worker.caches.add(cache)
-        end = cache.keep
+        end: Literal["keep", "free"] = "keep"
         log.debug("session opened")
         try:
             await self._serve_latest(worker, context, session)
         except Exception:
-            end = cache.free
+            end = "free"
             worker.metrics.requests.labels("failed").inc()
             raise
         finally:
             # On the engine's thread, because the running step may still use the cache.
-            worker.engine.run_soon(partial(_close, cache, worker.caches, end))
+            worker.engine.run_soon(partial(_close, session, worker.caches, end))
             log.debug("session closed")
 
     async def _serve_latest(
@@ -180,12 +186,7 @@ class SessionStreams(Generic[Request, Result, Response]):
                         worker.metrics.requests.labels("superseded").inc()
                     structlog.contextvars.bind_contextvars(request=request.round)
                     if latest is None:
-                        if request.HasField("sampling"):
-                            session.sampler = _sampler(worker, request.sampling)
-                        check_source(worker.model.info, request.source_token_ids)
-                        session.cache.source = tuple(request.source_token_ids)
-                        check_namespace(request.namespace)
-                        session.cache.namespace = request.namespace
+                        _set_up(worker, session, request)
                     elif request.HasField("sampling") or request.source_token_ids or request.namespace:
                         raise InvalidRequestError(
                             "CONTRADICTION",
@@ -194,14 +195,18 @@ class SessionStreams(Generic[Request, Result, Response]):
                         )
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
-                    latest = _Asked(request, worker.engine.submit(_free_on_error(session.cache, steps), session.cache))
-                    answers.create_task(self._write_answer(worker, context, session, latest, writing))
+                    first = asyncio.get_running_loop().create_future()
+                    job = _free_on_error(session.cache, steps)
+                    latest = _Asked(request, worker.engine.submit(job, session.cache, first=first), first)
+                    answers.create_task(self._write_answers(worker, context, session, latest, writing))
+                if latest is not None and latest.first.done():
+                    latest.computing.cancel()  # nobody waits for the second answer
         finally:
             # A task that was cancelled before it began has not cancelled its job.
             if latest is not None:
                 latest.computing.cancel()
 
-    async def _write_answer(
+    async def _write_answers(
         self,
         worker: Worker,
         context: grpc.aio.ServicerContext[Request, Response],
@@ -209,19 +214,27 @@ class SessionStreams(Generic[Request, Result, Response]):
         asked: _Asked[Request, Result],
         writing: asyncio.Lock,
     ) -> None:
-        done = await asked.computing
-        response = self._answer(session, asked.request, done)
-        async with writing:  # gRPC takes one message at a time
-            write = asyncio.ensure_future(context.write(response))
-            try:
-                await asyncio.shield(write)
-            except asyncio.CancelledError:
-                # gRPC loses a status during a write, and the caller would wait for it for ever.
-                await asyncio.gather(write, return_exceptions=True)
-                raise
+        """Write the answer to a request, or both of them."""
+        await asyncio.wait({asked.first, asked.computing}, return_when=asyncio.FIRST_COMPLETED)
+        for answer in (asked.first, asked.computing):
+            if answer is asked.first and not answer.done():
+                continue
+            done = await answer
+            async with writing:  # gRPC takes one message at a time
+                await _write(context, self._answer(session, asked.request, done))
+            worker.metrics.compute_seconds.observe(done.compute_seconds)
+            worker.metrics.queue_seconds.observe(done.queue_seconds)
         worker.metrics.requests.labels("done").inc()
-        worker.metrics.compute_seconds.observe(done.compute_seconds)
-        worker.metrics.queue_seconds.observe(done.queue_seconds)
+
+
+async def _write(context: grpc.aio.ServicerContext[Any, Response], response: Response) -> None:
+    write = asyncio.ensure_future(context.write(response))
+    try:
+        await asyncio.shield(write)
+    except asyncio.CancelledError:
+        # gRPC loses a status during a write, and the caller would wait for it for ever.
+        await asyncio.gather(write, return_exceptions=True)
+        raise
 
 
 def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
@@ -234,11 +247,21 @@ def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
     )
 
 
-def _sampler(worker: Worker, message: sampling_pb2.SessionSampling) -> Sampler:
-    sampling, model = sampling_from(message), worker.model.info
+def _set_up(worker: Worker, session: WorkerSession, request: _Request) -> None:
+    """Set up a session by its first request. Raises InvalidRequestError."""
+    model = worker.model.info
+    sampling = sampling_from(request.sampling) if request.HasField("sampling") else Sampling()
     vocabulary_size = min(sampling.vocabulary_size or model.vocabulary_size, model.vocabulary_size)
     sampling.check(vocabulary_size=vocabulary_size, model_name=model.name)
-    return Sampler(sampling, model.vocabulary_size)
+    check_source(model, request.source_token_ids)
+    check_namespace(request.namespace)
+    session.sampler = Sampler(sampling, model.vocabulary_size)
+    caches = [session.cache]
+    if worker.self_draft is not None:
+        session.drafter = SessionDraft(worker.self_draft, sampling, model.vocabulary_size)
+        caches.append(session.drafter.cache)
+    for cache in caches:
+        cache.source, cache.namespace = tuple(request.source_token_ids), request.namespace
 
 
 def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
@@ -256,12 +279,13 @@ def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
         raise
 
 
-def _close(cache: SessionCache, caches: CacheCapacity, end: Callable[[], None]) -> None:
-    caches.discard(cache)
-    try:
-        end()
-    except Exception:  # keeping the cache evaluates it, which can run out of memory and must not end other sessions
-        log.exception("cannot keep the cache of a session")
-        cache.free()
+def _close(session: WorkerSession, caches: CacheCapacity, end: Literal["keep", "free"]) -> None:
+    caches.discard(session.cache)
+    for cache in [session.cache, *([session.drafter.cache] if session.drafter else [])]:
+        try:
+            getattr(cache, end)()
+        except Exception:  # keeping the cache evaluates it, which can run out of memory and must not end other sessions
+            log.exception("cannot keep the cache of a session")
+            cache.free()
     if not len(caches):
         mx.clear_cache()  # only without sessions, because they reuse the allocator's free buffers

@@ -50,15 +50,31 @@ def check_request(
         raise InvalidRequestError("EMPTY_TOKEN_IDS", "token_ids is empty: send at least one token")
     for field, ids in (("token_ids", token_ids), ("proposal", proposal)):
         check_token_ids(field, ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
-    for field, count in (("num_draft_tokens", num_draft_tokens), ("proposal", len(proposal))):
-        if count > MAX_NUM_DRAFT_TOKENS:
-            raise InvalidRequestError(
-                "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
-            )
+    _check_count("num_draft_tokens", num_draft_tokens)
+    _check_count("proposal", len(proposal))
     total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
     if total > model.context_length:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"position {position}, {len(token_ids)} token_ids and the draft tokens make {total} tokens, "
             f"but the context of {model.name} has {model.context_length}: send fewer",
+        )
+
+
+def check_draft_request(num_draft_tokens: int, min_confidences: Sequence[float]) -> None:
+    """Check a request for draft tokens. Raises InvalidRequestError."""
+    _check_count("num_draft_tokens", num_draft_tokens)
+    if len(min_confidences) > MAX_NUM_DRAFT_TOKENS:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"min_confidences has {len(min_confidences)} entries: the most is {MAX_NUM_DRAFT_TOKENS}"
+        )
+    for value in min_confidences:
+        if not 0 <= value <= 1:
+            raise InvalidRequestError("OUT_OF_RANGE", f"min_confidences has {value:g}: it must be in [0, 1]")
+
+
+def _check_count(field: str, count: int) -> None:
+    if count > MAX_NUM_DRAFT_TOKENS:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
         )

@@ -1,0 +1,101 @@
+"""Proposals of a target worker that drafts itself: after its verdict, for the session's next round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from specd.errors import InvalidRequestError, SpecdError
+from specd.sampling import Sampling, TokenDistribution, certain
+from specd.step_costs import StepCosts
+from specd.worker.engine.jobs import Steps
+from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.model.loader import LoadedModel
+from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.proposal import DraftedTokens, propose
+from specd.worker.session.session_cache import SessionCache
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class SelfDraft:
+    """A draft model in the target's process: its model, costs and cached prefixes, for all sessions."""
+
+    model: LoadedModel
+    costs: StepCosts
+    prefixes: PrefixCache
+    chunk: PrefillChunk
+
+
+@dataclass(frozen=True)
+class SelfProposal:
+    """The tokens that a target worker proposes after its verdict, or none with a `fault`: why it proposes none."""
+
+    token_ids: Sequence[int] = ()
+    confidences: Sequence[float] = ()
+    fault: str = ""
+
+
+class SessionDraft:
+    """Proposes tokens for one session of a target worker.
+
+    A fault costs the session only speed: its proposal is then empty. The cache holds the session's tokens of the last
+    proposal, and tokens of that proposal. The arrays belong to the engine's thread, so only jobs may call the methods.
+    """
+
+    def __init__(self, draft: SelfDraft, sampling: Sampling, target_vocabulary_size: int) -> None:
+        self._draft = draft
+        self.cache = SessionCache(draft.model, draft.prefixes)
+        info = draft.model.info
+        self._fault = ""
+        try:
+            sampling.check(vocabulary_size=min(target_vocabulary_size, info.vocabulary_size), model_name=info.name)
+        except InvalidRequestError as error:  # it has tokens for which the draft has no rows
+            self._fault = error.reason
+        sampling = replace(sampling, vocabulary_size=target_vocabulary_size)
+        self._sampler = Sampler(sampling, info.vocabulary_size)
+        self._session_len = 0
+        self._latest = DraftedTokens([], 0)
+
+    def propose(
+        self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
+    ) -> Steps[SelfProposal]:
+        """Propose tokens after the tokens of the session that the target's cache holds, and the target's next one."""
+        self._latest = DraftedTokens([], 0)
+        session_len = target.known_len + 1
+        if self._fault:
+            return SelfProposal(fault=self._fault)
+        room = self._draft.model.info.context_length - session_len
+        if room <= 0:
+            return SelfProposal(fault="CONTEXT_EXCEEDED")
+        position = min(self._session_len, self.cache.cached_len, session_len - 1)
+        token_ids = [*target.token_ids[position : target.known_len], next_token_id]
+        self._session_len = session_len
+        try:
+            self._latest = yield from propose(
+                self.cache,
+                self._sampler,
+                position,
+                token_ids,
+                min(num_draft_tokens, room),
+                chunk=self._draft.chunk,
+                min_confidences=min_confidences,
+            )
+        except Exception as error:
+            self.cache.free()
+            log.warning("no proposal after the verdict", error=repr(error))
+            return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
+        return SelfProposal(self._latest.token_ids, self._latest.confidences)
+
+    def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
+        """Return the distributions that these tokens, the first of a proposal, were sampled from.
+
+        Tokens of another proposal, or of another life of the worker, are guesses: their distributions are certain of
+        them, which is exact for any token that was chosen without the noise of the acceptance.
+        """
+        same = self._latest.token_ids[: len(token_ids)] == list(token_ids)
+        return self._latest.distributions[: len(token_ids)] if same else [*map(certain, token_ids)]

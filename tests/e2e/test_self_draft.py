@@ -1,0 +1,108 @@
+"""A target worker that drafts itself, through the service: two processes instead of three."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
+from specd.v1.generation_pb2 import StopConditions
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION, SamplingParameters
+from tests.e2e.completions import Completion, complete
+from tests.e2e.faults import ENVIRONMENT, are_free, assert_same, eventually, is_whole, kill
+from tests.e2e.faults import complete as complete_undisturbed
+from tests.e2e.processes import PATIENCE_SECONDS, start_specd
+from tests.raw_client import RawClient
+from tests.thorough import examples
+
+FIELDS: dict[str, Any] = {"max_tokens": 48, "stop": StopConditions(ignore_eos=True)}
+
+
+@pytest.fixture(scope="module")
+async def self_drafting() -> AsyncIterator[Stack]:
+    options = {"target-worker": {"self_draft": EMBEDDED_DRAFT}}
+    async with Stack(target=EMBEDDED_TARGET, draft="", environment=ENVIRONMENT, options=options) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+async def self_client(self_drafting: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(self_drafting.address) as connected:
+        yield connected
+
+
+async def ask(client: RawClient, prompt: str, k: int | None, **sampling: Any) -> Completion:
+    given = {} if k is None else {"num_draft_tokens": k}
+    return await complete(client, prompt, sampling=SamplingParameters(seed=5, **sampling), **FIELDS, **given)
+
+
+async def test_the_model_that_drafts_is_known(self_drafting: Stack, self_client: RawClient) -> None:
+    assert self_drafting.draft is None
+    info = await self_client.model_info()
+    assert (info.draft.name, info.draft_fault) == (Path(EMBEDDED_DRAFT).name, "")
+    assert await is_whole(self_drafting)
+
+
+@pytest.mark.parametrize("temperature", examples([0.0, 1.0, 0.7], 2))
+@pytest.mark.parametrize("acceptance", [ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION])
+async def test_rounds_are_those_of_a_draft_worker(
+    client: RawClient, self_client: RawClient, prompts: list[str], temperature: float, acceptance: int
+) -> None:
+    """Tokens, and by position what was proposed and accepted; and with COUPLED the text of the target alone."""
+    sampling = {"temperature": temperature, "acceptance": acceptance}
+    for number, k in ((1, 1), (2, 4), (3, 8)):
+        by_worker = await ask(client, prompts[number], k, **sampling)
+        by_target = await ask(self_client, prompts[number], k, **sampling)
+        assert by_target.token_ids == by_worker.token_ids
+        ours, theirs = by_target.statistics, by_worker.statistics
+        assert list(ours.proposed_by_position) == list(theirs.proposed_by_position)
+        assert list(ours.accepted_by_position) == list(theirs.accepted_by_position)
+        assert ours.proposed_tokens > 0
+        if acceptance == ACCEPTANCE_METHOD_COUPLED:
+            assert by_target.token_ids == (await ask(client, prompts[number], 0, **sampling)).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_sessions_go_together(self_client: RawClient, prompts: list[str], temperature: float) -> None:
+    alone = [await ask(self_client, prompt, 0, temperature=temperature) for prompt in prompts[1:7]]
+    for ks in ([4] * 6, [None] * 6, [0, 1, None, 3, 8, 2]):
+        together = await asyncio.gather(
+            *(ask(self_client, prompt, k, temperature=temperature) for prompt, k in zip(prompts[1:7], ks, strict=True))
+        )
+        assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+
+
+@pytest.mark.parametrize(("kill_in_round", "temperature"), examples([(3, 0.0), (6, 1.0), (2, 0.7)], 2))
+async def test_a_killed_target_changes_nothing_and_drafts_again(
+    self_drafting: Stack, self_client: RawClient, prompts: list[str], kill_in_round: int, temperature: float
+) -> None:
+    await eventually(lambda: is_whole(self_drafting))
+    expected = await complete_undisturbed(self_client, prompts[2], num_draft_tokens=0, temperature=temperature)
+    completion = await complete_undisturbed(
+        self_client,
+        prompts[2],
+        temperature=temperature,
+        on_round=lambda number: kill(self_drafting.target) if number == kill_in_round else None,
+    )
+    assert_same(completion, expected)
+    assert completion.statistics.target_replays >= 1
+    assert sum(response.round.proposed for response in completion.responses[kill_in_round + 2 :]) > 0
+    await eventually(lambda: are_free(self_drafting.target))
+
+
+async def test_up_starts_no_draft_worker(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/coordinator"
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        start_specd("up", "--draft-in-target", "--no-metrics", "--listen", address) as up,
+    ):
+        event = await up.next_event("ready", process="coordinator")
+        assert event["draft"].endswith(Path(EMBEDDED_DRAFT).name)
+        async with RawClient(address) as client:
+            completion = await complete(client, "def add(a, b):", num_draft_tokens=4, **FIELDS)
+            assert completion.statistics.proposed_tokens > 0
