@@ -164,7 +164,7 @@ async def test_texts_are_those_of_the_target_alone(draft: str, temperature: floa
 
 @pytest.mark.parametrize("acceptance", Acceptance)
 async def test_a_draft_that_is_the_target_is_accepted(acceptance: Acceptance) -> None:
-    """Its proposals are right only if its cache has exactly the session's tokens, whatever was rewound."""
+    """Its proposals are right only if its cache has exactly the tokens of the session."""
     sampling = Sampling(temperature=1.0, seed=3, acceptance=acceptance)
     async with serving(TARGET) as service:
         _, callers = await decode_all(service, sampling, prompts_of(3, 4), (2, 5), seed=3, is_erratic=False)
@@ -188,7 +188,7 @@ async def test_proposals_do_not_depend_on_what_was_rewound_replaced_or_supersede
 
 
 async def test_rejection_of_own_tokens_needs_no_distribution_and_follows_the_target() -> None:
-    """With greedy rejection the text is the target's own, whatever the worker has kept of its proposals."""
+    """With greedy rejection the text is the target's own, with and without what the worker keeps of its proposals."""
     sampling = Sampling(temperature=0.0, acceptance=Acceptance.REJECTION)
     prompts = prompts_of(5, 3)
     async with serving(None) as service:
