@@ -20,6 +20,7 @@ class FakeFeed:
     name: str
     num_tokens: int = 1
     wants_logits: bool = True
+    network: str = "target"
 
 
 class FakeModel:

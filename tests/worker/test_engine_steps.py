@@ -16,7 +16,7 @@ from specd.step_costs import StepCosts
 from specd.worker.engine import batch_window
 from specd.worker.engine import scheduler as schedule
 from specd.worker.engine.engine import Engine
-from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, Steps
+from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, FirstResult, Steps
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.session.stream import Worker
 from target_worker.service import _pad
@@ -68,6 +68,44 @@ async def test_an_early_result_comes_before_what_follows_it(engine: Engine, fake
     has_come.set()
     assert (await engine.submit(steps("next", 1))).result == "next"
     assert fake_model.passes == [["first"], ["ahead"], ["next"]]
+
+
+async def test_a_first_result_comes_before_the_second_which_others_join(engine: Engine, fake_model: FakeModel) -> None:
+    def job(name: str) -> Steps[str]:
+        yield feed(name)
+        yield FirstResult(f"first {name}")
+        yield feed(f"more {name}")
+        return f"second {name}"
+
+    loop = asyncio.get_running_loop()
+    firsts = [loop.create_future() for _ in "ab"]
+    seconds = [engine.submit(job(name), first=first) for name, first in zip("ab", firsts, strict=True)]
+    assert [(await first).result for first in firsts] == ["first a", "first b"]
+    assert [(await second).result for second in seconds] == ["second a", "second b"]
+    assert sorted(name for names in fake_model.passes for name in names) == ["a", "b", "more a", "more b"]
+
+
+async def test_what_follows_a_first_result_can_be_dropped(engine: Engine, fake_model: FakeModel) -> None:
+    was_closed, may_go_on = threading.Event(), threading.Event()
+
+    def job() -> Steps[str]:
+        try:
+            yield feed("first")
+            yield FirstResult("result")
+            yield feed("more")
+            assert may_go_on.wait(timeout=30)
+            yield feed("not computed")
+            return "second"
+        finally:
+            was_closed.set()
+
+    first = asyncio.get_running_loop().create_future()
+    second = engine.submit(job(), first=first)
+    assert (await first).result == "result"
+    second.cancel()
+    may_go_on.set()
+    assert await asyncio.to_thread(was_closed.wait, 30)
+    assert ["not computed"] not in fake_model.passes
 
 
 async def test_an_error_after_an_early_result_ends_only_what_follows_it(engine: Engine, fake_model: FakeModel) -> None:

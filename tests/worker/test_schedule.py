@@ -24,6 +24,7 @@ CHUNK_SECONDS = 5.0
 class FakeFeed:
     num_tokens: int
     wants_logits: bool
+    network: str = "target"
 
 
 class Session:
@@ -255,6 +256,18 @@ def test_a_window_goes_by_what_is_expected_until_steps_differ() -> None:
         schedule.window.expect(expected)
         schedule.stepped(rounds_step(1, 1.1), 20.0)
         assert schedule.window.fixed_seconds == expected
+
+
+def test_a_step_is_for_the_network_that_waits_longest() -> None:
+    """A target that drafts itself has jobs of two."""
+    schedule = Scheduler[FakeJob]()
+    jobs = [FakeJob(cast(Feed, FakeFeed(1, True, name)), None) for name in ("draft", "target", "draft", "target")]
+    for job in jobs:
+        schedule.add(job, 10.0)
+    assert schedule.next_step(10.0)[0] == [jobs[0], jobs[2]]
+    schedule.add(jobs[0], 10.1)
+    assert schedule.next_step(10.2)[0] == [jobs[1], jobs[3]]
+    assert schedule.next_step(10.3)[0] == [jobs[0]]
 
 
 def test_nobody_is_waited_for_when_nobody_is_expected() -> None:
