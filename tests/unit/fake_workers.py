@@ -15,7 +15,7 @@ from coordinator.proposals.source import Source
 from coordinator.round_loop import RoundPlanner, decode
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
-from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import Verifier
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
@@ -71,6 +71,7 @@ class FakeTarget(RemoteWorker["FakeTargetStream"]):
         """With `propose`, it drafts itself; a proposal takes the next event, too."""
         super().__init__("TARGET_UNAVAILABLE", MODEL)
         self.propose = propose
+        self.self_draft = TargetDraft(MODEL, None) if propose is not None else None
         self.events = events
         self.comes_back = comes_back
         self.choose = choose

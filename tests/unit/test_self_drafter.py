@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 
-from coordinator.core import Part, Plan, Round
+from coordinator.core import Part, Plan, Round, SessionSetup
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.self_drafter import SelfDrafter
 from coordinator.round_loop import decode
@@ -22,6 +22,7 @@ from tests.unit.fake_workers import (
     SETUP,
     VOCABULARY_SIZE,
     FakeTarget,
+    FakeTargetStream,
     Planned,
     decode_with_target_alone,
     make_session,
@@ -96,6 +97,17 @@ def test_a_proposal_that_is_always_right_is_accepted_in_every_round_but_the_firs
 def test_fewer_tokens_than_were_asked_ahead_are_their_first_ones() -> None:
     _, rounds = run([1, 2], 40, Ahead([plan_of(2)]), FakeTarget([], propose=next_token), end_token=None)
     assert {each.num_proposed for each in rounds[1:-1]} == {2}
+
+
+def test_a_target_that_comes_back_without_a_draft_is_not_asked_for_tokens() -> None:
+    class Changing(FakeTarget):
+        def open_stream(self, setup: SessionSetup) -> FakeTargetStream:
+            self.self_draft = self.self_draft if self.events else None
+            return super().open_stream(setup)
+
+    said, rounds = run([1, 2], 40, Planned([plan_of(3)]), Changing(["ok", "ok", "lost"], propose=next_token))
+    assert said == decode_with_target_alone([1, 2], 40)
+    assert rounds[-2].num_proposed == 0
 
 
 @pytest.mark.parametrize(
