@@ -28,7 +28,7 @@ from specd.errors import StartupError
 from specd.identity.certificates import Certificates, load_certificates
 from specd.identity.roles import Role
 from specd.identity.tokens import TokenFile
-from specd.model_info import ModelInfo
+from specd.model_info import ModelInfo, encoder_conflict, tokenizer_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.limits import ConnectionAge
@@ -190,17 +190,11 @@ async def _connect_draft(
     tokenizer: Tokenizer,
 ) -> WorkerLink[GrpcDraftStream]:
     async def accept(model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:
-        if model.has_encoder != target.has_encoder:
-            has, lacks = (model, target) if model.has_encoder else (target, model)
-            raise RefusedModelError(
-                f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
-            )
+        if conflict := encoder_conflict(target, model):
+            raise RefusedModelError(conflict)
         if model.vocabulary_fingerprint != target.vocabulary_fingerprint:
             difference = tokenizer.difference(await link.fetch_tokenizer())
-            raise RefusedModelError(
-                f"the draft {model.name} and the target {target.name} have different tokenizers ({difference}): "
-                "use a draft of the target's family"
-            )
+            raise RefusedModelError(tokenizer_conflict(target, model, difference))
 
     async def on_change(ready: bool) -> None:
         metrics.show_worker("draft", link.model)

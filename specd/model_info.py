@@ -54,3 +54,19 @@ class ModelInfo:
             other.vocabulary_fingerprint,
             other.eos_token_ids,
         )
+
+
+def encoder_conflict(target: ModelInfo, draft: ModelInfo) -> str:
+    """Return, for people, why a draft cannot propose for a target because only one has an encoder; "" if it can."""
+    if target.has_encoder == draft.has_encoder:
+        return ""
+    has, lacks = (draft, target) if draft.has_encoder else (target, draft)
+    return f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
+
+
+def tokenizer_conflict(target: ModelInfo, draft: ModelInfo, difference: str) -> str:
+    """Return, for people, that a draft and a target have different tokenizers, and a `difference` between them."""
+    return (
+        f"the draft {draft.name} and the target {target.name} have different tokenizers ({difference}): "
+        "use a draft of the target's family"
+    )

@@ -20,6 +20,7 @@ from specd.cache_footprint import CacheFootprint
 from specd.errors import StartupError
 from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
+from specd.model_info import encoder_conflict, tokenizer_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
@@ -209,37 +210,38 @@ def _load(
     rehearse: Callable[[LoadedModel], Steps[None]],
     self_draft: str,
 ) -> Steps[_Loaded]:
-    model, calibration = yield from _load_one(settings, settings.model, blas, workload, rehearse)
-    fingerprint = whole_fingerprint(model.files)
-    if not self_draft:
+    model = _read(settings, settings.model, blas)
+    fingerprint = whole_fingerprint(model.files)  # in the background
+    draft = _read(settings, self_draft, blas) if self_draft else None
+    if draft is not None:
+        _check_pair(model, draft)
+    calibration = yield from _prepare(settings, model, workload, rehearse)
+    if draft is None:
         return _Loaded(model, fingerprint, calibration, None)
-    draft, costs = yield from _load_one(settings, self_draft, blas, PROPOSALS, rehearse_proposal)
-    if draft.info.vocabulary_fingerprint != model.info.vocabulary_fingerprint:
-        raise StartupError(
-            f"the draft {draft.info.name} and the target {model.info.name} have different tokenizers: use a draft of "
-            "the target's family for --self-draft"
-        )
-    if draft.info.has_encoder != model.info.has_encoder:
-        raise StartupError(
-            f"only one of the draft {draft.info.name} and the target {model.info.name} has an encoder: use a draft of "
-            "the target's family for --self-draft"
-        )
+    costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
     return _Loaded(model, fingerprint, calibration, (draft, costs))
 
 
-def _load_one(
-    settings: WorkerSettings,
-    name: str,
-    blas: str,
-    workload: Workload,
-    rehearse: Callable[[LoadedModel], Steps[None]],
-) -> Steps[tuple[LoadedModel, Calibration]]:
+def _read(settings: WorkerSettings, name: str, blas: str) -> LoadedModel:
     log.info("loading", model=name, blas=blas)
     tell_supervisor(stage="loading")
-    model = load(name, blas=blas, is_optimized=True, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+    return load(name, blas=blas, is_optimized=True, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+
+
+def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise StartupError if a draft cannot propose for a target."""
+    if conflict := encoder_conflict(target.info, draft.info):
+        raise StartupError(conflict)
+    if target.info.vocabulary_fingerprint != draft.info.vocabulary_fingerprint:
+        raise StartupError(tokenizer_conflict(target.info, draft.info, "their tokens have other ids"))
+
+
+def _prepare(
+    settings: WorkerSettings, model: LoadedModel, workload: Workload, rehearse: Callable[[LoadedModel], Steps[None]]
+) -> Steps[Calibration]:
     tell_supervisor(stage="warming up")
     yield from warm_up(model, workload.widths, rehearse)
-    return model, (yield from calibrate(model, workload, settings.calibration_seconds))
+    return (yield from calibrate(model, workload, settings.calibration_seconds))
 
 
 def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:
