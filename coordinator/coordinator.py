@@ -30,7 +30,7 @@ from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
@@ -71,7 +71,7 @@ class Coordinator:
         costs = RoundCosts(lambda: target.step_costs, lambda: self._draft_costs)
         self.planner = Planner(costs)
         self.planner_memory = Memory(
-            self.planner, lambda: (target.model, self.draft_model, *([None] if self.target_drafts else []))
+            self.planner, lambda: (target.model, self.draft_model, *([None] if self.target_draft is not None else []))
         )
         self.admission = Admission(
             Capacity(
@@ -92,20 +92,19 @@ class Coordinator:
         self._show_gauges()
 
     @property
-    def target_drafts(self) -> bool:
-        """Whether the target worker proposes tokens, instead of a draft worker."""
-        return not self.settings.draft and self.target.self_draft is not None
+    def target_draft(self) -> TargetDraft | None:
+        """What the target worker proposes tokens with, if it does so instead of a draft worker."""
+        return None if self.settings.draft else self.target.self_draft
 
     @property
     def available_sources(self) -> tuple[TokenSource, ...]:
         """The sources that there are."""
-        return available_sources(self.settings, target_drafts=self.target_drafts)
+        return available_sources(self.settings, target_drafts=self.target_draft is not None)
 
     @property
     def draft_model(self) -> ModelInfo | None:
         """The draft model, if it is there."""
-        own = self.target.self_draft
-        return own.model if self.target_drafts and own is not None else self.draft.model
+        return self.target_draft.model if self.target_draft is not None else self.draft.model
 
     @property
     def draft_fault(self) -> str:
@@ -114,8 +113,7 @@ class Coordinator:
 
     @property
     def _draft_costs(self) -> StepCosts | None:
-        own = self.target.self_draft
-        return own.step_costs if self.target_drafts and own is not None else self.draft.step_costs
+        return (self.target_draft or self.draft).step_costs
 
     def model_names(self) -> dict[str, str]:
         """Name the models, for logs."""

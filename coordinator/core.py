@@ -95,8 +95,8 @@ class Part:
 
     With acceptance by REJECTION, `distributions` are those that the tokens were sampled from; a source without any is
     certain of its tokens. `confidences` has one value in [0, 1] for each token, if asked for. A worker's cache holds
-    `cached_len` tokens, and took `reused_len` from the prefix cache when the stream began. `is_targets` is whether they
-    are the target worker's own draft tokens; it keeps their distributions.
+    `cached_len` tokens, and took `reused_len` from the prefix cache when the stream began. `from_target` means
+    that the target worker proposed the tokens itself, and keeps their distributions.
     """
 
     source: TokenSource
@@ -107,12 +107,12 @@ class Part:
     reused_len: int = 0
     exchange: Exchange = Exchange()
     fault: str = ""
-    is_targets: bool = False
+    from_target: bool = False
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Tokens that may come next, in a part for each source that proposes. Only the draft model's come from a worker."""
+    """Tokens that may come next, in a part for each source that proposes. Workers send only the draft model's part."""
 
     parts: tuple[Part, ...] = ()
 

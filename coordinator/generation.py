@@ -159,14 +159,14 @@ class Generation:
             timeout_seconds=settings.target_timeout_seconds,
             recovery_seconds=settings.target_recovery_seconds,
             clock=clock,
-            asks_ahead=shared.target_drafts,
+            asks_ahead=shared.target_draft is not None,
         )
         sources: list[Source] = []
         if TokenSource.DRAFT in self._sources.allowed:
             seconds = settings.draft_timeout_seconds
             sources.append(
                 SelfDrafter(self._verifier, timeout_seconds=seconds)
-                if shared.target_drafts
+                if shared.target_draft is not None
                 else Drafter(shared.draft, setup, timeout_seconds=seconds, clock=clock)
             )
         if TokenSource.LOOKUP in self._sources.allowed:

@@ -13,7 +13,7 @@ from specd.v1 import draft_pb2, draft_pb2_grpc
 from specd.worker.engine.jobs import Done, Steps
 from specd.worker.session.proposal import DraftedTokens, propose
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.session.validation import check_draft_request, check_request
+from specd.worker.session.validation import check_confidences, check_request
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -35,7 +35,7 @@ def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeReq
     token_ids = list(request.token_ids)
     model = worker.model.info
     check_request(model, request.position, token_ids, num_draft_tokens=request.num_draft_tokens)
-    check_draft_request(request.num_draft_tokens, request.min_confidences)
+    check_confidences(request.min_confidences)
     if target_size := session.sampler.sampling.vocabulary_size:
         # Penalties index the logits by token, so the ids must lie inside the cut vocabulary.
         check_token_ids("token_ids", token_ids, vocabulary_size=target_size, model_name="the target")

@@ -272,7 +272,9 @@ class TargetWorkerSettings(WorkerSettings):
     model_config = SettingsConfigDict(env_prefix="SPECD_TARGET_WORKER_")
 
     model: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
-    self_draft: ModelOrNone = Field("", description="Model to draft with, instead of a draft worker; 'none': no model.")
+    self_draft: ModelOrNone = Field(
+        "", description="Draft model in this process; 'none': a draft worker has it, or none."
+    )
     listen: Address = Field("127.0.0.1:50053", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9466", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."

@@ -15,7 +15,7 @@ from specd.worker.engine.jobs import Done, FirstResult, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
 from specd.worker.session.self_draft import SelfProposal
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
-from specd.worker.session.validation import check_draft_request, check_request
+from specd.worker.session.validation import check_confidences, check_count, check_request
 from target_worker.verification import Verification, verify
 
 
@@ -46,7 +46,8 @@ def _begin(
             f"num_draft_tokens is {request.num_draft_tokens}, but this worker has no draft of its own: start it with "
             "--self-draft, or send 0",
         )
-    check_draft_request(request.num_draft_tokens, request.min_confidences)
+    check_count("num_draft_tokens", request.num_draft_tokens)
+    check_confidences(request.min_confidences)
     if 0 < sampling.vocabulary_size < model.vocabulary_size:
         raise InvalidRequestError(
             "OUT_OF_RANGE",

@@ -269,8 +269,12 @@ class SessionPlanner:
         if window is None or self.has_fault:
             return 0.0
         num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
-        is_typical = num_new <= _MOST_NEW_TOKENS and not verdict.was_retried and round_.num_proposed == num_drafted
-        is_typical = is_typical and not any(each.is_prefilling for each in self._shared.sessions)
+        is_typical = (
+            num_new <= _MOST_NEW_TOKENS
+            and not verdict.was_retried
+            and round_.num_proposed == num_drafted
+            and not any(each.is_prefilling for each in self._shared.sessions)
+        )
         if is_typical and (self._is_settled or window.num_active == 1):
             window.num_rounds += 1
             window.num_drafted += num_drafted

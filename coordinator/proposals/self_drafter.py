@@ -14,8 +14,8 @@ from specd.vocabulary import TokenSource
 class SelfDrafter(Source):
     """Takes the tokens that the target worker has proposed after the last verdict.
 
-    They were asked for with the request for that verdict, so that no message is needed. Where there are none, as after
-    a loss of the target, the part is empty.
+    The request for the verdict has already asked for them, so a proposal costs no message. After a loss of the target
+    there are no tokens, and the part is empty.
     """
 
     def __init__(self, verifier: Verifier, *, timeout_seconds: float) -> None:

@@ -318,7 +318,7 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
         )
         if self._rejects:
             for part in proposal.parts:
-                if part.is_targets:  # it has kept their distributions
+                if part.from_target:  # it has kept their distributions
                     continue
                 distributions = part.distributions or map(certain, part.token_ids)
                 request.distributions.extend(map(to_distribution, distributions))
@@ -349,7 +349,7 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
     async def proposal(self, timeout_seconds: float) -> Part:
         """Wait for the target's own draft tokens after the last verdict, if they were asked for. Raises WorkerError."""
         if self._followed is None:
-            return Part(TokenSource.DRAFT, is_targets=True)
+            return Part(TokenSource.DRAFT, from_target=True)
         began_at = time.perf_counter()
         response = await self._wait(self._followed, timeout_seconds)
         own = response.self_proposal
@@ -364,7 +364,7 @@ class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyR
             confidences=list(own.confidences),
             exchange=exchange,
             fault=fault,
-            is_targets=True,
+            from_target=True,
         )
 
     def _is_second(self, response: target_pb2.VerifyResponse) -> bool:

@@ -110,16 +110,16 @@ class Verifier:
         self._cached = CachedPrefix()
 
     async def proposal(self, timeout_seconds: float) -> Part:
-        """Return the target's own draft tokens after its last verdict, none with a fault if there are none in time."""
+        """Return the target's proposal after its last verdict; if it is late or lost, a part with a fault."""
         if self._stream is None:
-            return Part(TokenSource.DRAFT, is_targets=True)
+            return Part(TokenSource.DRAFT, from_target=True)
         try:
             part = await self._stream.proposal(timeout_seconds)
             check_self_proposal(part, self._ahead, vocabulary_size=self._vocabulary_size)
         except WorkerError as error:
             # Where the target is lost, the next verdict waits for it.
             log.warning("no proposal from the target worker", reason=error.reason, error=str(error))
-            return Part(TokenSource.DRAFT, is_targets=True, fault=error.reason)
+            return Part(TokenSource.DRAFT, from_target=True, fault=error.reason)
         return part
 
     async def _exchange(self, token_ids: Sequence[int], proposal: Proposal, ahead: Plan) -> Verdict:

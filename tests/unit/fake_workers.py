@@ -123,7 +123,7 @@ class FakeTargetStream:
             raise WorkerLostError("TARGET_UNAVAILABLE", "gone")
         del self.worker.events[:1]
         if event == "ok":
-            return Part(TokenSource.DRAFT, self.own, is_targets=True)
+            return Part(TokenSource.DRAFT, self.own, from_target=True)
         raise WorkerLateError("TARGET_LATE", "late")
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def ask(*answers: VerifyResponse, asks_twice: bool = True, seconds: float = 5.0)
 def test_it_has_the_tokens() -> None:
     part = ask(verdict(1), second(1, 4, 5, confidences=[0.5, 1.0]))
     assert (part.token_ids, part.confidences, part.fault) == ([4, 5], [0.5, 1.0], "")
-    assert part.is_targets
+    assert part.from_target
 
 
 def test_without_a_request_for_it_there_are_none() -> None:

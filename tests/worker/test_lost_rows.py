@@ -23,8 +23,7 @@ from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import MOST_TOKENS, StaticStep
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.prefix_cache import PrefixCache
-from specd.worker.session.session_cache import SessionCache
-from specd.worker.session.stream import _free_on_error
+from specd.worker.session.session_cache import SessionCache, free_on_error
 from target_worker.verification import Verification, verify
 from tests.worker.driving import Chunks
 from tests.worker.fake_model import held_up
@@ -108,7 +107,7 @@ async def test_sessions_get_their_own_texts_or_are_asked_for_their_tokens(
         def request(i: int, proposal: Sequence[int] = ()) -> asyncio.Future[Any]:
             cache, position = caches[i], cached[i]
             steps = verify(cache, GREEDY, position, sessions[i][position:], proposal, chunk=Chunks(3))
-            return engine.submit(_free_on_error(cache, steps))
+            return engine.submit(free_on_error(cache, steps))
 
         sessions = [[draw.randrange(TINY_VOCABULARY_SIZE) for _ in range(3)] for _ in range(NUM_SESSIONS)]
         cached = [0] * NUM_SESSIONS

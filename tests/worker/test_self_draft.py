@@ -28,7 +28,7 @@ from specd.worker.sampling.distribution import encode_distributions
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
-from specd.worker.session.prefix_cache import PrefixCache
+from specd.worker.session.prefix_cache import PrefixCache, common_prefix_len
 from specd.worker.session.proposal import DraftedTokens, propose
 from specd.worker.session.self_draft import SelfDraft, SessionDraft
 from specd.worker.session.session_cache import SessionCache
@@ -123,8 +123,7 @@ class Caller:
         return answer
 
     def _guesses(self, proposal: list[int], own: list[int]) -> list[Any]:
-        num_own = next((i for i, pair in enumerate(zip(proposal, own, strict=False)) if pair[0] != pair[1]), None)
-        num_own = min(len(proposal), len(own)) if num_own is None else num_own
+        num_own = common_prefix_len(proposal, own)
         return [to_distribution(certain(token)) for token in proposal[num_own:]]
 
 

@@ -248,9 +248,9 @@ def test_the_end_of_a_session_leaves_others_the_free_buffers_of_the_allocator() 
         caches.add(cache)
         finish(cache.feed(mx.zeros(300, mx.uint32)))
     mx.eval(mx.ones(1000) + 1)
-    session_stream._close(session_of(one), caches, "keep")
+    session_stream._close(session_of(one), caches, keeps=True)
     assert mx.get_cache_memory() > 0
-    session_stream._close(session_of(other), caches, "keep")
+    session_stream._close(session_of(other), caches, keeps=True)
     assert mx.get_cache_memory() == 0
 
 

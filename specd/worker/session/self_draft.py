@@ -16,7 +16,7 @@ from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.proposal import DraftedTokens, propose
-from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.session_cache import SessionCache, free_on_error
 
 log = structlog.get_logger()
 
@@ -75,18 +75,18 @@ class SessionDraft:
         position = min(self._session_len, self.cache.cached_len, session_len - 1)
         token_ids = [*target.token_ids[position : target.known_len], next_token_id]
         self._session_len = session_len
+        steps = propose(
+            self.cache,
+            self._sampler,
+            position,
+            token_ids,
+            min(num_draft_tokens, room),
+            chunk=self._draft.chunk,
+            min_confidences=min_confidences,
+        )
         try:
-            self._latest = yield from propose(
-                self.cache,
-                self._sampler,
-                position,
-                token_ids,
-                min(num_draft_tokens, room),
-                chunk=self._draft.chunk,
-                min_confidences=min_confidences,
-            )
+            self._latest = yield from free_on_error(self.cache, steps)
         except Exception as error:
-            self.cache.free()
             log.warning("no proposal after the verdict", error=repr(error))
             return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
         return SelfProposal(self._latest.token_ids, self._latest.confidences)

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from specd.errors import CacheTooShortError
-from specd.worker.engine.jobs import Encode, Evaluate, Feed, Steps
+from specd.errors import CacheTooShortError, SpecdError
+from specd.worker.engine.jobs import Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import LoadedModel
@@ -201,3 +201,18 @@ class SessionCache:
         lost = self.token_ids[reached:cached_len]
         del self.token_ids[reached:]
         return lost
+
+
+def free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
+    """Run a job. If it fails, free its cache, which may hold anything and must be neither used nor kept.
+
+    The same holds for the sessions that share rows with it, unless the request itself was wrong. The stream cannot do
+    this, because it does not learn the error of a job that was superseded or cancelled.
+    """
+    try:
+        return (yield from steps)
+    except Exception as error:
+        if cache.layers.shared is not None and not isinstance(error, SpecdError):
+            cache.layers.shared.lose()
+        cache.free()
+        raise

@@ -30,7 +30,7 @@ from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.self_draft import SelfDraft, SessionDraft
-from specd.worker.session.session_cache import SessionCache
+from specd.worker.session.session_cache import SessionCache, free_on_error
 from specd.worker.session.validation import check_namespace, check_source
 
 log = structlog.get_logger()
@@ -91,6 +91,11 @@ class WorkerSession:
     cache: SessionCache
     sampler: Sampler
     drafter: SessionDraft | None = None
+
+    @property
+    def caches(self) -> list[SessionCache]:
+        """All caches of the session."""
+        return [self.cache, *([self.drafter.cache] if self.drafter is not None else [])]
 
 
 class _Request(Protocol):
@@ -160,17 +165,17 @@ class SessionStreams(Generic[Request, Result, Response]):
         cache = SessionCache(worker.model, worker.prefixes)
         session = WorkerSession(cache, Sampler(Sampling(), worker.model.info.vocabulary_size))
         worker.caches.add(cache)
-        end: Literal["keep", "free"] = "keep"
+        keeps = True
         log.debug("session opened")
         try:
             await self._serve_latest(worker, context, session)
         except Exception:
-            end = "free"
+            keeps = False
             worker.metrics.requests.labels("failed").inc()
             raise
         finally:
             # On the engine's thread, because the running step may still use the cache.
-            worker.engine.run_soon(partial(_close, session, worker.caches, end))
+            worker.engine.run_soon(partial(_close, session, worker.caches, keeps=keeps))
             log.debug("session closed")
 
     async def _serve_latest(
@@ -196,11 +201,11 @@ class SessionStreams(Generic[Request, Result, Response]):
                     steps = self._begin(worker, session, request)
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
                     first = asyncio.get_running_loop().create_future()
-                    job = _free_on_error(session.cache, steps)
+                    job = free_on_error(session.cache, steps)
                     latest = _Asked(request, worker.engine.submit(job, session.cache, first=first), first)
                     answers.create_task(self._write_answers(worker, context, session, latest, writing))
                 if latest is not None and latest.first.done():
-                    latest.computing.cancel()  # nobody waits for the second answer
+                    latest.computing.cancel()  # the caller has the verdict, and has ended the session
         finally:
             # A task that was cancelled before it began has not cancelled its job.
             if latest is not None:
@@ -256,34 +261,18 @@ def _set_up(worker: Worker, session: WorkerSession, request: _Request) -> None:
     check_source(model, request.source_token_ids)
     check_namespace(request.namespace)
     session.sampler = Sampler(sampling, model.vocabulary_size)
-    caches = [session.cache]
     if worker.self_draft is not None:
         session.drafter = SessionDraft(worker.self_draft, sampling, model.vocabulary_size)
-        caches.append(session.drafter.cache)
-    for cache in caches:
+    for cache in session.caches:
         cache.source, cache.namespace = tuple(request.source_token_ids), request.namespace
 
 
-def _free_on_error(cache: SessionCache, steps: Steps[Result]) -> Steps[Result]:
-    """Run a job. If it fails, free its cache, which may hold anything and must be neither used nor kept.
-
-    The same holds for the sessions that share rows with it, unless the request itself was wrong. The stream cannot do
-    this, because it does not learn the error of a job that was superseded or cancelled.
-    """
-    try:
-        return (yield from steps)
-    except Exception as error:
-        if cache.layers.shared is not None and not isinstance(error, SpecdError):
-            cache.layers.shared.lose()
-        cache.free()
-        raise
-
-
-def _close(session: WorkerSession, caches: CacheCapacity, end: Literal["keep", "free"]) -> None:
+def _close(session: WorkerSession, caches: CacheCapacity, *, keeps: bool) -> None:
+    """End a session's caches, and leave them to the prefix caches if it `keeps` them."""
     caches.discard(session.cache)
-    for cache in [session.cache, *([session.drafter.cache] if session.drafter else [])]:
+    for cache in session.caches:
         try:
-            getattr(cache, end)()
+            cache.keep() if keeps else cache.free()
         except Exception:  # keeping the cache evaluates it, which can run out of memory and must not end other sessions
             log.exception("cannot keep the cache of a session")
             cache.free()

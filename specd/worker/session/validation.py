@@ -50,8 +50,8 @@ def check_request(
         raise InvalidRequestError("EMPTY_TOKEN_IDS", "token_ids is empty: send at least one token")
     for field, ids in (("token_ids", token_ids), ("proposal", proposal)):
         check_token_ids(field, ids, vocabulary_size=model.vocabulary_size, model_name=model.name)
-    _check_count("num_draft_tokens", num_draft_tokens)
-    _check_count("proposal", len(proposal))
+    check_count("num_draft_tokens", num_draft_tokens)
+    check_count("proposal", len(proposal))
     total = position + len(token_ids) + max(num_draft_tokens, len(proposal))
     if total > model.context_length:
         raise InvalidRequestError(
@@ -61,9 +61,16 @@ def check_request(
         )
 
 
-def check_draft_request(num_draft_tokens: int, min_confidences: Sequence[float]) -> None:
-    """Check a request for draft tokens. Raises InvalidRequestError."""
-    _check_count("num_draft_tokens", num_draft_tokens)
+def check_count(field: str, count: int) -> None:
+    """Check a number of draft tokens. Raises InvalidRequestError."""
+    if count > MAX_NUM_DRAFT_TOKENS:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
+        )
+
+
+def check_confidences(min_confidences: Sequence[float]) -> None:
+    """Check the confidences at which a proposal ends early. Raises InvalidRequestError."""
     if len(min_confidences) > MAX_NUM_DRAFT_TOKENS:
         raise InvalidRequestError(
             "OUT_OF_RANGE", f"min_confidences has {len(min_confidences)} entries: the most is {MAX_NUM_DRAFT_TOKENS}"
@@ -71,10 +78,3 @@ def check_draft_request(num_draft_tokens: int, min_confidences: Sequence[float])
     for value in min_confidences:
         if not 0 <= value <= 1:
             raise InvalidRequestError("OUT_OF_RANGE", f"min_confidences has {value:g}: it must be in [0, 1]")
-
-
-def _check_count(field: str, count: int) -> None:
-    if count > MAX_NUM_DRAFT_TOKENS:
-        raise InvalidRequestError(
-            "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
-        )
