@@ -18,6 +18,7 @@ from coordinator.sessions.admission import Admission
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.prompt import (
     EncodedPrompt,
+    beginning_characters,
     check_beginning,
     check_length,
     encode_answer,
@@ -87,7 +88,11 @@ class Coordinator:
         self.metrics = metrics
         self.tokenizer = tokenizer
         self.begin_trace: BeginTrace | None = None  # set where there are spans
-        self.renderer = TemplateRenderer(tokenizer.template, seconds=settings.chat_template_seconds)
+        self.renderer = TemplateRenderer(
+            tokenizer.template,
+            seconds=settings.chat_template_seconds,
+            beginning_characters=beginning_characters(model.context_length),
+        )
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
 
@@ -147,9 +152,9 @@ class Coordinator:
 
     async def _encode_chat(self, chat: Chat, client: str) -> list[int]:
         literals = Literals(self.tokenizer)
-        text = await self.renderer.render(await asyncio.to_thread(literals.hidden_in, chat), client)
         # Tools and fields of messages can be as long as what is said.
-        await asyncio.to_thread(check_length, text, literals.encode, self.model.context_length)
+        check = partial(check_length, encode=literals.encode, context_length=self.model.context_length)
+        text = await self.renderer.render(await asyncio.to_thread(literals.hidden_in, chat), client, check)
         return await asyncio.to_thread(literals.encode, text)
 
     def _encode_text(self, request: GenerationRequest, kept: KeptSession) -> EncodedPrompt:

@@ -71,21 +71,25 @@ def check_beginning(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -
         texts = [content for message in prompt.messages if isinstance(content := message.get("content"), str)]
     else:
         texts = [prompt] if isinstance(prompt, str) else []
-    check_length("".join(texts), partial(_encoded, tokenizer, is_said=isinstance(prompt, Chat)), context_length)
+    text = "".join(texts)
+    encode = partial(_encoded, tokenizer, is_said=isinstance(prompt, Chat))
+    check_length(text, len(text), encode=encode, context_length=context_length)
 
 
-def check_length(text: str, encode: Callable[[str], list[int]], context_length: int) -> None:
+def check_length(
+    beginning: str, num_characters: int, *, encode: Callable[[str], list[int]], context_length: int
+) -> None:
     """Raise InvalidRequestError for a long text with a beginning that already exceeds the context.
 
     Encoding takes 20 times the memory of a text. So only a part of a text that is far longer than the context is
-    encoded first. The last tokens of the part can differ from those of the whole text, so the part must have half as
-    many tokens again as the context.
+    encoded first, at most `beginning_characters`. The last tokens of the part can differ from those of the whole text,
+    so the part must have half as many tokens again as the context.
     """
     for characters_per_token in _CHARACTERS_PER_TOKEN:
         most = characters_per_token * context_length
-        if len(text) < 2 * most:
+        if num_characters < 2 * most:
             return
-        num_tokens = len(encode(text[:most]))
+        num_tokens = len(encode(beginning[:most]))
         if num_tokens > context_length + context_length // 2:
             # LiteLLM and others recognise the error by these words.
             maximum = f"this model's maximum context length is {context_length} tokens"
@@ -93,6 +97,11 @@ def check_length(text: str, encode: Callable[[str], list[int]], context_length: 
                 "CONTEXT_EXCEEDED",
                 f"the prompt has more than {num_tokens} tokens, but {maximum}: send at most {context_length - 1}",
             )
+
+
+def beginning_characters(context_length: int) -> int:
+    """Return how many characters of a text `check_length` reads at most."""
+    return max(_CHARACTERS_PER_TOKEN) * context_length
 
 
 def _encoded(tokenizer: Tokenizer, text: str, *, is_said: bool) -> list[int]:

@@ -1,13 +1,14 @@
 """The process that renders a chat template, with bounded resources; it can be killed.
 
-It reads a template, then conversations, from standard input, and writes prompts or errors to standard output: JSON,
-preceded by its length.
+It reads a template, then conversations, from standard input: marshalled, preceded by their length. It writes answers to
+standard output: a line of JSON, which has an error or the number of characters of the prompt that follows it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import resource
 import signal
@@ -37,27 +38,31 @@ def main() -> None:
     ChatTemplate("{{ messages }}").render(Chat(({"role": "user", "content": ""},)))  # imports what it needs
     seconds, memory_bytes, most_characters = (setup[name] for name in ("seconds", "memory_bytes", "most_characters"))
     _limit(memory_bytes)
-    _write(answers, {})
+    _write(answers, {}, b"")
     while (request := _read(requests)) is not None:
         used = time.process_time()
         # A limit of processor time ends an endless template, also if the coordinator dies during it.
         resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 2, resource.RLIM_INFINITY))
-        _write(answers, _answer(template, Chat(**request), memory_bytes, most_characters))
+        _write(answers, *_answer(template, Chat(**request), memory_bytes, most_characters))
 
 
-def _answer(template: ChatTemplate, chat: Chat, memory_bytes: int, most_characters: int) -> dict[str, str]:
-    too_large = ""
+def _answer(
+    template: ChatTemplate, chat: Chat, memory_bytes: int, most_characters: int
+) -> tuple[dict[str, Any], bytes]:
+    """Return the line of JSON and the prompt behind it."""
     try:
         prompt = template.render(chat)
         if len(prompt) <= most_characters:
-            return {"prompt": prompt}
-        too_large = f"it wrote {len(prompt)} characters, more than {most_characters}"
+            return {"characters": len(prompt)}, prompt.encode()
+        failed = f"it wrote {len(prompt)} characters, more than {most_characters}"
+    except UnicodeEncodeError:
+        failed = "it wrote half of a surrogate pair"
     except InvalidRequestError as error:
         if not isinstance(error.__cause__, MemoryError):
-            return {"reason": error.reason, "error": str(error), "for_log": error.for_log}
-        too_large = f"it needed more than {memory_bytes // 2**20} MiB of memory"
-    why = f"the chat template failed on this conversation: {too_large}"
-    return {"reason": "CHAT_TEMPLATE_FAILED", "error": why, "for_log": why}
+            return {"reason": error.reason, "error": str(error), "for_log": error.for_log}, b""
+        failed = f"it needed more than {memory_bytes // 2**20} MiB of memory"
+    why = f"the chat template failed on this conversation: {failed}"
+    return {"reason": "CHAT_TEMPLATE_FAILED", "error": why, "for_log": why}, b""
 
 
 def _limit(memory_bytes: int) -> None:
@@ -88,13 +93,13 @@ def _read(file: BinaryIO) -> dict[str, Any] | None:
     header = file.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
-    message: dict[str, Any] = json.loads(file.read(_LENGTH.unpack(header)[0]))
+    message: dict[str, Any] = marshal.loads(file.read(_LENGTH.unpack(header)[0]))
     return message
 
 
-def _write(file: BinaryIO, message: dict[str, str]) -> None:
-    data = json.dumps(message).encode()
-    file.write(_LENGTH.pack(len(data)) + data)
+def _write(file: BinaryIO, message: dict[str, Any], prompt: bytes) -> None:
+    file.write(json.dumps(message).encode() + b"\n")
+    file.write(prompt)
     file.flush()
 
 

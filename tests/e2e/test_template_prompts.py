@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import marshal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -30,7 +31,7 @@ from specd.client.protocol.wire import to_request
 from specd.errors import InvalidRequestError
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
-from specd.text.rendering import MEMORY_BYTES, MOST_CHARACTERS, TemplateRenderer
+from specd.text.rendering import MEMORY_BYTES, MOST_CHARACTERS, CheckBeginning, TemplateRenderer
 from specd.text.template_process import _answer
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateRequest
@@ -118,11 +119,12 @@ class _Renderer(TemplateRenderer):
     async def _start(self) -> asyncio.subprocess.Process:
         return cast(asyncio.subprocess.Process, None)
 
-    async def _exchange(
-        self, process: asyncio.subprocess.Process, message: Callable[[], dict[str, Any]]
-    ) -> dict[str, str]:
-        chat = Chat(**json.loads(json.dumps(message())))
-        return _answer(self._template, chat, MEMORY_BYTES, MOST_CHARACTERS)
+    async def _rendered(self, process: asyncio.subprocess.Process, chat: Chat, check: CheckBeginning) -> str:
+        chat = Chat(**marshal.loads(marshal.dumps(asdict(chat))))
+        answer, prompt = _answer(self._template, chat, MEMORY_BYTES, MOST_CHARACTERS)
+        if "reason" in answer:
+            raise InvalidRequestError(answer["reason"], answer["error"])
+        return prompt.decode()
 
 
 def coordinator_of(source: str) -> Coordinator:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -64,6 +65,31 @@ async def test_a_process_is_kept_and_started_again_after_its_end() -> None:
     assert renderer._all == set()
 
 
+async def test_a_prompt_is_read_no_further_than_a_beginning_that_is_refused() -> None:
+    text = '"é\U0001f600\x01' * 2**19
+    chat = Chat(({"role": "user", "content": text},))
+    num_bytes = len(text.encode())
+
+    def refuse(beginning: str, num_characters: int) -> None:
+        assert beginning == text[:1001]
+        assert num_characters == len(text)
+        raise InvalidRequestError("CONTEXT_EXCEEDED", "too long")
+
+    async with renderer_of("{{ messages[0].content }}", beginning_characters=1001) as renderer:
+        assert await renderer.render(Chat((QUESTION,)), "a") == "Why?"
+        [process] = renderer._all
+        tracemalloc.start()
+        try:
+            with pytest.raises(InvalidRequestError, match="too long"):
+                await renderer.render(chat, "a", refuse)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 2.2 * num_bytes  # the copy for the process, which grows by doubling
+        assert await renderer.render(chat, "a") == text
+        assert [*renderer._all] == [process]
+
+
 HOSTILE = {
     "loop": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "longer than 2 s"),
     "growth": (
@@ -75,6 +101,7 @@ HOSTILE = {
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "nesting": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "failed"),
     "power": ("{{ 9 ** (9 ** 9) }}", "longer than 2 s"),
+    "half of a surrogate pair": (r"{{ '\ud800' }}", "half of a surrogate pair"),
     "attribute": ("{{ ''.__class__.__mro__ }}", "unsafe"),
 }
 

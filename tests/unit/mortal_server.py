@@ -31,7 +31,7 @@ from specd.model_info import ModelInfo
 from specd.sampling import Margin
 from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
-from specd.text.rendering import TemplateRenderer
+from specd.text.rendering import CheckBeginning, TemplateRenderer
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateRequest, GenerateResponse
 
@@ -134,7 +134,7 @@ class Death:
 class _Renderer(TemplateRenderer):
     """Renders here: tests of this floor start no process."""
 
-    async def render(self, chat: Chat, client: str = "") -> str:
+    async def render(self, chat: Chat, client: str, check: CheckBeginning = lambda beginning, length: None) -> str:
         return self._template.render(chat)
 
 

@@ -99,7 +99,7 @@ async def test_what_a_client_has_written_is_in_its_answer_and_not_in_the_log(tmp
         error_of(lambda: resumed.resume(tokenizer.encode(CANARY, add_special_tokens=False))),
         error_of(lambda: ChatTemplate(FAILING, {}, "m").render(chat)),
     ]
-    answer = _answer(ChatTemplate(FAILING, {}, "m"), chat, memory_bytes=2**30, most_characters=1000)
+    answer, _ = _answer(ChatTemplate(FAILING, {}, "m"), chat, memory_bytes=2**30, most_characters=1000)
     refused.append(InvalidRequestError(answer["reason"], answer["error"], for_log=answer["for_log"]))
     for error in refused:
         assert CANARY[:6] in str(error)

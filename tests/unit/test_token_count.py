@@ -143,9 +143,9 @@ async def test_a_conversation_is_rendered_for_its_client(coordinator: Coordinato
     rendered: list[str] = []
     original = coordinator.renderer.render
 
-    async def render(chat: Any, client: str) -> str:
+    async def render(chat: Any, client: str, check: Any) -> str:
         rendered.append(client)
-        return await original(chat, client)
+        return await original(chat, client, check)
 
     cast(Any, coordinator.renderer).render = render
     await count_tokens(coordinator, GenerationRequest(chat_of("hello"), client="alice"))
