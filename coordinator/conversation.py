@@ -58,7 +58,7 @@ def _tools_from(message: generation_pb2.Chat, room: Room) -> tuple[dict[str, Any
         return tuple(plain(tool) for tool in message.tools)
     if message.tools:
         raise _both("chat", "tools")
-    tools = _parsed(message.tools_json, list, "chat.tools_json", room)
+    tools = _parsed(message.tools_json.encode(), list, "chat.tools_json", room)
     check_count("chat.tools_json", len(tools), MAX_ENTRIES)
     for number, tool in enumerate(tools):
         if not isinstance(tool, dict):
@@ -68,17 +68,17 @@ def _tools_from(message: generation_pb2.Chat, room: Room) -> tuple[dict[str, Any
 
 def _object_from(message: Any, name: str, place: str, room: Room) -> dict[str, Any]:
     """Return the value of a Struct field, or of the field of JSON text beside it."""
-    if not (text := getattr(message, f"{name}_json")):
+    if not getattr(message, f"{name}_json"):
         values: dict[str, Any] = plain(getattr(message, name))
         return values
     if message.HasField(name):
         raise _both(place, name)
-    return _parsed(text, dict, f"{place}.{name}_json", room)
+    return _parsed(getattr(message, f"{name}_json").encode(), dict, f"{place}.{name}_json", room)
 
 
-def _parsed(text: str, kind: type[ValueT], place: str, room: Room) -> ValueT:
+def _parsed(text: bytes, kind: type[ValueT], place: str, room: Room) -> ValueT:
     try:
-        value = parse_json(text.encode(), room)
+        value = parse_json(text, room)
     except InvalidJsonError as error:
         raise InvalidRequestError("BROKEN_MESSAGE", f"{place} {error}") from error
     except TooLargeJsonError as error:

@@ -100,6 +100,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
             converted = await _converted(request, str(traceparent), current_caller())
+            del request  # as long as the prompt, and of no use to the rounds
             emissions = Generation(coordinator, converted).emissions()
             async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
                 async for batch in batches:

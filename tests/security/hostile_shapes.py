@@ -89,6 +89,7 @@ def _json(before: str, part: str, after: str, *, is_tools: bool = False) -> byte
 # JSON as it should be, which is too long for any context when the template has written it.
 WRITTEN_SHAPES = {
     "a string of JSON": _json('[{"a":"', "x", '"}]', is_tools=True),
+    "a string of JSON with one wide character": _json('[{"a":"\U0001f600', "x", '"}]', is_tools=True),
     "escapes in JSON": _json('[{"a":"', r"\"", '"}]', is_tools=True),
     "large whole numbers in JSON": _json('[{"a":[', "9" * 300 + ",", "9]}]", is_tools=True),
 }
@@ -115,6 +116,9 @@ GRPC_SHAPES: Mapping[str, bytes] = {
     "one line": GenerateRequest(text="x" * BYTES).SerializeToString(),
     "special tokens": GenerateRequest(
         chat=Chat(messages=[ChatMessage(role="user", content=SPECIAL * (BYTES // len(SPECIAL)))])
+    ).SerializeToString(),
+    "a role of control characters": GenerateRequest(
+        chat=Chat(messages=[ChatMessage(role="\x01" * BYTES, content="x")])
     ).SerializeToString(),
     "a deep array": _arguments(_nested(itertools.cycle((6, 1)))),
     "a wide array": _arguments(_many(_field(1, b"\x32\x00"))),

@@ -23,7 +23,7 @@ from specd.supervisor import Child, Stack
 from tests.e2e.calls import error_of
 from tests.e2e.processes import PATIENCE_SECONDS
 from tests.security.attacks import GENERATE
-from tests.security.hostile_shapes import BYTES, COMPLETIONS, GRPC_SHAPES, HTTP_SHAPES, WRITTEN_SHAPES
+from tests.security.hostile_shapes import BYTES, COMPLETIONS, GRPC_SHAPES, HTTP_SHAPES
 from tests.security.http_door import HttpDoor
 from tests.worker.models import save_chat_target
 
@@ -146,8 +146,6 @@ async def assert_cheap(
     watch: Watch,
     attack: Callable[[], Awaitable[None]],
     num_bytes: int,
-    *,
-    most_bodies: float = 3,
 ) -> None:
     """An attack takes less memory than three of its requests, and holds up a stream for less than half a second."""
     stalls = []
@@ -158,7 +156,7 @@ async def assert_cheap(
         growth = growth_in_bodies(before, num_bytes)
         print(f"longest gap {gap:.3f} s, undisturbed {undisturbed:.3f} s; memory in requests: {growth}")
         for name, bodies in growth.items():
-            assert bodies < max(most_bodies, honest[name] + BEGINNING_BYTES[name] / num_bytes), (name, growth, honest)
+            assert bodies < max(3, honest[name] + BEGINNING_BYTES[name] / num_bytes), (name, growth, honest)
         stalls.append(gap - undisturbed)
         if stalls[-1] < LONGEST_STALL_SECONDS:
             return
@@ -195,6 +193,4 @@ async def test_a_message_of_a_hostile_shape_is_refused_cheaply(
             assert error.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
             assert error.details()
 
-        # Escapes are text, JSON for the template's process, and the prompt that it writes: 10 to 14 requests were seen.
-        most = 18 if shape in WRITTEN_SHAPES else 3
-        await assert_cheap(shaped_stack, honest, watch, attack, len(message), most_bodies=most)
+        await assert_cheap(shaped_stack, honest, watch, attack, len(message))
