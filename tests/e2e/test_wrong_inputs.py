@@ -139,6 +139,16 @@ ADDRESSES = [
     pytest.param(["up", "--listen", "unix:/nowhere/socket"], "there is no directory /nowhere", id="no directory"),
     pytest.param([*UP, "--num-draft-tokens", "33"], "write 'auto' or 0 to 32", id="too many draft tokens"),
     pytest.param([*UP, "--draft", "lookup", "--no-lookup"], "leave out one", id="contradiction"),
+    pytest.param(
+        [*UP, "--draft", "none", "--draft-in-target"],
+        "--draft none and --draft-in-target contradict each other: leave out one",
+        id="no draft in the target",
+    ),
+    pytest.param(
+        [*UP, "--draft", "lookup", "--draft-in-target"],
+        "--draft lookup and --draft-in-target contradict each other: leave out one",
+        id="look-up in the target",
+    ),
     pytest.param([*UP, "--nosuch"], "No such option: --nosuch", id="no option"),
     pytest.param(["genrate", "x"], "No such command 'genrate'. Did you mean 'generate'?", id="no command"),
     pytest.param(
