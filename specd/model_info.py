@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Protocol
 
 # The largest tokenizer.json files have 35 MB.
 MAX_TOKENIZER_BYTES = 128 * 2**20
@@ -56,7 +57,21 @@ class ModelInfo:
         )
 
 
-def encoder_conflict(target: ModelInfo, draft: ModelInfo) -> str:
+class OfAPair(Protocol):
+    """A target or a draft: a ModelInfo, or the outline of a model that is not loaded."""
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        ...
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether sessions have a source."""
+        ...
+
+
+def encoder_conflict(target: OfAPair, draft: OfAPair) -> str:
     """Return, for people, why a draft cannot propose for a target because only one has an encoder; "" if it can."""
     if target.has_encoder == draft.has_encoder:
         return ""
@@ -64,7 +79,7 @@ def encoder_conflict(target: ModelInfo, draft: ModelInfo) -> str:
     return f"{has.name} has an encoder and {lacks.name} is a plain decoder: use a draft of the target's family"
 
 
-def tokenizer_conflict(target: ModelInfo, draft: ModelInfo, difference: str) -> str:
+def tokenizer_conflict(target: OfAPair, draft: OfAPair, difference: str) -> str:
     """Return, for people, that a draft and a target have different tokenizers, and a `difference` between them."""
     return (
         f"the draft {draft.name} and the target {target.name} have different tokenizers ({difference}): "

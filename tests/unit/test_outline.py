@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specd.model_info import ModelInfo, encoder_conflict, tokenizer_conflict
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.startup_error import StartupError
 from specd.worker.model.outline import Outline, check_pair, outline_of
@@ -73,6 +75,22 @@ def test_other_tokens_are_named(tmp_path: Path, target: Any, draft: Any, differe
     outlines = model(tmp_path / "target", **target), model(tmp_path / "draft", **draft)
     with pytest.raises(StartupError, match=f"have different tokenizers .{difference}"):
         check_pair(*outlines)
+
+
+def test_the_words_are_those_of_the_coordinator(tmp_path: Path) -> None:
+    """It refuses a pair of models that workers have loaded."""
+    outlines = model(tmp_path / "target"), model(tmp_path / "draft", model_type="t5")
+    target, draft = (
+        ModelInfo(each.name, "", "", "", 3, 512, (), "", "", decoder_start_token_id=0 if each.has_encoder else None)
+        for each in outlines
+    )
+    with pytest.raises(StartupError) as refused:
+        check_pair(*outlines)
+    assert str(refused.value) == encoder_conflict(target, draft) != ""
+    with pytest.raises(StartupError) as refused:
+        check_pair(outlines[0], model(tmp_path / "other", vocabulary={**WORDS, "d": 3}))
+    difference = f"token 'd' is id 3 in {tmp_path / 'other'} and missing in {target.name}"
+    assert str(refused.value) == tokenizer_conflict(target, replace(draft, name=str(tmp_path / "other")), difference)
 
 
 @pytest.mark.parametrize(

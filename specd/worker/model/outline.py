@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specd.model_info import encoder_conflict, tokenizer_conflict
 from specd.startup_error import StartupError
 from specd.worker.model.directory import find
 from specd.worker.model.files import (
@@ -63,21 +64,16 @@ def check_pair(target: Outline, draft: Outline) -> None:
 
     The coordinator checks added tokens that only one tokenizer has.
     """
-    if target.has_encoder != draft.has_encoder:
-        has, lacks = (draft, target) if draft.has_encoder else (target, draft)
-        raise StartupError(
-            f"{has.name} has an encoder, but {lacks.name} is a plain decoder: use a draft of the target's family"
-        )
+    if conflict := encoder_conflict(target, draft):
+        raise StartupError(conflict)
     if not (target.vocabulary and draft.vocabulary):
         return
     for one, other in ((target, draft), (draft, target)):
         for token, token_id in one.base_vocabulary.items():
             if other.vocabulary.get(token) != token_id:
                 there = f"id {other.vocabulary[token]}" if token in other.vocabulary else "missing"
-                raise StartupError(
-                    f"the draft {draft.name} and the target {target.name} have different tokenizers (token {token!r} "
-                    f"is id {token_id} in {one.name} and {there} in {other.name}): use a draft of the target's family"
-                )
+                difference = f"token {token!r} is id {token_id} in {one.name} and {there} in {other.name}"
+                raise StartupError(tokenizer_conflict(target, draft, difference))
 
 
 def _has_class(model_type: str) -> bool:
