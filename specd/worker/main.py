@@ -132,7 +132,8 @@ async def run_worker(
             )
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
-            memory = MemoryWatch(engine, caches, prefixes, reserve_bytes=settings.memory_reserve_bytes)
+            kept = [*([drafting.prefixes] if drafting is not None else []), prefixes]  # a draft computes its own faster
+            memory = MemoryWatch(engine, caches, kept, reserve_bytes=settings.memory_reserve_bytes)
             watching = [
                 asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1))),
                 asyncio.ensure_future(memory.run()),

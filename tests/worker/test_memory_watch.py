@@ -28,9 +28,10 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self.available = RESERVE
         self.prefixes = PrefixCache(PLENTY)
+        self.of_draft = PrefixCache(PLENTY)  # of a draft in the target
         self.caches = CacheCapacity(PLENTY, CacheFootprint({ALL_TOKENS: 1}))
         self.watch = MemoryWatch(
-            engine, self.caches, self.prefixes, reserve_bytes=RESERVE, available=lambda: self.available
+            engine, self.caches, [self.of_draft, self.prefixes], reserve_bytes=RESERVE, available=lambda: self.available
         )
         self._engine = engine
 
@@ -43,6 +44,10 @@ class Worker:
     async def leave(self, *tokens: int) -> None:
         """Let a session end that had these tokens."""
         await self._run(lambda: leave(self.prefixes, tokens))
+
+    async def leave_draft(self, *tokens: int) -> None:
+        """Let the draft's cache of these tokens stay."""
+        await self._run(lambda: leave(self.of_draft, tokens))
 
     def begin(self, num_tokens: int) -> SessionCache:
         """Begin a session."""
@@ -91,6 +96,22 @@ async def test_prefixes_go_first_and_no_more_than_are_needed(worker: Worker) -> 
     worker.begin(5)
     await worker.look(0)
     assert worker.prefixes.num_entries == 0
+
+
+async def test_a_drafts_prefixes_go_before_the_targets(worker: Worker) -> None:
+    for token in range(1, 4):
+        await worker.leave(token, 7, 7)
+        await worker.leave_draft(token, 7, 7)
+    all_of_draft = worker.of_draft.nbytes
+    await worker.look(RESERVE - 1)
+    assert (worker.of_draft.num_entries, worker.prefixes.num_entries) == (2, 3)
+    await worker.look(RESERVE - all_of_draft)
+    assert (worker.of_draft.num_entries, worker.prefixes.num_entries) == (0, 2)
+    worker.begin(5)
+    await worker.leave_draft(1, 7, 7)
+    await worker.look(RESERVE - worker.of_draft.nbytes - worker.prefixes.nbytes)
+    assert (worker.of_draft.num_entries, worker.prefixes.num_entries) == (0, 0)
+    worker.begin(5)
 
 
 async def test_then_no_session_begins_and_those_that_run_go_on(worker: Worker) -> None:

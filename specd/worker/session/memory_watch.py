@@ -6,7 +6,7 @@ All that a worker holds can be rebuilt from tokens, so it can all be given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import structlog
@@ -32,12 +32,12 @@ class MemoryWatch:
         self,
         engine: Engine,
         caches: CacheCapacity,
-        prefixes: PrefixCache,
+        prefixes: Sequence[PrefixCache],
         *,
         reserve_bytes: int,
         available: Callable[[], int] = available_memory,
     ) -> None:
-        """Leave `reserve_bytes` of what `available` returns."""
+        """Leave `reserve_bytes` of what `available` returns. The first of the `prefixes` are freed first."""
         self._engine, self._caches, self._prefixes = engine, caches, prefixes
         self._reserve_bytes = reserve_bytes
         self._available = available
@@ -57,7 +57,7 @@ class MemoryWatch:
             if was_short:
                 log.info("enough memory is available again: new sessions begin")
             return
-        if self._prefixes.nbytes >= missing:
+        if sum(each.nbytes for each in self._prefixes) >= missing:
             log.warning("memory is short: freeing cached prefixes", missing_bytes=missing)
         elif not was_short:
             self._caches.accepts_new = False
@@ -68,5 +68,8 @@ class MemoryWatch:
 
     def _free(self, num_bytes: int) -> None:
         """Free cached prefixes. Runs on the engine's thread, which may have stored more since."""
-        self._prefixes.shrink(num_bytes)
+        for prefixes in self._prefixes:
+            held = prefixes.nbytes
+            prefixes.shrink(num_bytes)
+            num_bytes -= held - prefixes.nbytes
         mx.clear_cache()
