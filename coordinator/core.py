@@ -121,6 +121,10 @@ class Proposal:
         """The tokens of all parts."""
         return [token_id for part in self.parts for token_id in part.token_ids]
 
+    def as_guesses(self) -> Proposal:
+        """Return the proposal for a target that remembers no distributions: those of its own tokens are certain."""
+        return Proposal(tuple(replace(part, from_target=False) for part in self.parts))
+
     @cached_property
     def drafted(self) -> Part:
         """The part of the draft model, which is empty when it was not asked."""

@@ -137,8 +137,9 @@ class Verifier:
             self._stream = self._worker.open_stream(self._setup)
             self._vocabulary_size = self._worker.model.vocabulary_size
         position = self._cached.position(token_ids)
-        # A target that has come back may have been started without a draft.
-        self._ahead = ahead if self._asks_ahead and self._worker.self_draft is not None else _NOTHING
+        self._ahead = ahead if self._asks_ahead else _NOTHING
+        if self._asks_ahead and self._worker.self_draft is None:  # the target has come back without a draft
+            self._ahead, proposal = _NOTHING, proposal.as_guesses()
         stream, seconds = self._stream, self._timeout_seconds
         verdict = await stream.verify(position, token_ids[position:], proposal, self._ahead, seconds)
         check_verdict(

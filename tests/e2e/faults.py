@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from specd.supervisor import Child, Stack
 from specd.v1.generation_pb2 import StopConditions
-from specd.v1.sampling_pb2 import SamplingParameters
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, AcceptanceMethod, SamplingParameters
 from tests.e2e.completions import Completion
 from tests.e2e.processes import PATIENCE_SECONDS, read_metrics
 from tests.raw_client import RawClient
@@ -32,11 +32,12 @@ async def complete(
     max_tokens: int = MAX_TOKENS,
     num_draft_tokens: int | None = 4,
     temperature: float = 0.0,
+    acceptance: AcceptanceMethod = ACCEPTANCE_METHOD_COUPLED,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Completion:
     """Generate to the end; `on_round` gets the number of each message as it arrives, the first is 1."""
     responses = []
-    sampling = SamplingParameters(temperature=temperature, seed=SEED)
+    sampling = SamplingParameters(temperature=temperature, seed=SEED, acceptance=acceptance)
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for response in client.generate(
             prompt,

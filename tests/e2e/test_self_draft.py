@@ -95,6 +95,31 @@ async def test_a_killed_target_changes_nothing_and_drafts_again(
     await eventually(lambda: are_free(self_drafting.target))
 
 
+async def test_sessions_continue_on_a_target_that_comes_back_without_a_draft(prompts: list[str]) -> None:
+    """With REJECTION, for which the first target has kept the distributions of its tokens."""
+    options = {"target-worker": {"self_draft": EMBEDDED_DRAFT}}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft="", environment=ENVIRONMENT, options=options) as stack,
+        RawClient(stack.address) as client,
+    ):
+
+        def restart(number: int) -> None:
+            if number == 8:
+                stack.target.command.remove(f"--self-draft={EMBEDDED_DRAFT}")
+                kill(stack.target)
+
+        wanted: dict[str, Any] = {"max_tokens": 160, "temperature": 1.0, "acceptance": ACCEPTANCE_METHOD_REJECTION}
+        first, *others = await asyncio.gather(
+            complete_undisturbed(client, prompts[1], **wanted, on_round=restart),
+            *(complete_undisturbed(client, prompt, **wanted) for prompt in prompts[2:7]),
+        )
+    assert sum(response.round.proposed for response in first.responses[1:8]) > 0
+    assert first.statistics.target_replays >= 1
+    for each in (first, *others):
+        assert len(each.token_ids) == 160
+        assert each.responses[-1].round.proposed == 0
+
+
 async def test_up_starts_no_draft_worker(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/coordinator"
     async with (

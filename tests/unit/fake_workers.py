@@ -92,10 +92,15 @@ class FakeTargetStream:
     broken: bool = False
     own: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.drafts = self.worker.self_draft is not None
+
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
         assert not self.broken, "a stream that broke was used again"
+        kept = [part for part in proposal.parts if part.from_target and part.token_ids]
+        assert self.drafts or not kept, "a target without a draft has kept no distributions"
         event = self.worker.events.pop(0) if self.worker.events else "ok"
         if event == "lost":
             self.broken = True
@@ -111,6 +116,7 @@ class FakeTargetStream:
         own = [self.worker.choose(held[: committed + i]) for i in range(len(proposed) + 1)]
         num_accepted = next((i for i, token in enumerate(proposed) if token != own[i]), len(proposed))
         self.own = []
+        assert self.drafts or not ahead.limit(TokenSource.DRAFT), "a target without a draft was asked for tokens"
         if self.worker.propose is not None:
             tokens = [*held[: committed + num_accepted], own[num_accepted]]
             for _ in range(ahead.limit(TokenSource.DRAFT)):

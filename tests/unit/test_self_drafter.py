@@ -100,6 +100,8 @@ def test_fewer_tokens_than_were_asked_ahead_are_their_first_ones() -> None:
 
 
 def test_a_target_that_comes_back_without_a_draft_is_not_asked_for_tokens() -> None:
+    """Nor does it get tokens for which the target before it has kept the distributions."""
+
     class Changing(FakeTarget):
         def open_stream(self, setup: SessionSetup) -> FakeTargetStream:
             self.self_draft = self.self_draft if self.events else None
