@@ -44,7 +44,8 @@ _INTERRUPTED = "interrupted: these are the results so far"
 class Options:
     """Options of a run. `lenience` is for REJECTION only; `adaptive` adds contenders whose k the service chooses.
 
-    Without `prompts`, `num_prompts` of specd's own for the kind of model are used.
+    With `draft_in_target`, the target worker computes the draft. Without `prompts`, `num_prompts` of specd's own for
+    the kind of model are used.
 
     `replay` is the acceptance of a draft that replays the target's texts; None without such a draft. A replayed token
     takes `step_seconds` or, if there is a `draft` too, a pass of that model.
@@ -66,6 +67,14 @@ class Options:
     cached_prompts: bool = False
     replay: float | None = None
     step_seconds: float = 0.0
+    draft_in_target: bool = False
+
+    def stack(self, environment: Mapping[str, str]) -> Stack:
+        """Return the processes to measure, with variables of theirs."""
+        if not self.draft_in_target:
+            return Stack(target=self.target, draft=self.draft, environment=environment)
+        own = {"target-worker": {"self_draft": self.draft}}
+        return Stack(target=self.target, draft="", environment=environment, options=own)
 
 
 def run_bench(options: Options, json_path: Path | None, plot_path: Path | None) -> bool:
@@ -149,9 +158,7 @@ async def _measure(
     async with AsyncExitStack() as running:
         # All contenders get the same prompts, and mlx-lm computes each prompt again.
         say("starting specd, which measures the speed of models that it sees first")
-        stack = await running.enter_async_context(
-            Stack(target=options.target, draft=options.draft, environment=NO_PREFIX_CACHE)
-        )
+        stack = await running.enter_async_context(options.stack(NO_PREFIX_CACHE))
         client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
         if options.replay is not None:
             client = await _replay(running, stack, client, prompt_ids, options)
@@ -253,9 +260,7 @@ async def _measure_throughput(
     variables = {} if options.cached_prompts else NO_PREFIX_CACHE
     limits = {"SPECD_COORDINATOR_MAX_SESSIONS": str(max(options.concurrency))}
     async with AsyncExitStack() as running:
-        stack = await running.enter_async_context(
-            Stack(target=options.target, draft=options.draft, environment=variables | limits)
-        )
+        stack = await running.enter_async_context(options.stack(variables | limits))
         client = await running.enter_async_context(AsyncClient(stack.address, retries=NO_RETRIES))
         if options.replay is not None:
             prompt_ids = {f"request {number}": ids for number, ids in enumerate(dict.fromkeys(map(tuple, requests)))}
@@ -321,7 +326,7 @@ def _cell(value: float | None, layout: str) -> str:
 def _draft_name(options: Options) -> str:
     name = Path(options.draft).name
     if options.replay is None:
-        return name
+        return f"{name} in the target" if options.draft_in_target else name
     return f"replayed text, {options.replay:g} accepted" + (f", passes of {name}" if name else "")
 
 

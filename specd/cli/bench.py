@@ -19,6 +19,9 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
 def bench(
     target: Annotated[str, typer.Option(help="Target model.", show_default=False)] = EMBEDDED_TARGET,
     draft: Annotated[str | None, typer.Option(help="Draft model.", show_default=False)] = None,
+    draft_in_target: Annotated[
+        bool, typer.Option("--draft-in-target", help="Compute the draft in the target worker, as specd up does.")
+    ] = False,
     num_draft_tokens: Annotated[
         list[int] | None,
         typer.Option(
@@ -99,6 +102,8 @@ def bench(
         raise StartupError("--cached-prompts needs --concurrency: add it")
     if replay is not None and (any(temperature or ()) or Acceptance.REJECTION in (acceptance or ())):
         raise StartupError("--replay is for greedy decoding: drop --temperature and --acceptance")
+    if replay is not None and draft_in_target:
+        raise StartupError("--replay replays texts from a worker of its own: drop --draft-in-target")
     if step_ms and (replay is None or draft is not None):
         raise StartupError("--step-ms is for --replay without a draft model: add --replay, or drop --draft")
     if any(lenience or ()) and Acceptance.REJECTION not in (acceptance or ()):
@@ -125,6 +130,7 @@ def bench(
         target=target,
         draft=draft if draft is not None else "" if replay is not None else EMBEDDED_DRAFT,
         prompts=spread(load_prompts(prompts), num_prompts) if prompts is not None else {},
+        draft_in_target=draft_in_target,
         num_prompts=num_prompts,
         num_draft_tokens=num_draft_tokens or [3, 4, 5, 7],
         max_tokens=max_tokens,

@@ -94,6 +94,18 @@ def test_a_text_can_be_replayed_to_several_sessions(tmp_path: Path) -> None:
     assert fixed["drafted_per_round"] > 2  # without replayed texts it would be 0
 
 
+def test_a_target_that_drafts_itself_is_measured(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ["--draft-in-target", "-c", "2", "-k", "4", "--no-adaptive", "--num-prompts", "3", "-n", "16"]
+    done = run_specd("bench", *options, "--json", str(report), timeout_seconds=2 * PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    written_report = json.loads(report.read_text())
+    assert written_report["environment"]["draft"].endswith(" in the target")
+    alone, fixed, _ = written_report["results"]
+    assert alone["drafted_per_round"] == 0
+    assert fixed["drafted_per_round"] > 2
+
+
 def test_an_interrupted_bench_reports_the_results_so_far(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--replay", "0.7", "-k", "2", "--no-adaptive", "--num-prompts", "8", "-n", "32", "--repeats", "1000"]

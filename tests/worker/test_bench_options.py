@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from specd.bench import throughput
 from specd.bench.contenders import Specd
-from specd.bench.run import Options, _table
+from specd.bench.run import Options, _draft_name, _table
 from specd.bench.sample import summarise, whole_turns
 from specd.bench.setup import MLX_LM, SPECD, Setup
 from specd.cli.app import app
@@ -61,6 +61,7 @@ def test_bench_is_adaptive_unless_told_otherwise(measured: list[Options], argume
         (["--cached-prompts"], "--concurrency"),
         (["--lenience", "0.1"], "--acceptance rejection"),
         (["--replay", "0.7", "-t", "0.5"], "--temperature"),
+        (["--replay", "0.7", "--draft-in-target"], "--draft-in-target"),
         (["--step-ms", "2"], "--replay"),
         (["--replay", "0.7", "--draft", "a model", "--step-ms", "2"], "--draft"),
     ],
@@ -78,6 +79,21 @@ def test_a_replay_computes_with_a_draft_only_if_one_is_named(measured: list[Opti
     for arguments in ([], ["--replay", "0.7"], ["--replay", "0.7", "--draft", "a model", "-c", "2"]):
         assert bench(*arguments) is None
     assert [options.draft for options in measured] == [EMBEDDED_DRAFT, "", "a model"]
+
+
+def test_the_target_computes_the_draft_where_it_is_told_to(
+    measured: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in ([], ["--draft-in-target"]):
+        assert bench(*arguments) is None
+    monkeypatch.setattr("specd.bench.run.Stack", lambda **given: (given["draft"], given.get("options")))
+    stacks: list[Any] = [options.stack({}) for options in measured]
+    assert stacks == [
+        (EMBEDDED_DRAFT, None),
+        ("", {"target-worker": {"self_draft": EMBEDDED_DRAFT}}),
+    ]
+    name = Path(EMBEDDED_DRAFT).name
+    assert [_draft_name(options) for options in measured] == [name, f"{name} in the target"]
 
 
 def test_an_interrupted_measurement_keeps_whole_turns_or_the_first_samples() -> None:
