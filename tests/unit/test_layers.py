@@ -32,6 +32,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.cpu",
         "specd.worker.layers",
     ),
+    "specd.worker.heads": (
+        *FLOOR,
+        "specd.worker.heads",
+        "specd.worker.engine",
+        "specd.worker.layers",
+        "specd.worker.model",
+    ),
     "specd.worker.session": (
         *FLOOR,
         "specd.v1",

@@ -1,0 +1,92 @@
+"""The hidden states from which a network computes its logits, without a change to mlx-lm's networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from specd.worker.engine.forward import BareCache, agree, bare_cache, forward
+from specd.worker.engine.jobs import Feed
+
+
+class HiddenStates:
+    """A network's passes with their hidden states, and its two ends: the embedding and the output layer.
+
+    A hidden state is the input of the output layer, so it is behind the last norm. The output layer is
+    `lm_head`, or the embedding where the two share their weights (`as_linear`). Create the object after the last
+    replacement of the network's layers.
+    """
+
+    def __init__(self, network: Module) -> None:
+        """Find both ends. Raises ValueError if the network does not have them under mlx-lm's usual names."""
+        named = {name.rpartition(".")[2]: part for name, part in network.named_modules()}
+        if "embed_tokens" not in named:
+            raise ValueError("the network has no embed_tokens")
+        self._network = network
+        self.embedding: Any = named["embed_tokens"]
+        is_tied = "lm_head" not in named
+        self._layer: Any = self.embedding if is_tied else named["lm_head"]
+        self._plain: Any = type(self._layer)
+        method = "as_linear" if is_tied else "__call__"
+        self._project = getattr(self._plain, method)
+        self._inputs: list[mx.array] = []
+
+        def recorded(layer: Module, hidden: mx.array) -> mx.array:
+            self._inputs.append(hidden)
+            return self.logits(hidden)
+
+        self._recording = type(self._plain.__name__, (self._plain,), {method: recorded})
+
+    def run(self, token_ids: mx.array, cache: Sequence[Any]) -> tuple[mx.array, mx.array]:
+        """Return the logits [..., rows] and the hidden states [..., size] of a pass over token ids, lazily.
+
+        The ids are [1, n] for one session, or [tokens, 1] for several (forward.py). A prefill evaluates the caches and
+        the hidden states alone: MLX then never computes the logits.
+
+        A compiled function traces the network once, and a hidden state is a placeholder while it does. So the function
+        must call `run` inside and return the hidden states as an output: `StaticStep._describe` would return them
+        beside the logits, and `SharedRows.compute` would slice them like the logits.
+        """
+        self._layer.__class__ = self._recording
+        try:
+            logits: mx.array = self._network(token_ids, cache=cache)
+            (hidden,) = self._inputs
+        finally:
+            self._layer.__class__ = self._plain
+            self._inputs.clear()
+        return logits, hidden
+
+    def embed(self, token_ids: mx.array) -> mx.array:
+        """Return the embeddings [..., size] of token ids [...]."""
+        embeddings: mx.array = self.embedding(token_ids)
+        return embeddings
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return the output layer's logits [..., rows] of hidden states [..., size]."""
+        logits: mx.array = self._project(self._layer, hidden)
+        return logits
+
+
+def states_are_right(states: HiddenStates, network: Module, *, batches: bool) -> bool:
+    """Return whether the output layer maps the hidden states to the network's logits, in passes of every form.
+
+    The passes are a whole one, a single token, and a batch of two sessions if the network `batches`. It is not so for
+    a network that changes its logits behind the output layer, such as one with a cap.
+    """
+    seen: list[tuple[mx.array, mx.array]] = []
+
+    def watched(token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
+        seen.append(states.run(token_ids, cache))
+        return seen[-1][0]
+
+    try:
+        watching: Any = watched
+        caches = [BareCache(watching, bare_cache(network).layers, batches) for _ in range(2)]
+        for tokens in ([[1, 2, 3, 4, 5]], [[6]], [[7, 8, 9], [10]]):
+            mx.eval(forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=False)]))
+        return all(agree(states.logits(hidden), logits) for logits, hidden in seen)
+    except Exception:  # networks can raise any error on caches and offsets
+        return False
