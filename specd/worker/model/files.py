@@ -29,6 +29,7 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 POSITIONS, SOURCE_POSITIONS = "max_position_embeddings", "n_positions"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
+_HEAD = "mtp"  # a folder with the weights of a head
 # The limit of the first pattern that matches holds. The longest indexes have 10 MB.
 _MOST_BYTES = {
     "*.safetensors": 2**50,
@@ -142,6 +143,8 @@ def wanted_in(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
         if path.name == _TEMPLATES and path.is_dir():
             yield from sorted(path.iterdir())
+        elif path.name == _HEAD and path.is_dir():
+            yield from sorted(path.glob("*.safetensors"))
         elif any(fnmatch(path.name, pattern) for pattern in WANTED_FILES):
             yield path
 

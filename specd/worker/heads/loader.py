@@ -1,0 +1,186 @@
+"""Loading a target's head. Its weights are in the target's files, in a file beside them, or in a model of their own.
+
+mlx-lm drops a head's tensors when it loads a model, so they are read from the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import structlog
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model, infer_quant_config
+
+from specd.startup_error import StartupError
+from specd.worker.heads.hidden import HiddenStates, states_are_right
+from specd.worker.heads.mtp import MTPHead
+from specd.worker.model.directory import find
+from specd.worker.model.files import WEIGHTS, read_config
+from specd.worker.model.safetensors_file import tensor_names
+
+log = structlog.get_logger()
+
+_Tensors = dict[str, mx.array]
+
+# Files of a head in the target's directory, as MTPLX writes them. The target's own files are searched last.
+_SIDECARS = ("mtp.safetensors", "mtp/weights.safetensors", "model-mtp.safetensors")
+_PROMISE = "mtp_num_hidden_layers"
+_PREFIXED = re.compile(r"(?:.*\.)?mtp\.(.+)")
+_EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
+_MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
+
+
+def load_head(network: Module, directory: Path, *, batches: bool, separate: str | None = None) -> MTPHead | None:
+    """Return the head of a target, or None if it has none that can be used.
+
+    `network` is the target as the loader made it, from `directory`, and `batches` whether it computes several sessions
+    at once. `separate` names a directory or a Hugging Face repository that has only the head. A head in the target's
+    own directory that cannot be used is left out with a warning, because it could only make a target faster.
+
+    Raises StartupError if `separate` cannot be used.
+    """
+    try:
+        return _load(network, directory, batches, separate)
+    except StartupError as error:
+        if separate is not None:
+            raise
+        log.warning("the target does not draft for itself", reason=str(error))
+        return None
+
+
+def _load(network: Module, directory: Path, batches: bool, separate: str | None) -> MTPHead | None:
+    config = read_config(directory)
+    place = directory if separate is None else find(separate)
+    if separate is not None:
+        read_config(place)  # checks that the files are plain and belong together
+    tensors, is_converted = _tensors_in(_files(place, separate), has_bare_names=separate is not None)
+    if not tensors:
+        if separate is None and not (config.get("text_config") or config).get(_PROMISE):
+            return None
+        raise StartupError(
+            f"{place} has no tensors of an MTP head (mtp.*)"
+            + (f", which {_PROMISE} in its config.json promises: most converters drop them" if separate is None else "")
+            + ". Name a directory or a repository with the head, such as mlx-community/Qwen3.8-27B-MTP-4bit, with "
+            "--self-draft"
+        )
+    try:
+        states = HiddenStates(network)
+        head = MTPHead(network, states)
+    except ValueError as error:
+        raise StartupError(f"the head in {place} cannot be used: {error}") from error
+    if not states_are_right(states, network, batches=batches):
+        raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
+    _fill(head, tensors, place, shifts_norms=not is_converted)
+    _cast(head, states.embed(mx.array([0])).dtype)
+    return head
+
+
+def _files(place: Path, separate: str | None) -> list[Path]:
+    if separate is not None:
+        return sorted(place.glob("*.safetensors"))
+    return [path for name in _SIDECARS if (path := place / name).is_file()][:1] or sorted(place.glob(WEIGHTS))
+
+
+def _tensors_in(paths: Sequence[Path], *, has_bare_names: bool) -> tuple[_Tensors, bool]:
+    """Return the tensors of a head by name, lazily, and whether a converter to MLX has written them.
+
+    A converter adds 1 to the norms, because mlx-lm multiplies by the weight w of a norm where Hugging Face's Qwen
+    multiplies by 1 + w. No tensor tells by its values whether it was done, so the layout decides: names without `mtp.`,
+    the mark "mlx" in a file, MLX's quantisation or stacks of experts, or a convolution of the target that is turned.
+    """
+    tensors: _Tensors = {}
+    is_converted = False
+    for path in paths:
+        tensor_names(path)  # checks the file before MLX maps it
+        loaded: Any = mx.load(str(path), return_metadata=True)
+        held, metadata = loaded
+        own = {found[1]: each for name, each in held.items() if (found := _PREFIXED.fullmatch(name))}
+        if has_bare_names and not own:
+            own, is_converted = dict(held), True
+        tensors |= own
+        is_converted |= metadata.get("format") == "mlx"
+        is_converted |= any("conv1d.weight" in name and each.shape[-1] == 1 for name, each in held.items())
+    is_converted |= any(name.endswith(".scales") or ".switch_mlp." in name for name in tensors)
+    return tensors, is_converted
+
+
+def _with_stacked_experts(tensors: Mapping[str, mx.array]) -> _Tensors:
+    """Return the tensors with each projection of all experts in one, [experts, outputs, inputs], as mlx-lm has them.
+
+    Qwen3-Next and Qwen3.5 have a tensor for each expert, Qwen3.6 a stack in which gate and up are one projection.
+    """
+    stacked: _Tensors = {}
+    by_expert: dict[str, dict[int, mx.array]] = {}
+    for name, tensor in tensors.items():
+        if found := _EXPERT.fullmatch(name):
+            by_expert.setdefault(f"{found[1]}switch_mlp.{found[3]}", {})[int(found[2])] = tensor
+        elif name.endswith(".experts.gate_up_proj"):
+            for own, half in zip(("gate_proj", "up_proj"), mx.split(tensor, 2, axis=-2), strict=True):
+                stacked[name.replace("experts.gate_up_proj", f"switch_mlp.{own}.weight")] = half
+        elif name.endswith(".experts.down_proj"):
+            stacked[name.replace("experts.down_proj", "switch_mlp.down_proj.weight")] = tensor
+        else:
+            stacked[name] = tensor
+    for name, experts in by_expert.items():
+        stacked[name] = mx.stack([experts[i] for i in sorted(experts)])
+    return stacked
+
+
+def _fill(head: Module, tensors: _Tensors, place: Path, *, shifts_norms: bool) -> None:
+    """Give a head its weights. Raises StartupError, which names the tensors that do not fit."""
+    remedy = "Download or convert the head again, and check that it belongs to this target"
+    try:
+        tensors = _with_stacked_experts(tensors)
+        quantize(head, class_predicate=lambda path, part: _quantization(path, part, tensors))
+    except (ValueError, ZeroDivisionError, IndexError) as error:
+        raise StartupError(
+            f"the head in {place} has experts or a quantisation of unknown form: {error}. {remedy}"
+        ) from error
+    wanted: Any = dict(tree_flatten(head.parameters()))
+    wrong = {
+        "it lacks": [name for name in wanted if name not in tensors],
+        "it also has": [name for name in tensors if name not in wanted],
+        "these have other shapes than the target needs:": [
+            f"{name} {list(tensors[name].shape)} instead of {list(each.shape)}"
+            for name, each in wanted.items()
+            if name in tensors and tensors[name].shape != each.shape
+        ],
+    }
+    if faults := [f"{fault} {_shown(sorted(names))}" for fault, names in wrong.items() if names]:
+        raise StartupError(f"the head in {place} does not fit: {'; '.join(faults)}. {remedy}")
+    if shifts_norms:
+        norms = [f"{name}.weight" for name, part in head.named_modules() if isinstance(part, RMSNorm)]
+        tensors |= {name: tensors[name].astype(mx.float32) + 1 for name in norms}
+    head.load_weights(list(tensors.items()))
+
+
+def _cast(head: Module, dtype: mx.Dtype) -> None:
+    """Give the weights the target's type, and dequantise them on a CPU, as the loader does with a target."""
+    head.set_dtype(dtype)
+    if mx.default_device().type == mx.cpu:
+        dequantize_model(head)
+        head.set_dtype(dtype)
+    head.eval()
+    mx.eval(head.parameters())
+
+
+def _quantization(path: str, part: Module, tensors: _Tensors) -> bool | dict[str, Any]:
+    """Return how a layer's weight is quantised, from the shapes: configs name few layers of a head."""
+    if not ({f"{path}.weight", f"{path}.scales"} <= tensors.keys() and hasattr(part, "to_quantized")):
+        return False
+    quantization: dict[str, Any] = infer_quant_config(path, part, tensors)
+    return quantization
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(ascii(name)[1:-1][:_MOST_CHARACTERS] for name in names[:_MOST_NAMES]) + (
+        f" and {more} more" if more > 0 else ""
+    )
