@@ -110,7 +110,7 @@ def test_a_raw_head_gives_the_references_logits(family: str, layout: str, tmp_pa
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_gives_the_references_logits_in_every_layout(family: str, layout: str, tmp_path: Path) -> None:
     target = save_target(tmp_path / "target", family)
     head = raw_head(target.text)
@@ -135,7 +135,7 @@ def test_a_head_gives_the_references_logits_for_a_target_as_a_worker_loads_it(fa
     """With the forms that are faster on this CPU, and for several sessions at once."""
     target = save_target(tmp_path / "target", family)
     head = raw_head(target.text)
-    save_beside(target.directory, "mtp.safetensors", converted(head))
+    embed(target.directory, converted(head), "mlx")
     model = load_model(str(target.directory), blas="", is_optimized=True)
     loaded = load_head(model.network, target.directory, batches=model.batches)
     assert loaded is not None and model.batches

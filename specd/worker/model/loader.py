@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import structlog
 from mlx.nn.layers.base import Module
+from mlx_lm.models import qwen3_next
 from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from specd.cache_footprint import CacheFootprint
@@ -176,6 +177,14 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
     )
 
 
+class _Qwen3Next(qwen3_next.Model):
+    """mlx-lm's Qwen3-Next, without the tensors of a head, which mlx-lm's own refuses in a converted model."""
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        kept = {name: weight for name, weight in weights.items() if "mtp." not in name}
+        return super().sanitize(kept)  # type: ignore[no-untyped-call, no-any-return]
+
+
 def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     """Return mlx-lm's classes of a network and its arguments, or our own ones."""
     if config["model_type"] in ("t5", "mt5"):
@@ -184,6 +193,8 @@ def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     if config["model_type"] == "gpt2":
         gpt2.complete(config)
         network = gpt2.Model
+    if network is qwen3_next.Model:
+        network = _Qwen3Next
     return network, arguments
 
 
