@@ -74,8 +74,10 @@ def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.ar
         return _forward(feeds)
 
 
-def _forward(feeds: Sequence[Feed]) -> list[mx.array]:
+def _forward(feeds: Sequence[Feed]) -> list[Any]:
     mx.async_eval([feed.token_ids for feed in feeds])  # the device chooses tokens while Python builds the next pass
+    if feeds[0].hidden is not None:
+        return _forward_heads(feeds)
     sharing = feeds[0].cache.sharing
     if sharing is None:
         return _forward_apart(feeds)
@@ -90,13 +92,7 @@ def _forward_apart(feeds: Sequence[Feed]) -> list[mx.array]:
     if len(feeds) < 2 or not feeds[0].cache.batches:
         return _forward_one_by_one(feeds)
     network = feeds[0].cache.network  # all sessions have the same
-    sizes = [feed.num_tokens for feed in feeds]
-    spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    offset = mx.array([feed.cache.layers.num_fed + i for feed in feeds for i in range(feed.num_tokens)])
-    layers = [
-        BatchLayer(of_sessions, spans, offset)
-        for of_sessions in zip(*(feed.cache.layers.caches for feed in feeds), strict=True)
-    ]
+    layers, spans = _batch_layers(feeds)
     tokens = mx.concatenate([feed.token_ids for feed in feeds])
     rows: mx.array = network(tokens[:, None], cache=layers)
     for feed in feeds:
@@ -107,13 +103,45 @@ def _forward_apart(feeds: Sequence[Feed]) -> list[mx.array]:
 def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
     outputs = []
     for feed in feeds:
-        layers, static = feed.cache.layers, feed.cache.static
-        if static is not None:
+        layers, static, network = feed.cache.layers, feed.cache.static, feed.cache.network
+        if not feed.wants_logits and hasattr(network, "without_logits"):
+            outputs.append(network.without_logits(feed.token_ids[None], layers.caches)[0])
+            layers.fed(feed.num_tokens)
+        elif static is not None:
             outputs.append(static(feed.token_ids, layers))
         else:
-            outputs.append(feed.cache.network(feed.token_ids[None], cache=layers.caches).squeeze(0))
+            outputs.append(network(feed.token_ids[None], cache=layers.caches).squeeze(0))
             layers.fed(feed.num_tokens)
     return outputs
+
+
+def _forward_heads(feeds: Sequence[Feed]) -> list[tuple[mx.array, mx.array]]:
+    """Feed pairs to each session's head; return the logits [1, rows] and the head's state [1, size] after the last."""
+    head: Any = feeds[0].cache.network
+    if len(feeds) > 1 and not feeds[0].cache.batches:
+        return [outputs for feed in feeds for outputs in _forward_heads([feed])]
+    if len(feeds) == 1:
+        (feed,) = feeds
+        assert feed.hidden is not None
+        lasts = head(feed.token_ids[None], feed.hidden[None], feed.cache.layers.caches)[0, -1:]
+    else:
+        layers, spans = _batch_layers(feeds)
+        hidden = mx.concatenate([cast("mx.array", feed.hidden) for feed in feeds])
+        states = head(mx.concatenate([feed.token_ids for feed in feeds])[:, None], hidden[:, None], layers)
+        lasts = states[mx.array([span.stop - 1 for span in spans]), 0]
+    for feed in feeds:
+        feed.cache.layers.fed(feed.num_tokens)
+    logits = head.logits(lasts)
+    return [(logits[i : i + 1], lasts[i : i + 1]) for i in range(len(feeds))]
+
+
+def _batch_layers(feeds: Sequence[Feed]) -> tuple[list[BatchLayer], list[slice]]:
+    """Return the layers of a pass for several sessions, and each session's rows in it."""
+    sizes = [feed.num_tokens for feed in feeds]
+    spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    offset = mx.array([feed.cache.layers.num_fed + i for feed in feeds for i in range(feed.num_tokens)])
+    caches = zip(*(feed.cache.layers.caches for feed in feeds), strict=True)
+    return [BatchLayer(of_sessions, spans, offset) for of_sessions in caches], spans
 
 
 def enable_batches(network: Module, expected: mx.array | None = None) -> bool:

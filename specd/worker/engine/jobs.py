@@ -43,12 +43,14 @@ class Cache(Protocol):
 class Feed:
     """Tokens [n] to feed to a session's cache.
 
-    `wants_logits` is false in a prefill, which does not use the logits.
+    `wants_logits` is false in a prefill, which does not use the logits. A head takes a hidden state [n, size] with each
+    token, and its feed gives the logits [1, vocabulary rows] and the head's own state [1, size] after the last one.
     """
 
     cache: Cache
     token_ids: mx.array
     wants_logits: bool = True
+    hidden: mx.array | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -26,6 +26,7 @@ class HiddenStates:
         if "embed_tokens" not in named:
             raise ValueError("the network has no embed_tokens")
         self._network = network
+        self._call = type(network).__call__
         self.embedding: Any = named["embed_tokens"]
         is_tied = "lm_head" not in named
         self._layer: Any = self.embedding if is_tied else named["lm_head"]
@@ -52,12 +53,25 @@ class HiddenStates:
         """
         self._layer.__class__ = self._recording
         try:
-            logits: mx.array = self._network(token_ids, cache=cache)
+            logits: mx.array = self._call(self._network, token_ids, cache=cache)
             (hidden,) = self._inputs
         finally:
             self._layer.__class__ = self._plain
             self._inputs.clear()
         return logits, hidden
+
+    def attach(self) -> None:
+        """Let the network itself return both [..., rows + size], the hidden states behind the logits.
+
+        So every form of a pass returns them: batches, compiled passes and shared ones slice rows, whatever they hold.
+        """
+        run, plain = self.run, type(self._network)
+
+        def both(network: Module, token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
+            return mx.concatenate(run(token_ids, cache), axis=-1)
+
+        self._network.__class__ = type(plain.__name__, (plain,), {"__call__": both})
+        self._network.without_logits = lambda token_ids, cache: run(token_ids, cache)[1]
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the embeddings [..., size] of token ids [...]."""

@@ -40,12 +40,31 @@ class RowsOwner(Protocol):
         """Let all sessions forget their tokens, because a failed pass may have left anything in the rows."""
 
 
+class Companion(Protocol):
+    """What a session keeps beside the layers of its network, for the same tokens."""
+
+    def rewind(self, position: int) -> None:
+        """Forget all tokens but the first `position`."""
+
+    def copy(self, position: int) -> Companion:
+        """Return an independent one for the first `position` tokens, evaluated."""
+
+    @property
+    def arrays(self) -> Sequence[mx.array]:
+        """All arrays that it holds."""
+
+    @property
+    def footprint(self) -> CacheFootprint:
+        """Its memory by the number of tokens; known once a token was fed."""
+
+
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
 
     It counts tokens itself, because the first cache of some networks does not count. In a network with an encoder, the
     caches also hold the decoder's view of `source`, once `read` has ended. While sessions are computed together, their
-    rows can be with an owner, `shared`, until someone asks for the caches.
+    rows can be with an owner, `shared`, until someone asks for the caches. A network that has `make_companion` makes a
+    `companion`, such as the cache of a head.
     """
 
     def __init__(self, network: Module) -> None:
@@ -53,6 +72,7 @@ class SessionLayers:
         self._network = network
         self._caches = _empty(network)
         self.shared: RowsOwner | None = None
+        self.companion: Companion | None = getattr(network, "make_companion", lambda: None)()
         self.num_fed = 0
         self.source: tuple[int, ...] = ()
 
@@ -121,6 +141,8 @@ class SessionLayers:
                 cache.rewind(reached)
         else:
             self._caches, self.shared = _empty(self._network), None
+        if self.companion is not None:
+            self.companion.rewind(reached)
         self.num_fed = reached
         return reached
 
@@ -130,13 +152,15 @@ class SessionLayers:
         caches = [cache.copy(position) for cache in self.caches]
         layers = copy(self)
         layers._caches = caches
+        layers.companion = self.companion and self.companion.copy(position)
         layers.num_fed = position
         return layers
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers."""
-        return [*chain.from_iterable(cache.arrays for cache in self.caches)]
+        beside = self.companion.arrays if self.companion is not None else ()
+        return [*chain.from_iterable(cache.arrays for cache in self.caches), *beside]
 
     @property
     def last_rows(self) -> list[mx.array]:
@@ -151,7 +175,8 @@ class SessionLayers:
     @property
     def footprint(self) -> CacheFootprint:
         """The memory of a session by its tokens; known once a token was fed."""
-        return CacheFootprint.total(cache.footprint for cache in self.caches)
+        beside = [self.companion.footprint] if self.companion is not None else []
+        return CacheFootprint.total([*(cache.footprint for cache in self.caches), *beside])
 
 
 def _empty(network: Module) -> list[LayerCache]:

@@ -81,9 +81,7 @@ class PrefixCache:
         wanted = _key(namespace, source, token_ids)
         alike = [entry for entry in self._alike(wanted) if entry.key[0] == wanted[0]]
         # Between two entries with equally long prefixes, the shorter entry.
-        candidates = [
-            (entry.layers.can_serve(common_prefix_len(entry.key, wanted) - 1), -entry.num_tokens) for entry in alike
-        ]
+        candidates = [(entry.layers.can_serve(_shared_len(entry, wanted)), -entry.num_tokens) for entry in alike]
         reused, _ = best = max(candidates, default=(0, 0))
         if not candidates or not (reused or source):
             return None
@@ -161,6 +159,16 @@ class PrefixCache:
 def common_prefix_len(a: Sequence[object], b: Sequence[object]) -> int:
     """Return the length of the common prefix of two sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _shared_len(entry: _Entry, wanted: _Key) -> int:
+    """Return the number of tokens that a session can take from an entry.
+
+    It is one less where a head has pairs of a token and the one after it: the last pair must have the same second
+    token.
+    """
+    common = common_prefix_len(entry.key, wanted) - 1
+    return max(common - 1, 0) if entry.layers.companion is not None else common
 
 
 def _key(namespace: bytes, source: Sequence[int], token_ids: Sequence[int]) -> _Key:

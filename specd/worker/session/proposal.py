@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -54,17 +54,39 @@ def propose(
     if num_draft_tokens == 0:
         return DraftedTokens([], cache.cached_len)
 
+    def feed(latest: mx.array | None) -> Steps[mx.array]:
+        logits = yield from cache.feed(latest if latest is not None else mx.array(pending))
+        return logits[-1:]
+
     start = position + len(token_ids)
-    noise = sampler.draft_noise(start, num_draft_tokens)
     history = sampler.history(cache.token_ids, pending)
-    latest = mx.array(pending)
+    drafted = yield from draft_tokens(feed, sampler, start, history, num_draft_tokens, min_confidences)
+    cache.commit([*pending, *drafted.token_ids[:-1]])
+    return replace(drafted, cached_len=cache.cached_len)
+
+
+def draft_tokens(
+    feed: Callable[[mx.array | None], Steps[mx.array]],
+    sampler: Sampler,
+    start: int,
+    history: mx.array | None,
+    num_draft_tokens: int,
+    min_confidences: Sequence[float],
+) -> Steps[DraftedTokens]:
+    """Draft tokens from position `start` on, one after the other.
+
+    `feed` gives the logits [1, vocabulary_size] after the session's tokens, and then those after each drafted one [1].
+    Raises NonFiniteLogitsError.
+    """
+    noise = sampler.draft_noise(start, num_draft_tokens)
+    latest: mx.array | None = None
     chosen: list[mx.array] = []
     checksums: list[mx.array] = []
     bests: list[mx.array] = []
     probabilities: list[mx.array] = []
     product = 1.0
     for i in range(num_draft_tokens):
-        logits = (yield from cache.feed(latest))[-1:]
+        logits = yield from feed(latest)
         scores = sampler.scores(logits, start + i, history)
         own_noise = noise[i : i + 1] if noise is not None else None
         latest = sampler.choose(scores, own_noise)
@@ -87,15 +109,10 @@ def propose(
     if not all(map(is_finite, checksums)):
         raise NonFiniteLogitsError
     proposal: list[int] = all_chosen.tolist()  # type: ignore[assignment]
-    cache.commit([*pending, *proposal[:-1]])
     # Noise for the next proposal, which begins behind any number of accepted tokens.
     sampler.prepare_draft_noise(start + 1, 2 * len(proposal))
-    return DraftedTokens(
-        proposal,
-        cache.cached_len,
-        encode_distributions(np.array(mx.concatenate(probabilities))) if probabilities else [],
-        [*map(confidence_of, bests)],
-    )
+    distributions = encode_distributions(np.array(mx.concatenate(probabilities))) if probabilities else []
+    return DraftedTokens(proposal, 0, distributions, [*map(confidence_of, bests)])
 
 
 def rehearse(model: LoadedModel) -> Steps[None]:

@@ -97,5 +97,10 @@ class SessionDraft:
         Tokens of another proposal, or of another life of the worker, are guesses: their distributions are certain of
         them, which is exact for any token that was chosen without the noise of the acceptance.
         """
-        same = self._latest.token_ids[: len(token_ids)] == list(token_ids)
-        return self._latest.distributions[: len(token_ids)] if same else [*map(certain, token_ids)]
+        return distributions_of(self._latest, token_ids)
+
+
+def distributions_of(latest: DraftedTokens, token_ids: Sequence[int]) -> list[TokenDistribution]:
+    """Return the distributions of the first tokens of the latest proposal, or certain ones for other tokens."""
+    same = latest.token_ids[: len(token_ids)] == list(token_ids)
+    return latest.distributions[: len(token_ids)] if same else [*map(certain, token_ids)]

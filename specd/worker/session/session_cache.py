@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from specd.errors import CacheTooShortError, SpecdError
 from specd.worker.engine.jobs import Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
+from specd.worker.heads.pairs import Pairs
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import checksum, is_finite
@@ -83,6 +84,11 @@ class SessionCache:
         return self._ahead[0]
 
     @property
+    def pairs(self) -> Pairs | None:
+        """The cache of the network's head, if it has one."""
+        return cast("Pairs | None", self.layers.companion)
+
+    @property
     def cached_len(self) -> int:
         """The number of the session's tokens in the cache."""
         return len(self.token_ids)
@@ -102,10 +108,12 @@ class SessionCache:
 
     def _feed(self, token_ids: mx.array, *, wants_logits: bool = True) -> Steps[mx.array]:
         num_fed = self.num_fed + token_ids.size
-        logits: mx.array = yield Feed(self, token_ids, wants_logits)
+        rows: mx.array = yield Feed(self, token_ids, wants_logits)
         if self.num_fed != num_fed:
             raise CacheTooShortError(self.cached_len, 0)
-        return logits
+        if self.pairs is not None:
+            self.pairs.saw(rows[:, -self.pairs.size :])
+        return rows
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Set the tokens that were fed."""
@@ -149,11 +157,19 @@ class SessionCache:
             else:
                 fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
                 yield from self._feed(mx.array(fed), wants_logits=False)
+                yield from self._pair(pending[: len(fed) + 1])
                 # The logits stay lazy, and are never computed.
                 yield Evaluate(self.layers.arrays)
             self.commit(fed)
             del pending[: len(fed)]
         return pending
+
+    def _pair(self, token_ids: Sequence[int]) -> Steps[None]:
+        """Feed the pairs of the tokens that were fed behind the committed ones to the head; `token_ids` has one more."""
+        if self.pairs is not None:
+            tokens, hidden = self.pairs.missing(token_ids, self.cached_len)
+            yield Feed(self.pairs, mx.array(tokens, mx.uint32), wants_logits=False, hidden=hidden)
+            self.pairs.fed(tokens)
 
     def keep(self) -> None:
         """End, and leave the layers to the prefix cache, without tokens that were only proposed.

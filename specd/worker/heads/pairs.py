@@ -1,0 +1,116 @@
+"""A session's cache of a head: a row for each pair of a hidden state and the token that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import mlx.core as mx
+
+from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+from specd.worker.layers.owned import owned
+from specd.worker.layers.session_layers import SessionLayers
+
+# The last hidden states that are kept: more than a request feeds with logits, twice, because of superseded requests.
+_KEPT = 128
+
+
+class Pairs:
+    """The pairs of a session in a head's own layers, and the target's last hidden states, from which pairs are made.
+
+    The target holds `offset` tokens. Pair s = (h_s, x_{s+1}) is in row s - `begin` of the head's layers, for each s
+    from `begin` up to `end`, and `seconds` has the tokens x_{s+1}. `hidden` [n, size] are the states of the positions
+    up to `offset` - 1. All of it is a function of the session's tokens, so a replay makes the same.
+    """
+
+    def __init__(self, head: Any) -> None:
+        """Begin without tokens."""
+        self._head = head
+        self.network = head
+        self.layers = SessionLayers(head)
+        self.seconds: list[int] = []
+        self.begin = self.offset = 0
+        self._hidden: mx.array | None = None
+        self.size: int = head.size  # of a hidden state
+        self.batches: bool = head.batches
+        self.static = self.sharing = None
+
+    @property
+    def end(self) -> int:
+        """The position of the first pair that the head's layers do not hold yet."""
+        return self.begin + len(self.seconds)
+
+    @property
+    def _first_known(self) -> int:
+        """The position of the first hidden state that is kept."""
+        return self.offset - (self._hidden.shape[0] if self._hidden is not None else 0)
+
+    def saw(self, hidden: mx.array) -> None:
+        """Note the hidden states [n, size] of the target's next n tokens, lazily."""
+        self._hidden = hidden if self._hidden is None else mx.concatenate([self._hidden[-_KEPT:], hidden])
+        self.offset += hidden.shape[0]
+
+    def missing(self, token_ids: Sequence[int], position: int) -> tuple[list[int], mx.array]:
+        """Return the tokens and hidden states [n, size] of the pairs to feed to the head, at least one.
+
+        `token_ids` are the session's from `position` on, up to the first without a hidden state or an earlier one.
+        Where hidden states are missing, the head forgets all pairs and begins anew: its proposals are worse for a while.
+        The caller feeds the pairs to `layers`, and calls `fed`.
+        """
+        assert self._hidden is not None
+        last = position + len(token_ids) - 1  # the second token of the last pair
+        same = max(position - 1, 0)
+        while same < min(self.end, last - 1) and self.seconds[same - self.begin] == token_ids[same + 1 - position]:
+            same += 1
+        self._keep(min(same, self.end))
+        if self.end < self._first_known:
+            self._keep(0)
+            self.begin = self._first_known
+        self.layers.rewind(len(self.seconds))  # a chain of drafts, or a job that was dropped, may have gone on
+        new = list(token_ids[self.end + 1 - position :])
+        first = self.end - self._first_known
+        return new, self._hidden[first : first + len(new)]
+
+    def fed(self, token_ids: Sequence[int]) -> None:
+        """Note the second tokens of the pairs that were fed."""
+        self.seconds += token_ids
+
+    def rewind(self, position: int) -> None:
+        """Forget all tokens but the first `position`. The second token of the last pair may be another one then."""
+        forgotten = self.offset - position
+        if self._hidden is not None and forgotten:
+            kept = max(self._hidden.shape[0] - forgotten, 0)
+            self._hidden = self._hidden[:kept] if kept else None
+        self.offset = position
+        self._keep(min(self.end, position))
+
+    def copy(self, position: int) -> Pairs:
+        """Return independent pairs of the first `position` tokens, evaluated."""
+        other = copy(self)
+        num_pairs = min(len(self.seconds), max(position - self.begin, 0))
+        other.layers, other.seconds = self.layers.copy(num_pairs), self.seconds[:num_pairs]
+        other.offset = position
+        kept = position - self._first_known
+        other._hidden = owned(self._hidden[:kept]) if self._hidden is not None and kept > 0 else None
+        mx.eval(other.arrays)
+        return other
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All arrays."""
+        return [*self.layers.arrays, *([self._hidden] if self._hidden is not None else [])]
+
+    @property
+    def footprint(self) -> CacheFootprint:
+        """The memory by the number of tokens: the layers', and that of the kept states."""
+        states = 0 if self._hidden is None else self._hidden.nbytes // self._hidden.shape[0]
+        return CacheFootprint.total([self.layers.footprint, CacheFootprint({_KEPT: states, ALL_TOKENS: 0})])
+
+    def _keep(self, end: int) -> None:
+        """Forget the pairs from position `end` on."""
+        num_pairs = max(end - self.begin, 0)
+        del self.seconds[num_pairs:]
+        self.layers.rewind(min(num_pairs, self.layers.num_fed))
+        if not num_pairs:
+            self.begin = 0

@@ -1,0 +1,89 @@
+"""Proposals by a head of the target itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import structlog
+
+from specd.errors import SpecdError
+from specd.sampling import Sampling, TokenDistribution
+from specd.worker.engine.jobs import Evaluate, Feed, Steps
+from specd.worker.sampling.sampler import Sampler
+from specd.worker.session.proposal import DraftedTokens, draft_tokens
+from specd.worker.session.self_draft import SelfProposal, distributions_of
+from specd.worker.session.session_cache import SessionCache
+
+log = structlog.get_logger()
+
+# Hidden states that may wait for the head. It must see them before the session forgets them.
+_MOST_WAITING = 64
+
+
+class SessionHead:
+    """Proposes tokens for one session with the head of its target.
+
+    Its state is in the target's cache (`Pairs`), and a fault costs the session only speed.
+    """
+
+    caches: Sequence[SessionCache] = ()
+
+    def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
+        self._sampler = Sampler(replace(sampling, vocabulary_size=vocabulary_size), vocabulary_size)
+        self._latest = DraftedTokens([], 0)
+
+    def propose(
+        self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
+    ) -> Steps[SelfProposal]:
+        """Propose tokens after the tokens of the session that the target's cache holds, and the target's next one.
+
+        First the head computes the pairs of the last round with the target's own states, so that its state does not
+        depend on what it has guessed.
+        """
+        self._latest = DraftedTokens([], 0)
+        try:
+            self._latest = yield from self._draft(target, next_token_id, num_draft_tokens, min_confidences)
+        except Exception as error:
+            log.warning("no proposal after the verdict", error=repr(error))
+            return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
+        return SelfProposal(self._latest.token_ids, self._latest.confidences)
+
+    def keep_up(self, target: SessionCache, next_token_id: int) -> Steps[None]:
+        """Let the head see hidden states that would be forgotten, in rounds without a proposal."""
+        assert target.pairs is not None
+        if target.known_len - target.pairs.end >= _MOST_WAITING:
+            tokens, hidden = self._missing(target, next_token_id)
+            yield Feed(target.pairs, mx.array(tokens, mx.uint32), hidden=hidden)
+            target.pairs.fed(tokens)
+            yield Evaluate(target.pairs.arrays)
+
+    def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
+        """Return the distributions that these tokens, the first of a proposal, were sampled from."""
+        return distributions_of(self._latest, token_ids)
+
+    def _missing(self, target: SessionCache, next_token_id: int) -> tuple[list[int], mx.array]:
+        assert target.pairs is not None
+        begin = max(min(target.pairs.end, target.known_len) - 1, 0)
+        return target.pairs.missing([*target.token_ids[begin : target.known_len], next_token_id], begin)
+
+    def _draft(
+        self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
+    ) -> Steps[DraftedTokens]:
+        pairs = target.pairs
+        assert pairs is not None
+        tokens, hidden = self._missing(target, next_token_id)
+        state = hidden
+
+        def feed(latest: mx.array | None) -> Steps[mx.array]:
+            nonlocal state
+            given = latest if latest is not None else mx.array(tokens, mx.uint32)
+            logits, state = yield Feed(pairs, given, hidden=state)
+            if latest is None:
+                pairs.fed(tokens)
+            return logits
+
+        start = target.known_len + 1
+        history = self._sampler.history(target.token_ids[: target.known_len], [next_token_id])
+        return (yield from draft_tokens(feed, self._sampler, start, history, num_draft_tokens, min_confidences))
