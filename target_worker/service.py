@@ -94,6 +94,8 @@ def _verify(
         runs_ahead=not will_draft and _runs_ahead(worker, request.position + len(token_ids)),
         logit_rounding=worker.logit_rounding,
     )
+    if drafter is not None and not will_draft:
+        yield from drafter.keep_up(session.cache, verification.next_token_id)
     if drafter is None or not will_draft:
         return verification
     yield FirstResult(verification)

@@ -44,7 +44,7 @@ from specd.worker.session.memory_watch import MemoryWatch
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.proposal import rehearse as rehearse_proposal
-from specd.worker.session.self_draft import SelfDraft
+from specd.worker.session.self_draft import ModelDraft
 from specd.worker.session.stream import Worker
 
 log = structlog.get_logger()
@@ -148,7 +148,7 @@ async def run_worker(
 
 
 def _observer(
-    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: SelfDraft | None
+    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: ModelDraft | None
 ) -> Callable[[StepTime], None]:
     """Return what learns from the engine's steps."""
     network, costs = loaded.model.network, loaded.calibration.costs
@@ -173,7 +173,7 @@ def _observer(
 
 def _share_prefix_cache(
     settings: WorkerSettings, loaded: _Loaded, *, on_cpu: bool
-) -> tuple[PrefixCache, SelfDraft | None]:
+) -> tuple[PrefixCache, ModelDraft | None]:
     """Return the prefix cache of the target, and the draft's, which have equal numbers of tokens in the budget."""
     if loaded.draft is None:
         return PrefixCache(settings.prefix_cache_bytes), None
@@ -181,7 +181,7 @@ def _share_prefix_cache(
     of_draft, of_target = (each.cache_footprint.bytes_for(1) for each in (draft, loaded.model))
     share = settings.prefix_cache_bytes * of_draft // (of_draft + of_target)
     chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
-    drafting = SelfDraft(draft, calibration.costs, PrefixCache(share), chunk)
+    drafting = ModelDraft(draft, calibration.costs, PrefixCache(share), chunk)
     return PrefixCache(settings.prefix_cache_bytes - share), drafting
 
 

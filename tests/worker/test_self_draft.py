@@ -30,7 +30,7 @@ from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache, common_prefix_len
 from specd.worker.session.proposal import DraftedTokens, propose
-from specd.worker.session.self_draft import SelfDraft, SessionDraft
+from specd.worker.session.self_draft import ModelDraft, SelfDraft, SessionDraft
 from specd.worker.session.session_cache import SessionCache
 from specd.worker.session.stream import Worker
 from target_worker.service import TargetService
@@ -45,14 +45,14 @@ DRAFTS = {"the target itself": TARGET, "another": tiny_model(seed=1)}
 
 
 @asynccontextmanager
-async def serving(draft: LoadedModel | None) -> AsyncIterator[TargetService]:
-    """Serve the tiny target, which drafts with this model."""
+async def serving(draft: LoadedModel | SelfDraft | None, target: LoadedModel = TARGET) -> AsyncIterator[TargetService]:
+    """Serve a target, which drafts with this model, or as this says."""
     engine = Engine(mx.clear_streams)
     caches = CacheCapacity(10**9, CacheFootprint({ALL_TOKENS: 1}))
     metrics = WorkerMetrics(CollectorRegistry(), caches, PrefixCache(0))
-    own = SelfDraft(draft, COSTS, PrefixCache(PLENTY), CHUNK) if draft is not None else None
+    own = ModelDraft(draft, COSTS, PrefixCache(PLENTY), CHUNK) if isinstance(draft, LoadedModel) else draft
     deferred = Deferred[Worker]("the model")
-    deferred.set(Worker(engine, TARGET, caches, PrefixCache(PLENTY), metrics, CHUNK, COSTS, self_draft=own))
+    deferred.set(Worker(engine, target, caches, PrefixCache(PLENTY), metrics, CHUNK, COSTS, self_draft=own))
     try:
         yield TargetService(deferred)
     finally:
@@ -199,7 +199,7 @@ async def test_rejection_of_own_tokens_needs_no_distribution_and_follows_the_tar
 
 
 def test_distributions_of_tokens_that_the_worker_did_not_propose_are_certain() -> None:
-    drafter = SessionDraft(SelfDraft(TARGET, COSTS, PrefixCache(0), CHUNK), Sampling(), TINY_VOCABULARY_SIZE)
+    drafter = SessionDraft(ModelDraft(TARGET, COSTS, PrefixCache(0), CHUNK), Sampling(), TINY_VOCABULARY_SIZE)
     rows = encode_distributions(np.full((2, 4), 0.25, np.float32))
     drafter._latest = DraftedTokens([1, 2], 0, rows)
     assert drafter.distributions([1]) == rows[:1]

@@ -34,6 +34,7 @@ class HiddenStates:
         method = "as_linear" if is_tied else "__call__"
         self._project = getattr(self._plain, method)
         self._inputs: list[mx.array] = []
+        self.size = self.embed(mx.array([0])).shape[-1]  # of a hidden state
 
         def recorded(layer: Module, hidden: mx.array) -> mx.array:
             self._inputs.append(hidden)
@@ -68,7 +69,7 @@ class HiddenStates:
         run, plain = self.run, type(self._network)
 
         def both(network: Module, token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
-            return mx.concatenate(run(token_ids, cache), axis=-1)
+            return mx.concatenate([*run(token_ids, cache)], axis=-1)
 
         self._network.__class__ = type(plain.__name__, (plain,), {"__call__": both})
         self._network.without_logits = lambda token_ids, cache: run(token_ids, cache)[1]

@@ -55,7 +55,7 @@ class Pairs:
         """Return the tokens and hidden states [n, size] of the pairs to feed to the head, at least one.
 
         `token_ids` are the session's from `position` on, up to the first without a hidden state or an earlier one.
-        Where hidden states are missing, the head forgets all pairs and begins anew: its proposals are worse for a while.
+        Where hidden states are missing, the head forgets all pairs and begins anew: it proposes worse for a while.
         The caller feeds the pairs to `layers`, and calls `fed`.
         """
         assert self._hidden is not None
@@ -114,3 +114,10 @@ class Pairs:
         self.layers.rewind(min(num_pairs, self.layers.num_fed))
         if not num_pairs:
             self.begin = 0
+
+
+def attach_head(network: Any, head: Any, *, batches: bool) -> None:
+    """Let a network's sessions keep a head's pairs; `batches` is whether the head computes several at once."""
+    head.states.attach()
+    head.batches, head.size = batches, head.states.size
+    network.make_companion = lambda: Pairs(head)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import structlog
 
 from specd.errors import SpecdError
+from specd.model_info import ModelInfo
 from specd.sampling import Sampling, TokenDistribution
+from specd.step_costs import StepCosts
 from specd.worker.engine.jobs import Evaluate, Feed, Steps
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
@@ -20,6 +22,18 @@ log = structlog.get_logger()
 
 # Hidden states that may wait for the head. It must see them before the session forgets them.
 _MOST_WAITING = 64
+
+
+@dataclass(frozen=True)
+class HeadDraft:
+    """A head of the target: its description and costs."""
+
+    info: ModelInfo
+    costs: StepCosts
+
+    def begin(self, sampling: Sampling, vocabulary_size: int) -> SessionHead:
+        """Begin a session."""
+        return SessionHead(sampling, vocabulary_size)
 
 
 class SessionHead:
@@ -79,6 +93,7 @@ class SessionHead:
         def feed(latest: mx.array | None) -> Steps[mx.array]:
             nonlocal state
             given = latest if latest is not None else mx.array(tokens, mx.uint32)
+            logits: mx.array
             logits, state = yield Feed(pairs, given, hidden=state)
             if latest is None:
                 pairs.fed(tokens)

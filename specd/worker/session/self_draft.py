@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import structlog
 
 from specd.errors import InvalidRequestError, SpecdError
+from specd.model_info import ModelInfo
 from specd.sampling import Sampling, TokenDistribution, certain
 from specd.step_costs import StepCosts
 from specd.worker.engine.jobs import Steps
@@ -21,14 +23,64 @@ from specd.worker.session.session_cache import SessionCache, free_on_error
 log = structlog.get_logger()
 
 
+class SelfDraft(Protocol):
+    """What a target worker proposes tokens with, for all sessions."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its description."""
+
+    @property
+    def costs(self) -> StepCosts:
+        """The costs of its proposals."""
+
+    def begin(self, sampling: Sampling, vocabulary_size: int) -> Drafter:
+        """Begin to propose for a session, of a target with this vocabulary."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one session of a target worker.
+
+    A fault costs the session only speed: its proposal is then empty. Only jobs may call the methods.
+    """
+
+    @property
+    def caches(self) -> Sequence[SessionCache]:
+        """Its caches besides the target's, to keep or free with the session."""
+
+    def propose(
+        self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
+    ) -> Steps[SelfProposal]:
+        """Propose tokens after the tokens of the session that the target's cache holds, and the target's next one."""
+
+    def keep_up(self, target: SessionCache, next_token_id: int) -> Steps[None]:
+        """Do what must be done in a round without a proposal."""
+
+    def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
+        """Return the distributions that these tokens, the first of a proposal, were sampled from.
+
+        Tokens of another proposal, or of another life of the worker, are guesses: their distributions are certain of
+        them, which is exact for any token that was chosen without the noise of the acceptance.
+        """
+
+
 @dataclass(frozen=True)
-class SelfDraft:
-    """A draft model in the target's process: its model, costs and cached prefixes, for all sessions."""
+class ModelDraft:
+    """A draft model in the target's process: its model, costs and cached prefixes."""
 
     model: LoadedModel
     costs: StepCosts
     prefixes: PrefixCache
     chunk: PrefillChunk
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's description."""
+        return self.model.info
+
+    def begin(self, sampling: Sampling, vocabulary_size: int) -> SessionDraft:
+        """Begin a session."""
+        return SessionDraft(self, sampling, vocabulary_size)
 
 
 @dataclass(frozen=True)
@@ -41,13 +93,12 @@ class SelfProposal:
 
 
 class SessionDraft:
-    """Proposes tokens for one session of a target worker.
+    """Proposes tokens for one session with a draft model.
 
-    A fault costs the session only speed: its proposal is then empty. The cache holds the session's tokens of the last
-    proposal, and tokens of that proposal. The arrays belong to the engine's thread, so only jobs may call the methods.
+    The cache holds the session's tokens of the last proposal, and tokens of that proposal.
     """
 
-    def __init__(self, draft: SelfDraft, sampling: Sampling, target_vocabulary_size: int) -> None:
+    def __init__(self, draft: ModelDraft, sampling: Sampling, target_vocabulary_size: int) -> None:
         self._draft = draft
         self.cache = SessionCache(draft.model, draft.prefixes)
         info = draft.model.info
@@ -91,12 +142,18 @@ class SessionDraft:
             return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
         return SelfProposal(self._latest.token_ids, self._latest.confidences)
 
-    def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
-        """Return the distributions that these tokens, the first of a proposal, were sampled from.
+    @property
+    def caches(self) -> list[SessionCache]:
+        """The draft's cache."""
+        return [self.cache]
 
-        Tokens of another proposal, or of another life of the worker, are guesses: their distributions are certain of
-        them, which is exact for any token that was chosen without the noise of the acceptance.
-        """
+    def keep_up(self, target: SessionCache, next_token_id: int) -> Steps[None]:
+        """Nothing is lost: the next proposal feeds all tokens since the last."""
+        return
+        yield
+
+    def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
+        """See `Drafter`."""
         return distributions_of(self._latest, token_ids)
 
 

@@ -165,7 +165,7 @@ class SessionCache:
         return pending
 
     def _pair(self, token_ids: Sequence[int]) -> Steps[None]:
-        """Feed the pairs of the tokens that were fed behind the committed ones to the head; `token_ids` has one more."""
+        """Feed the head the pairs of the tokens behind the committed ones; `token_ids` has one more than was fed."""
         if self.pairs is not None:
             tokens, hidden = self.pairs.missing(token_ids, self.cached_len)
             yield Feed(self.pairs, mx.array(tokens, mx.uint32), wants_logits=False, hidden=hidden)

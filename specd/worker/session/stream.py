@@ -29,7 +29,7 @@ from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
-from specd.worker.session.self_draft import SelfDraft, SessionDraft
+from specd.worker.session.self_draft import Drafter, SelfDraft
 from specd.worker.session.session_cache import SessionCache, free_on_error
 from specd.worker.session.validation import check_namespace, check_source
 
@@ -73,7 +73,7 @@ class Worker:
                 logit_rounding=self.logit_rounding,
             )
             if self.self_draft is not None:
-                description.self_draft.model.CopyFrom(to_model(self.self_draft.model.info))
+                description.self_draft.model.CopyFrom(to_model(self.self_draft.info))
             tokenizer_config = model_pb2.TokenizerConfig(**dataclasses.asdict(self.model.tokenizer_config))
         except (ValueError, TypeError) as error:
             raise StartupError(
@@ -90,12 +90,12 @@ class WorkerSession:
 
     cache: SessionCache
     sampler: Sampler
-    drafter: SessionDraft | None = None
+    drafter: Drafter | None = None
 
     @property
     def caches(self) -> list[SessionCache]:
         """All caches of the session."""
-        return [self.cache, *([self.drafter.cache] if self.drafter is not None else [])]
+        return [self.cache, *(self.drafter.caches if self.drafter is not None else [])]
 
 
 class _Request(Protocol):
@@ -262,7 +262,7 @@ def _set_up(worker: Worker, session: WorkerSession, request: _Request) -> None:
     check_namespace(request.namespace)
     session.sampler = Sampler(sampling, model.vocabulary_size)
     if worker.self_draft is not None:
-        session.drafter = SessionDraft(worker.self_draft, sampling, model.vocabulary_size)
+        session.drafter = worker.self_draft.begin(sampling, model.vocabulary_size)
     for cache in session.caches:
         cache.source, cache.namespace = tuple(request.source_token_ids), request.namespace
 
