@@ -25,6 +25,7 @@ from pydantic_settings import (
 from specd.addresses import check_address, check_endpoint, check_optional_address, check_tcp_address, is_local
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 from specd.startup_error import StartupError
+from specd.vocabulary import OWN_HEAD
 
 # Where clients find the coordinator.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -272,9 +273,7 @@ class TargetWorkerSettings(WorkerSettings):
     model_config = SettingsConfigDict(env_prefix="SPECD_TARGET_WORKER_")
 
     model: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
-    self_draft: ModelOrNone = Field(
-        "", description="Draft model in this process; 'none': a draft worker has it, or none."
-    )
+    self_draft: ModelOrNone = Field(OWN_HEAD, description="Its draft: a model, a head, 'auto' (its own head), 'none'.")
     listen: Address = Field("127.0.0.1:50053", description="gRPC address: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9466", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."

@@ -22,7 +22,7 @@ from specd.settings import (
     Settings,
 )
 from specd.startup_error import StartupError
-from specd.vocabulary import TokenSource
+from specd.vocabulary import OWN_HEAD, TokenSource
 
 
 def _of_the_coordinator(name: str, description: str) -> Any:
@@ -42,10 +42,12 @@ class UpSettings(Settings):
 
     target: str = Field(EMBEDDED_TARGET, description="Target model: a directory or a Hugging Face repository.")
     draft: ModelOrNone = Field(
-        EMBEDDED_DRAFT, description="Draft model; 'lookup' for look-up alone, 'none' for the target alone."
+        OWN_HEAD,
+        description="Draft model; 'lookup' for look-up alone, 'none' for the target alone. The default 'auto' is the "
+        "included draft for the included target, and for others the head in the target's own files, if it has one.",
     )
     draft_in_target: bool = Field(
-        False, description="Compute the draft in the target worker's process, without a draft worker."
+        False, description="Compute the draft, a model or a head, in the target worker, without a draft worker."
     )
     lookup: bool = Field(True, description=CoordinatorSettings.model_fields["lookup"].description)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
@@ -73,12 +75,21 @@ class UpSettings(Settings):
     @property
     def draft_model(self) -> str:
         """The draft model, or "" without one."""
+        if self.draft == OWN_HEAD:
+            return EMBEDDED_DRAFT if self.target == EMBEDDED_TARGET else ""
         return "" if self.draft == _LOOKUP else self.draft
 
     @property
     def draft_worker_model(self) -> str:
         """The model of the draft worker, or "" without one."""
         return "" if self.draft_in_target else self.draft_model
+
+    @property
+    def self_draft(self) -> str:
+        """The draft in the target worker, or "" without one."""
+        if self.draft == OWN_HEAD and not self.draft_model:
+            return OWN_HEAD
+        return self.draft_model if self.draft_in_target else ""
 
     def source_settings(self) -> dict[str, bool]:
         """Return the coordinator's settings of who proposes; its own hold for the others. Raises StartupError."""

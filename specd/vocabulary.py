@@ -36,6 +36,9 @@ class TokenSource(enum.Enum):
         return {TokenSource.DRAFT: "draft model", TokenSource.LOOKUP: "look-up"}.get(self, self.value)
 
 
+# The name of the draft in a target that is the head in the target's own files.
+OWN_HEAD = "auto"
+
 # The sources of draft tokens.
 PROPOSERS = tuple(source for source in TokenSource if source is not TokenSource.TARGET)
 

@@ -66,8 +66,16 @@ class Preflight:
             outlines |= self._outlines(repositories)
             self._raise_problems()
         self.target = outlines[self.settings.target]
+        if self.target.is_head:
+            raise StartupError(f"{self.target.name} is a head of a model: name the model as the target")
         if self.settings.draft_model:
-            check_pair(self.target, outlines[self.settings.draft_model])
+            self._check_draft(self.target, outlines[self.settings.draft_model])
+
+    def _check_draft(self, target: Outline, draft: Outline) -> None:
+        if not draft.is_head:
+            check_pair(target, draft)
+        elif not self.settings.draft_in_target:
+            raise StartupError(f"{draft.name} is a head, which only a target worker computes: add --draft-in-target")
 
     def _raise_problems(self) -> None:
         if self._problems:
@@ -112,8 +120,8 @@ class Preflight:
             ("target-worker", Role.TARGET_WORKER, TargetWorkerSettings, self.settings.target),
             ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.settings.draft_worker_model),
         )
-        if self.settings.draft_in_target:
-            self.options["target-worker"] = {"self_draft": self.settings.draft_model or "none"}
+        if self.settings.draft_in_target or not TargetWorkerSettings.is_given("self_draft"):
+            self.options["target-worker"] = {"self_draft": self.settings.self_draft or "none"}
         for process, role, cls, model in kinds:
             if model:
                 loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)

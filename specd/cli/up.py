@@ -106,7 +106,7 @@ async def _hold(stack: Stack, preflight: Preflight, console: Console, progress: 
 def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
     """Print the models, the addresses and a command to try, in a few lines."""
     target = stack.target.facts
-    draft = PurePath(stack.draft.facts["model"] if stack.draft else preflight.settings.draft_model).name
+    draft = PurePath(stack.draft.facts["model"] if stack.draft else target.get("draft", "")).name
     assert preflight.coordinator is not None
     sources = [*([draft] if draft else []), *preflight.settings.source_names(preflight.coordinator)]
     page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"

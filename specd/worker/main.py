@@ -28,6 +28,7 @@ from specd.rpc.server import Server
 from specd.settings import WorkerSettings
 from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
+from specd.vocabulary import OWN_HEAD
 from specd.worker.cpu.scheduling_policy import schedule_in_batches
 from specd.worker.engine.engine import Engine
 from specd.worker.engine.forward import bare_cache
@@ -35,16 +36,19 @@ from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
 from specd.worker.model.calibration import PROPOSALS, Calibration, Workload, calibrate, keep, measure
+from specd.worker.model.directory import find
+from specd.worker.model.files import is_head
 from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.sampling.sampler import NonFiniteLogitsError
 from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.memory_watch import MemoryWatch
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.proposal import rehearse as rehearse_proposal
-from specd.worker.session.self_draft import ModelDraft
+from specd.worker.session.self_draft import ModelDraft, SelfDraft
 from specd.worker.session.stream import Worker
 
 log = structlog.get_logger()
@@ -75,7 +79,8 @@ async def run_worker(
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start.
 
-    `self_draft` is the model with which a target worker proposes tokens itself; "" for none.
+    `self_draft` is the model or the head with which a target worker proposes tokens itself, OWN_HEAD the head in its
+    model's own files, and "" nothing.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     on_cpu = mx.default_device().type == mx.cpu
@@ -130,6 +135,8 @@ async def run_worker(
                     self_draft=drafting,
                 )
             )
+            if drafting is not None:
+                facts["draft"] = drafting.info.name
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             kept = [*([drafting.prefixes] if drafting is not None else []), prefixes]  # a draft computes its own faster
@@ -148,16 +155,18 @@ async def run_worker(
 
 
 def _observer(
-    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: ModelDraft | None
+    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: SelfDraft | None
 ) -> Callable[[StepTime], None]:
     """Return what learns from the engine's steps."""
     network, costs = loaded.model.network, loaded.calibration.costs
-    chunks = {id(network): chunk} | ({id(drafting.model.network): drafting.chunk} if drafting else {})
+    chunks = {id(network): chunk}
+    if isinstance(drafting, ModelDraft):
+        chunks[id(drafting.model.network)] = drafting.chunk
 
     def observe(step: StepTime) -> None:
         metrics.count_step(step)
         if step.is_prefill:
-            if not step.reads_source:
+            if not step.reads_source and id(step.network) in chunks:  # a head reads the target's chunks
                 chunks[id(step.network)].took(step.num_tokens, step.seconds)
         # The curve for one session is measured with all cores, so other steps do not refresh it.
         elif (
@@ -173,11 +182,16 @@ def _observer(
 
 def _share_prefix_cache(
     settings: WorkerSettings, loaded: _Loaded, *, on_cpu: bool
-) -> tuple[PrefixCache, ModelDraft | None]:
-    """Return the prefix cache of the target, and the draft's, which have equal numbers of tokens in the budget."""
+) -> tuple[PrefixCache, SelfDraft | None]:
+    """Return the prefix cache of the target, and its draft.
+
+    A draft model's prefix cache has the same number of tokens in the budget. A head's pairs are with the target's.
+    """
     if loaded.draft is None:
         return PrefixCache(settings.prefix_cache_bytes), None
     draft, calibration = loaded.draft
+    if draft is loaded.model.head:
+        return PrefixCache(settings.prefix_cache_bytes), HeadDraft(draft.info, calibration.costs)
     of_draft, of_target = (each.cache_footprint.bytes_for(1) for each in (draft, loaded.model))
     share = settings.prefix_cache_bytes * of_draft // (of_draft + of_target)
     chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
@@ -201,7 +215,7 @@ class _Loaded:
     model: LoadedModel
     fingerprint: Future[str]
     calibration: Calibration
-    draft: tuple[LoadedModel, Calibration] | None  # a target's own
+    draft: tuple[LoadedModel, Calibration] | None  # a target's own draft model, or its head
 
 
 def _load(
@@ -211,22 +225,28 @@ def _load(
     rehearse: Callable[[LoadedModel], Steps[None]],
     self_draft: str,
 ) -> Steps[_Loaded]:
-    model = _read(settings, settings.model, blas)
+    has_head = self_draft == OWN_HEAD or (self_draft and is_head(find(self_draft)))
+    model = _read(settings, settings.model, blas, head=self_draft if has_head else "")
     fingerprint = whole_fingerprint(model.files)  # in the background
-    draft = _read(settings, self_draft, blas) if self_draft else None
+    draft = _read(settings, self_draft, blas) if self_draft and not has_head else None
     if draft is not None:
         _check_pair(model, draft)
     calibration = yield from _prepare(settings, model, workload, rehearse)
-    if draft is None:
-        return _Loaded(model, fingerprint, calibration, None)
-    costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
-    return _Loaded(model, fingerprint, calibration, (draft, costs))
+    if draft is not None:
+        costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
+        return _Loaded(model, fingerprint, calibration, (draft, costs))
+    if model.head is not None:
+        log.info("the target drafts with a head", head=model.head.info.name)
+        costs = yield from _prepare(settings, model.head, PROPOSALS, None)
+        return _Loaded(model, fingerprint, calibration, (model.head, costs))
+    return _Loaded(model, fingerprint, calibration, None)
 
 
-def _read(settings: WorkerSettings, name: str, blas: str) -> LoadedModel:
+def _read(settings: WorkerSettings, name: str, blas: str, *, head: str = "") -> LoadedModel:
     log.info("loading", model=name, blas=blas)
     tell_supervisor(stage="loading")
-    return load(name, blas=blas, is_optimized=True, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+    quantised = {"kv_bits": settings.kv_bits, "kv_group_size": settings.kv_group_size}
+    return load(name, blas=blas, is_optimized=True, head=head, **quantised)
 
 
 def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:
@@ -238,15 +258,20 @@ def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _prepare(
-    settings: WorkerSettings, model: LoadedModel, workload: Workload, rehearse: Callable[[LoadedModel], Steps[None]]
+    settings: WorkerSettings,
+    model: LoadedModel,
+    workload: Workload,
+    rehearse: Callable[[LoadedModel], Steps[None]] | None,
 ) -> Steps[Calibration]:
     tell_supervisor(stage="warming up")
     yield from warm_up(model, workload.widths, rehearse)
     return (yield from calibrate(model, workload, settings.calibration_seconds))
 
 
-def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]]) -> Steps[None]:
-    """Run each kind of computation once: a job of the worker, and on a GPU passes of these widths."""
+def warm_up(
+    model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]] | None
+) -> Steps[None]:
+    """Run each kind of computation once: a job of the worker, if there is one, and on a GPU passes of these widths."""
     started_at = time.perf_counter()
     passes: Sequence[int] = ()
     if mx.default_device().type != mx.cpu:
@@ -259,7 +284,8 @@ def warm_up(model: LoadedModel, widths: Sequence[int], rehearse: Callable[[Loade
     if model.static is not None:
         model.static.rehearse(_REHEARSAL_SECONDS)
     # A model that gives NaN reports it in the answer to a request.
-    with contextlib.suppress(NonFiniteLogitsError):
-        yield from rehearse(model)
+    if rehearse is not None:
+        with contextlib.suppress(NonFiniteLogitsError):
+            yield from rehearse(model)
     mx.clear_cache()
     log.info("warmed up", seconds=round(time.perf_counter() - started_at, 2))

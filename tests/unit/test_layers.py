@@ -31,14 +31,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.engine",
         "specd.worker.cpu",
         "specd.worker.layers",
-    ),
-    "specd.worker.heads": (
-        *FLOOR,
         "specd.worker.heads",
-        "specd.worker.engine",
-        "specd.worker.layers",
-        "specd.worker.model",
     ),
+    "specd.worker.heads": (*FLOOR, "specd.worker.heads", "specd.worker.engine", "specd.worker.layers"),
     "specd.worker.session": (
         *FLOOR,
         "specd.v1",
@@ -48,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.layers",
         "specd.worker.sampling",
         "specd.worker.model",
+        "specd.worker.heads",
     ),
     "specd.worker": WORKER,
     "specd.cli": (

@@ -182,3 +182,27 @@ def save_apart(directory: Path, head: Tensors, text: Mapping[str, Any], mark: st
 
 def _save(path: Path, tensors: Tensors, mark: str | None) -> None:
     mx.save_safetensors(str(path), tensors, {"format": mark} if mark else None)
+
+
+def save_bigram(directory: Path, family: str) -> Target:
+    """Save a target with an exact head, raw and embedded.
+
+    Its layers write nothing, so the next token depends on the last one alone: a state is the embedding, normalised. The
+    head's layer writes nothing either, and `fc` takes the embedding.
+    """
+    target = save_target(directory, family, is_raw=True)
+    path = str(directory / "model.safetensors")
+    weights: Any = mx.load(path)
+    silent = ("o_proj.weight", "out_proj.weight", "down_proj.weight", ".experts.down_proj")
+    weights = {name: mx.zeros_like(w) if name.endswith(silent) else w for name, w in weights.items()}
+    final = next(weight for name, weight in weights.items() if name.endswith("model.norm.weight"))
+    mx.eval(weights)
+    mx.save_safetensors(path, weights, {"format": "pt"})
+    head = {
+        name: mx.zeros_like(w) if w.ndim == 1 or name.endswith(silent) else w
+        for name, w in raw_head(target.text).items()
+    }
+    size = final.size
+    head |= {"mtp.norm.weight": final, "mtp.fc.weight": mx.concatenate([mx.eye(size), mx.zeros((size, size))], axis=1)}
+    embed(directory, head, "pt")
+    return target

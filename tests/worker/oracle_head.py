@@ -9,13 +9,14 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from specd.worker.engine.batch_layer import BatchLayer
+from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.layers.session_layers import SessionLayers
 
 _NUM_DRAWS = 4096
 
 
-class OracleHead(Module):
+class OracleHead(Head):
     """Has the interface of a trained head, and its states are the target's own, computed by the target's layers.
 
     Row s of its cache holds the second token of pair s as a key of one number, so that it rewinds as any head does. A
@@ -27,8 +28,7 @@ class OracleHead(Module):
     """
 
     def __init__(self, network: Module, *, right: float = 1.0, seed: int = 0) -> None:
-        super().__init__()
-        self.states = HiddenStates(network)
+        super().__init__(HiddenStates(network))
         self.layers = [Module()]  # for `SessionLayers`: a cache of full attention
         self._right = right
         self._draws = mx.random.uniform(shape=(_NUM_DRAWS,), key=mx.random.key(seed))
@@ -49,9 +49,6 @@ class OracleHead(Module):
         states = [self._states(own.rows, n) for own, n in zip(sessions, counts, strict=True)]
         together = mx.concatenate(states, axis=1)
         return together.swapaxes(0, 1) if is_batch else together
-
-    def logits(self, states: mx.array) -> mx.array:
-        return self.states.logits(states)
 
     def _tokens(self, hidden: mx.array) -> mx.array:
         """Return the tokens [...] that have these states [..., size] at position 0."""

@@ -15,7 +15,9 @@ from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, 
 
 def with_head(right: float) -> LoadedModel:
     model = tiny_model()
-    attach_head(model.network, OracleHead(model.network, right=right), batches=model.batches)
+    head = OracleHead(model.network, right=right)
+    head.batches = model.batches
+    attach_head(model.network, head)
     return model
 
 

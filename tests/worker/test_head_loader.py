@@ -14,10 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from specd.errors import StartupError
-from specd.worker.heads.loader import load_head
-from specd.worker.heads.mtp import MTPHead
+from specd.vocabulary import OWN_HEAD
+from specd.worker.heads.head import Head
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import check_files
+from specd.worker.model.head_loader import load_head
 from specd.worker.model.loader import load as load_model
 from tests.worker.head_files import (
     FAMILIES,
@@ -39,7 +40,7 @@ IDS = [[5, 9, 100, 7, 8000, 3, 44, 2]]
 NEXT = [[9, 100, 7, 8000, 3, 44, 2, 77]]
 
 
-def difference(head: MTPHead, target: Target, raw: Tensors) -> float:
+def difference(head: Head, target: Target, raw: Tensors) -> float:
     """Return the largest difference between a head's logits and the reference's, of all pairs of a text."""
     _, hidden = head.states.run(mx.array(IDS), SessionLayers(target.network).caches)
     following = mx.array(NEXT)
@@ -51,9 +52,9 @@ def difference(head: MTPHead, target: Target, raw: Tensors) -> float:
     return float(np.abs(np.array(logits) - expected).max())
 
 
-def load(target: Target, separate: str | None = None) -> MTPHead:
+def load(target: Target, name: str | None = None) -> Head:
     check_files(target.directory)
-    head = load_head(target.network, target.directory, batches=False, separate=separate)
+    head = load_head(target.network, target.directory, batches=False, name=name or OWN_HEAD)
     assert head is not None
     return head
 
@@ -246,7 +247,7 @@ def test_a_family_without_such_heads_is_refused(target: Target, tmp_path: Path) 
     apart = save_apart(tmp_path / "head", converted(raw_head(target.text)), target.text)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(StartupError, match="heads for llama are not known"):
-        load_head(small_network("llama"), tmp_path, batches=False, separate=apart)
+        load_head(small_network("llama"), tmp_path, batches=False, name=apart)
 
 
 def test_a_target_that_changes_its_logits_is_refused(tmp_path: Path) -> None:

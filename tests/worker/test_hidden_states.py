@@ -16,7 +16,8 @@ from specd.worker.engine.forward import BareCache, bare_cache, enable_batches, f
 from specd.worker.engine.jobs import Feed
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
-from specd.worker.heads.hidden import HiddenStates, states_are_right
+from specd.worker.heads.hidden import HiddenStates
+from specd.worker.heads.trials import states_are_right
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import load
 from tests.worker.families import make_network, save_family

@@ -16,16 +16,16 @@ from mlx_lm.models.cache import KVCache
 from specd.worker.engine.batch_layer import BatchLayer
 from specd.worker.engine.cache_users import watch_cache_users
 from specd.worker.engine.forward import enable_batches
-from specd.worker.heads.loader import load_head
-from specd.worker.heads.mtp import MTPHead
+from specd.worker.heads.head import Head
 from specd.worker.layers.full import FullCache
 from specd.worker.layers.session_layers import SessionLayers
+from specd.worker.model.head_loader import load_head
 from tests.worker.head_files import FAMILIES, Target, Tensors, converted, raw_head, save_beside, save_target
 from tests.worker.head_reference import states_of
 
 SIZE, VOCABULARY = 32, 8192
 
-Made = tuple[Target, Tensors, MTPHead]
+Made = tuple[Target, Tensors, Head]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -47,7 +47,7 @@ def pairs(seed: int, n: int) -> tuple[mx.array, mx.array]:
     return mx.random.randint(0, VOCABULARY, (1, n), key=keys[0]), mx.random.normal((1, n, SIZE), key=keys[1])
 
 
-def feed(head: MTPHead, layers: SessionLayers, tokens: mx.array, hidden: mx.array) -> mx.array:
+def feed(head: Head, layers: SessionLayers, tokens: mx.array, hidden: mx.array) -> mx.array:
     """Feed pairs to a session of a head, and return its states."""
     states = head(tokens, hidden, layers.caches)
     layers.fed(tokens.shape[1])

@@ -16,7 +16,7 @@ from specd.worker.cpu.streams import using_cores
 from specd.worker.engine.batch_layer import BatchLayer, attention_for_batches
 from specd.worker.engine.cache_users import share_products, watch_cache_users
 from specd.worker.engine.jobs import Encode, Feed, SharedPasses
-from specd.worker.engine.static_step import StaticStep
+from specd.worker.engine.static_step import StaticStep, run
 from specd.worker.layers.session_layers import SessionLayers
 
 log = structlog.get_logger()
@@ -103,21 +103,18 @@ def _forward_apart(feeds: Sequence[Feed]) -> list[mx.array]:
 def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
     outputs = []
     for feed in feeds:
-        layers, static, network = feed.cache.layers, feed.cache.static, feed.cache.network
-        if not feed.wants_logits and hasattr(network, "without_logits"):
-            outputs.append(network.without_logits(feed.token_ids[None], layers.caches)[0])
-            layers.fed(feed.num_tokens)
-        elif static is not None:
-            outputs.append(static(feed.token_ids, layers))
+        layers, static = feed.cache.layers, feed.cache.static
+        if static is not None:
+            outputs.append(static(feed.token_ids, layers, wants_logits=feed.wants_logits))
         else:
-            outputs.append(network(feed.token_ids[None], cache=layers.caches).squeeze(0))
+            outputs.append(run(feed.network, feed.token_ids, layers, wants_logits=feed.wants_logits))
             layers.fed(feed.num_tokens)
     return outputs
 
 
 def _forward_heads(feeds: Sequence[Feed]) -> list[tuple[mx.array, mx.array]]:
     """Feed pairs to each session's head; return the logits [1, rows] and the head's state [1, size] after the last."""
-    head: Any = feeds[0].cache.network
+    head: Any = feeds[0].network
     if len(feeds) > 1 and not feeds[0].cache.batches:
         return [outputs for feed in feeds for outputs in _forward_heads([feed])]
     if len(feeds) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -52,8 +52,8 @@ class StaticStep:
         """Return whether a network has only caches that it can compute with."""
         return all(type(cache) in (FullCache, WindowCache) for cache in SessionLayers(network).caches)
 
-    def __call__(self, token_ids: mx.array, layers: SessionLayers) -> mx.array:
-        """Feed tokens [n] to a session, lazily, and return the logits [n, rows] after each."""
+    def __call__(self, token_ids: mx.array, layers: SessionLayers, *, wants_logits: bool = True) -> mx.array:
+        """Feed tokens [n] to a session, lazily, and return the rows [n, …] of the network's outputs after each."""
         n, offset = token_ids.size, layers.num_fed
         width = width_for(n)
         if offset + width > self.context_length:
@@ -62,7 +62,7 @@ class StaticStep:
         if offset and width <= MOST_TOKENS and (width > 1 or self.compiles_one):
             logits = self._compute(padded, layers)
         else:
-            logits = self._network(padded[None], cache=layers.caches)[0]
+            logits = run(self._network, padded, layers, wants_logits=wants_logits)
             for cache in cast("Sequence[FullCache | WindowCache]", layers.caches):
                 cache.offset -= width
         layers.advance(n)
@@ -121,6 +121,18 @@ class StaticStep:
         ]
         logits = self._network(token_ids, cache=layers)
         return logits, [(layer.keys, layer.values) for layer in layers]
+
+
+def run(network: Any, token_ids: mx.array, layers: SessionLayers, *, wants_logits: bool) -> mx.array:
+    """Feed tokens [n] to a network with a session's caches, and return the rows [n, …] of its outputs, lazily.
+
+    A network with a head returns hidden states behind the logits, or alone where no logits are wanted: the head reads
+    them, and MLX would compute the logits with them.
+    """
+    if not wants_logits and hasattr(network, "without_logits"):
+        network = network.without_logits
+    rows: mx.array = network(token_ids[None], cache=layers.caches)
+    return rows[0]
 
 
 class _Layer:

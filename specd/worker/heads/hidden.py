@@ -8,9 +8,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from specd.worker.engine.forward import BareCache, agree, bare_cache, forward
-from specd.worker.engine.jobs import Feed
-
 
 class HiddenStates:
     """A network's passes with their hidden states, and its two ends: the embedding and the output layer.
@@ -34,7 +31,8 @@ class HiddenStates:
         method = "as_linear" if is_tied else "__call__"
         self._project = getattr(self._plain, method)
         self._inputs: list[mx.array] = []
-        self.size = self.embed(mx.array([0])).shape[-1]  # of a hidden state
+        embedded = self.embed(mx.array([0]))
+        self.size, self.dtype = embedded.shape[-1], embedded.dtype  # of a hidden state
 
         def recorded(layer: Module, hidden: mx.array) -> mx.array:
             self._inputs.append(hidden)
@@ -74,6 +72,11 @@ class HiddenStates:
         self._network.__class__ = type(plain.__name__, (plain,), {"__call__": both})
         self._network.without_logits = lambda token_ids, cache: run(token_ids, cache)[1]
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether the network's attention reads whole buffers."""
+        return getattr(self._network, "fixed_shapes", False)
+
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the embeddings [..., size] of token ids [...]."""
         embeddings: mx.array = self.embedding(token_ids)
@@ -83,25 +86,3 @@ class HiddenStates:
         """Return the output layer's logits [..., rows] of hidden states [..., size]."""
         logits: mx.array = self._project(self._layer, hidden)
         return logits
-
-
-def states_are_right(states: HiddenStates, network: Module, *, batches: bool) -> bool:
-    """Return whether the output layer maps the hidden states to the network's logits, in passes of every form.
-
-    The passes are a whole one, a single token, and a batch of two sessions if the network `batches`. It is not so for
-    a network that changes its logits behind the output layer, such as one with a cap.
-    """
-    seen: list[tuple[mx.array, mx.array]] = []
-
-    def watched(token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
-        seen.append(states.run(token_ids, cache))
-        return seen[-1][0]
-
-    try:
-        watching: Any = watched
-        caches = [BareCache(watching, bare_cache(network).layers, batches) for _ in range(2)]
-        for tokens in ([[1, 2, 3, 4, 5]], [[6]], [[7, 8, 9], [10]]):
-            mx.eval(forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=False)]))
-        return all(agree(states.logits(hidden), logits) for logits, hidden in seen)
-    except Exception:  # networks can raise any error on caches and offsets
-        return False

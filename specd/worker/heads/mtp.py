@@ -13,18 +13,15 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 
+from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 
 # mlx-lm's decoder layers of the families with such heads, dense and with experts.
 _LAYERS = (qwen3_5.DecoderLayer, qwen3_next.Qwen3NextDecoderLayer)
 
 
-class MTPHead(Module):
+class MTPHead(Head):
     """One layer with full attention over pairs of a hidden state and the token that follows it.
-
-    Pair s is the target's state h_s at position s and the token x_{s+1}. The head's cache holds pair s in row s, and
-    its output for that pair is a state for position s + 1: the target's output layer makes of it the logits of
-    x_{s+2}. A chain of drafts continues with this state in the place of h_{s+1}, and with the token that was drafted.
 
     The states are those behind the last norm, the target's and the head's own: in vLLM (qwen3_5_mtp.py and
     qwen3_next_mtp.py), in mlx-vlm (qwen3_5_mtp), and in llama.cpp since its pull request 24025, where this accepted
@@ -33,7 +30,7 @@ class MTPHead(Module):
 
     def __init__(self, network: Module, states: HiddenStates) -> None:
         """Make a head for a network, with random weights. Raises ValueError if its family has no such head."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(states)
         text: Any = getattr(network, "language_model", network)
         layers: Any = getattr(network, "layers", None) or [None]
         kind: Any = next((kind for kind in _LAYERS if isinstance(layers[0], kind)), None)
@@ -44,7 +41,6 @@ class MTPHead(Module):
         args.full_attention_interval = args.decoder_sparse_step = 1
         args.mlp_only_layers = []
         size, eps = args.hidden_size, args.rms_norm_eps
-        self.states = states
         self.pre_fc_norm_embedding = RMSNorm(size, eps)
         self.pre_fc_norm_hidden = RMSNorm(size, eps)
         self.fc = Linear(2 * size, size, bias=False)
@@ -52,11 +48,7 @@ class MTPHead(Module):
         self.norm = RMSNorm(size, eps)
 
     def __call__(self, token_ids: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Return the head's states [..., size] for pairs of token ids [...] and hidden states [..., size].
-
-        The pairs are [1, n] of one session, or [tokens, 1] of several, with a `BatchLayer` as the cache. `cache` has
-        one item: `SessionLayers(head).caches`.
-        """
+        """See `Head`."""
         embeddings = self.pre_fc_norm_embedding(self.states.embed(token_ids))
         x = self.fc(mx.concatenate([embeddings, self.pre_fc_norm_hidden(hidden)], axis=-1))
         mask = create_attention_mask(x, cache[0])
@@ -64,7 +56,3 @@ class MTPHead(Module):
             x = layer(x, mask=mask, cache=of_layer)
         states: mx.array = self.norm(x)
         return states
-
-    def logits(self, states: mx.array) -> mx.array:
-        """Return the logits [..., rows] of the head's states [..., size], by the target's output layer."""
-        return self.states.logits(states)

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+from specd.worker.heads.head import Head
 from specd.worker.layers.owned import owned
 from specd.worker.layers.session_layers import SessionLayers
 
@@ -24,16 +25,14 @@ class Pairs:
     up to `offset` - 1. All of it is a function of the session's tokens, so a replay makes the same.
     """
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Head) -> None:
         """Begin without tokens."""
-        self._head = head
         self.network = head
         self.layers = SessionLayers(head)
         self.seconds: list[int] = []
         self.begin = self.offset = 0
         self._hidden: mx.array | None = None
-        self.size: int = head.size  # of a hidden state
-        self.batches: bool = head.batches
+        self.batches = head.batches
         self.static = self.sharing = None
 
     @property
@@ -46,8 +45,9 @@ class Pairs:
         """The position of the first hidden state that is kept."""
         return self.offset - (self._hidden.shape[0] if self._hidden is not None else 0)
 
-    def saw(self, hidden: mx.array) -> None:
-        """Note the hidden states [n, size] of the target's next n tokens, lazily."""
+    def saw(self, rows: mx.array) -> None:
+        """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
+        hidden = rows[:, -self.network.size :]
         self._hidden = hidden if self._hidden is None else mx.concatenate([self._hidden[-_KEPT:], hidden])
         self.offset += hidden.shape[0]
 
@@ -103,9 +103,8 @@ class Pairs:
 
     @property
     def footprint(self) -> CacheFootprint:
-        """The memory by the number of tokens: the layers', and that of the kept states."""
-        states = 0 if self._hidden is None else self._hidden.nbytes // self._hidden.shape[0]
-        return CacheFootprint.total([self.layers.footprint, CacheFootprint({_KEPT: states, ALL_TOKENS: 0})])
+        """The memory by the number of tokens: a row for each pair, and the states that are kept."""
+        return self.network.footprint
 
     def _keep(self, end: int) -> None:
         """Forget the pairs from position `end` on."""
@@ -116,8 +115,11 @@ class Pairs:
             self.begin = 0
 
 
-def attach_head(network: Any, head: Any, *, batches: bool) -> None:
-    """Let a network's sessions keep a head's pairs; `batches` is whether the head computes several at once."""
+def attach_head(network: Any, head: Head) -> None:
+    """Let a network's sessions keep a head's pairs."""
+    layers, size = SessionLayers(head), head.states.size
+    # From shapes alone, without computation.
+    states = head(mx.array([[0]]), mx.zeros((1, 1, size), head.states.dtype), layers.caches)
+    head.footprint = CacheFootprint.total([layers.footprint, CacheFootprint({_KEPT: states.nbytes, ALL_TOKENS: 0})])
     head.states.attach()
-    head.batches, head.size = batches, head.states.size
     network.make_companion = lambda: Pairs(head)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import structlog
@@ -23,6 +24,7 @@ from specd.user_cache import taking_turns, user_cache_directory
 from specd.version import __version__
 from specd.worker.engine.forward import BareCache, forward
 from specd.worker.engine.jobs import Evaluate, Feed, Steps
+from specd.worker.heads.head import Head
 from specd.worker.model.loader import LoadedModel
 from specd.worker.model.rounding import measure_rounding, trial_cache
 
@@ -172,11 +174,12 @@ def measure(caches: Sequence[BareCache], workload: Workload, size: int) -> Steps
 
 
 def _propose(caches: Sequence[BareCache], num_draft_tokens: int) -> mx.array:
-    """Propose tokens for each session, lazily, as the draft worker does."""
+    """Propose tokens for each session, lazily, as a draft does."""
     latest = [mx.zeros(2, mx.uint32)] * len(caches)
+    states: list[mx.array | None] = [None] * len(caches)
     chosen: list[mx.array] = []
     for _ in range(num_draft_tokens):
-        logits = forward([Feed(cache, token_ids) for cache, token_ids in zip(caches, latest, strict=True)])
+        logits, states = _outputs(caches, latest, states)
         latest = [mx.argmax(rows[-1:], axis=-1) for rows in logits]
         chosen += latest
     return mx.concatenate(chosen)
@@ -184,8 +187,25 @@ def _propose(caches: Sequence[BareCache], num_draft_tokens: int) -> mx.array:
 
 def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
     """Feed this many tokens to each session, in one pass, lazily."""
-    logits = forward([Feed(cache, mx.zeros(width, mx.uint32)) for cache in caches])
+    logits, _ = _outputs(caches, [mx.zeros(width, mx.uint32)] * len(caches), [None] * len(caches))
     return mx.stack([mx.argmax(rows, axis=-1) for rows in logits])
+
+
+def _outputs(
+    caches: Sequence[BareCache], tokens: Sequence[mx.array], states: Sequence[mx.array | None]
+) -> tuple[list[mx.array], list[mx.array | None]]:
+    """Feed each session's tokens, lazily; return the logits and, for a head, its states. Its first ones are zeros."""
+    head = caches[0].network
+    if not isinstance(head, Head):
+        return forward([Feed(cache, ids) for cache, ids in zip(caches, tokens, strict=True)]), [*states]
+    given = [
+        state if state is not None else mx.zeros((ids.size, head.size), head.states.dtype)
+        for ids, state in zip(tokens, states, strict=True)
+    ]
+    outputs: list[Any] = forward(
+        [Feed(cache, ids, hidden=state) for cache, ids, state in zip(caches, tokens, given, strict=True)]
+    )
+    return [logits for logits, _ in outputs], [state for _, state in outputs]
 
 
 def _path(model: LoadedModel, workload: Workload) -> Path | None:

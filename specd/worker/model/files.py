@@ -29,6 +29,7 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 POSITIONS, SOURCE_POSITIONS = "max_position_embeddings", "n_positions"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
+_EMBEDDING, _FUSION = "embed_tokens.", "fc"  # names of a model's tensor, and of a head's
 _HEAD = "mtp"  # a folder with the weights of a head
 # The limit of the first pattern that matches holds. The longest indexes have 10 MB.
 _MOST_BYTES = {
@@ -41,6 +42,19 @@ _MOST_BYTES = {
 }
 # Names in configs for a number of layers.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers")
+
+
+def is_head(directory: Path) -> bool:
+    """Return whether a directory has the head of another model, and no model: it has no embedding. Raises StartupError.
+
+    Before its weights are downloaded, only the type of the model tells.
+    """
+    if str(read_config(directory).get("model_type", "")).endswith("_mtp"):
+        return True
+    names = [name for path in directory.glob("*.safetensors") for name in tensor_names(path)]
+    return any(name.rpartition(".")[0].endswith(_FUSION) for name in names) and not any(
+        name.startswith(_EMBEDDING) or f".{_EMBEDDING}" in name for name in names
+    )
 
 
 def check_files(directory: Path) -> None:

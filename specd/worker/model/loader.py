@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import structlog
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_next
 from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
@@ -24,6 +25,8 @@ from specd.worker.engine.forms import choose_forms
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
+from specd.worker.heads.head import Head
+from specd.worker.heads.pairs import attach_head
 from specd.worker.layers.full import QuantizedCache, quantize_caches
 from specd.worker.layers.parts import flatten
 from specd.worker.layers.session_layers import SessionLayers
@@ -32,6 +35,7 @@ from specd.worker.model.context import context_length
 from specd.worker.model.directory import find
 from specd.worker.model.files import POSITIONS, SOURCE_POSITIONS, check_files, check_tokenizer, positive_number
 from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
+from specd.worker.model.head_loader import load_head
 from specd.worker.model.special_tokens import end_tokens, start_token
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
@@ -55,7 +59,8 @@ class LoadedModel:
     """A model ready to compute: `network` maps token ids [batch, length] to logits [batch, length, rows].
 
     `batches` is whether it computes tokens of several sessions in one pass, `static` its compiled pass, and `sharing`
-    the rows that sessions share, where these are faster. `files` are the states of its files.
+    the rows that sessions share, where these are faster. `files` are the states of its files. With a `head`, the
+    network returns [batch, length, rows + size], the hidden states behind the logits.
     """
 
     network: Module
@@ -67,17 +72,19 @@ class LoadedModel:
     static: StaticStep | None = None
     sharing: Sharing | None = None
     files: tuple[FileState, ...] = ()
+    head: LoadedModel | None = None
 
 
 def load(
-    name: str, *, blas: str, is_optimized: bool = False, kv_bits: int = 16, kv_group_size: int = 64
+    name: str, *, blas: str, is_optimized: bool = False, kv_bits: int = 16, kv_group_size: int = 64, head: str = ""
 ) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
     On the CPU backend the weights become float32, because quantised and 16-bit products do not go through BLAS there
     and take time in proportion to the rows. On Metal and CUDA they stay as stored. `is_optimized` selects the faster
     forms for a CPU; otherwise the network is mlx-lm's own. With 8 or 4 `kv_bits`, the caches of full attention are
-    quantised in groups of `kv_group_size`.
+    quantised in groups of `kv_group_size`. `head` names a head for the model, a directory or a repository; OWN_HEAD is
+    the one in the model's own files, if it has one.
 
     Raises StartupError if the model does not exist, or if specd cannot serve it.
     """
@@ -85,14 +92,16 @@ def load(
     check_files(directory)
     check_tokenizer(name, directory)
     try:
-        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size)
+        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size, head)
     except StartupError:
         raise
     except Exception as error:  # values in a config can cause any error of MLX, mlx-lm and this module
         raise StartupError(f"cannot load the model {name}: {_reason(error)}") from error
 
 
-def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: int, kv_group_size: int) -> LoadedModel:
+def _load(
+    name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: int, kv_group_size: int, head_name: str
+) -> LoadedModel:
     files = hashed_files(directory)
     on_cpu = mx.default_device().type == mx.cpu
     fingerprint = quick_fingerprint(directory)
@@ -131,6 +140,7 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
             f"specd cannot serve the model {name}: it gives other logits after a rewind, so its caches are of an "
             "unknown kind"
         )
+    head = _with_head(network, directory, batches, head_name) if head_name else None
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
         fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # the texts differ
@@ -174,6 +184,24 @@ def _load(name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: in
         sharing=sharing,
         cache_footprint=footprint,
         files=files,
+        head=_described(head, info) if head is not None else None,
+    )
+
+
+def _with_head(network: Module, directory: Path, batches: bool, name: str) -> Head | None:
+    head = load_head(network, directory, batches=batches, name=name)
+    if head is not None:
+        attach_head(network, head)
+    return head
+
+
+def _described(head: Head, info: ModelInfo) -> LoadedModel:
+    """Return a head of a target as a model. Its fingerprint is of its weights' samples, and of the target's."""
+    arrays: Any = tree_flatten(head.parameters())  # type: ignore[no-untyped-call]
+    samples = mx.concatenate([weight.flatten()[:16].astype(mx.float32) for _, weight in arrays])
+    fingerprint = short_digest(f"{info.fingerprint} {samples.tolist()}".encode())
+    return LoadedModel(
+        head, replace(info, name=f"{info.name} (head)", fingerprint=fingerprint), b"", batches=head.batches
     )
 
 

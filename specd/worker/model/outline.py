@@ -19,6 +19,7 @@ from specd.worker.model.files import (
     SOURCE_POSITIONS,
     check_files,
     check_tokenizer,
+    is_head,
     positive_number,
     read_config,
     read_object,
@@ -29,13 +30,17 @@ _ENCODERS = ("t5", "mt5")
 
 @dataclass(frozen=True)
 class Outline:
-    """A model as its small files describe it; `vocabulary` is empty if they do not have it as JSON."""
+    """A model as its small files describe it; `vocabulary` is empty if they do not have it as JSON.
+
+    A head has no tokenizer.
+    """
 
     name: str
     has_encoder: bool
     base_vocabulary: Mapping[str, int]
     vocabulary: Mapping[str, int]
     has_template: bool = False
+    is_head: bool = False
 
 
 def outline_of(name: str) -> Outline:
@@ -45,6 +50,8 @@ def outline_of(name: str) -> Outline:
     """
     directory = find(name, SMALL_FILES)
     config = read_config(directory)
+    if is_head(directory):
+        return Outline(name, has_encoder=False, base_vocabulary={}, vocabulary={}, is_head=True)
     if Path(name).expanduser().is_dir():
         check_files(directory)
     model_type = config.get("model_type")

@@ -34,11 +34,11 @@ class SelfDraft(Protocol):
     def costs(self) -> StepCosts:
         """The costs of its proposals."""
 
-    def begin(self, sampling: Sampling, vocabulary_size: int) -> Drafter:
+    def begin(self, sampling: Sampling, vocabulary_size: int) -> SessionDrafter:
         """Begin to propose for a session, of a target with this vocabulary."""
 
 
-class Drafter(Protocol):
+class SessionDrafter(Protocol):
     """Proposes tokens for one session of a target worker.
 
     A fault costs the session only speed: its proposal is then empty. Only jobs may call the methods.
@@ -153,7 +153,7 @@ class SessionDraft:
         yield
 
     def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
-        """See `Drafter`."""
+        """See `SessionDrafter`."""
         return distributions_of(self._latest, token_ids)
 
 

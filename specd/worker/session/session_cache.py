@@ -112,7 +112,7 @@ class SessionCache:
         if self.num_fed != num_fed:
             raise CacheTooShortError(self.cached_len, 0)
         if self.pairs is not None:
-            self.pairs.saw(rows[:, -self.pairs.size :])
+            self.pairs.saw(rows)
         return rows
 
     def commit(self, token_ids: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
-from specd.worker.session.self_draft import Drafter, SelfDraft
+from specd.worker.session.self_draft import SelfDraft, SessionDrafter
 from specd.worker.session.session_cache import SessionCache, free_on_error
 from specd.worker.session.validation import check_namespace, check_source
 
@@ -90,7 +90,7 @@ class WorkerSession:
 
     cache: SessionCache
     sampler: Sampler
-    drafter: Drafter | None = None
+    drafter: SessionDrafter | None = None
 
     @property
     def caches(self) -> list[SessionCache]:

@@ -19,8 +19,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from specd.startup_error import StartupError
-from specd.worker.heads.hidden import HiddenStates, states_are_right
+from specd.vocabulary import OWN_HEAD
+from specd.worker.heads.head import Head
+from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.mtp import MTPHead
+from specd.worker.heads.trials import computes_together, states_are_right
 from specd.worker.model.directory import find
 from specd.worker.model.files import WEIGHTS, read_config
 from specd.worker.model.safetensors_file import tensor_names
@@ -37,15 +40,16 @@ _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
 _MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
 
 
-def load_head(network: Module, directory: Path, *, batches: bool, separate: str | None = None) -> MTPHead | None:
+def load_head(network: Module, directory: Path, *, batches: bool, name: str = OWN_HEAD) -> Head | None:
     """Return the head of a target, or None if it has none that can be used.
 
     `network` is the target as the loader made it, from `directory`, and `batches` whether it computes several sessions
-    at once. `separate` names a directory or a Hugging Face repository that has only the head. A head in the target's
-    own directory that cannot be used is left out with a warning, because it could only make a target faster.
+    at once. `name` is a directory or a Hugging Face repository that has only the head. A head in the target's own
+    directory that cannot be used is left out with a warning, because it could only make a target faster.
 
-    Raises StartupError if `separate` cannot be used.
+    Raises StartupError if the head of this name cannot be used.
     """
+    separate = name if name != OWN_HEAD else None
     try:
         return _load(network, directory, batches, separate)
     except StartupError as error:
@@ -55,7 +59,7 @@ def load_head(network: Module, directory: Path, *, batches: bool, separate: str 
         return None
 
 
-def _load(network: Module, directory: Path, batches: bool, separate: str | None) -> MTPHead | None:
+def _load(network: Module, directory: Path, batches: bool, separate: str | None) -> Head | None:
     config = read_config(directory)
     place = directory if separate is None else find(separate)
     if separate is not None:
@@ -78,7 +82,8 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _fill(head, tensors, place, shifts_norms=not is_converted)
-    _cast(head, states.embed(mx.array([0])).dtype)
+    _cast(head, states.dtype)
+    head.batches = batches and computes_together(head)
     return head
 
 

@@ -1,0 +1,130 @@
+"""A target that drafts with a head in its own files, through the service: two processes, no draft model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specd.supervisor import Stack
+from specd.v1.generation_pb2 import StopConditions
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION, SamplingParameters
+from tests.e2e.completions import Completion, complete
+from tests.e2e.faults import ENVIRONMENT, are_free, assert_same, eventually, is_whole, kill
+from tests.e2e.faults import complete as complete_undisturbed
+from tests.e2e.processes import PATIENCE_SECONDS, start_specd
+from tests.raw_client import RawClient
+from tests.thorough import examples
+from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
+
+FIELDS: dict[str, Any] = {"max_tokens": 48, "stop": StopConditions(ignore_eos=True)}
+HEADS = {
+    "qwen3_5, exact": lambda directory: save_bigram(directory, "qwen3_5"),
+    "qwen3_5_moe, random": lambda directory: _with_random_head(directory, "qwen3_5_moe"),
+    "qwen3_next, exact": lambda directory: save_bigram(directory, "qwen3_next"),
+}
+
+
+def _with_random_head(directory: Path, family: str) -> None:
+    target = save_target(directory, family)
+    embed(directory, converted(raw_head(target.text)), "mlx")
+
+
+@pytest.fixture(scope="module", params=examples(HEADS, 2))
+async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    directory = tmp_path_factory.mktemp("models") / request.param.partition(",")[0]
+    HEADS[request.param](directory)
+    async with Stack(target=str(directory), draft="", environment=ENVIRONMENT) as running:
+        running.is_exact = request.param.endswith("exact")  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def client(stack: Stack) -> AsyncIterator[RawClient]:
+    async with RawClient(stack.address) as connected:
+        yield connected
+
+
+async def ask(client: RawClient, prompt: str, k: int | None, **sampling: Any) -> Completion:
+    given = {} if k is None else {"num_draft_tokens": k}
+    return await complete(client, prompt, sampling=SamplingParameters(seed=5, **sampling), **FIELDS, **given)
+
+
+async def test_the_head_is_known(stack: Stack, client: RawClient) -> None:
+    info = await client.model_info()
+    assert (info.draft.name, info.draft_fault) == (f"{info.target.name} (head)", "")
+    assert await is_whole(stack)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("acceptance", [ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION])
+async def test_texts_are_those_of_the_target_alone(
+    stack: Stack, client: RawClient, prompts: list[str], temperature: float, acceptance: int
+) -> None:
+    """And an exact head gives k + 1 tokens a round."""
+    sampling = {"temperature": temperature, "acceptance": acceptance}
+    for number, k in ((1, 1), (2, 4), (3, 8)):
+        drafted = await ask(client, prompts[number], k, **sampling)
+        statistics = drafted.statistics
+        assert statistics.proposed_tokens > 0
+        if stack.is_exact:  # type: ignore[attr-defined]
+            assert statistics.accepted_tokens >= 0.98 * statistics.proposed_tokens
+        if acceptance == ACCEPTANCE_METHOD_COUPLED or temperature == 0:
+            assert drafted.token_ids == (await ask(client, prompts[number], 0, **sampling)).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_sessions_go_together(client: RawClient, prompts: list[str], temperature: float) -> None:
+    alone = [await ask(client, prompt, 0, temperature=temperature) for prompt in prompts[1:7]]
+    for ks in ([4] * 6, [None] * 6, [0, 1, None, 3, 8, 2]):
+        together = await asyncio.gather(
+            *(ask(client, prompt, k, temperature=temperature) for prompt, k in zip(prompts[1:7], ks, strict=True))
+        )
+        assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+
+
+@pytest.mark.parametrize(("kill_in_round", "temperature"), examples([(3, 1.0), (6, 0.0)], 1))
+async def test_a_killed_target_changes_nothing_and_drafts_again(
+    stack: Stack, client: RawClient, prompts: list[str], kill_in_round: int, temperature: float
+) -> None:
+    await eventually(lambda: is_whole(stack))
+    expected = await complete_undisturbed(client, prompts[2], num_draft_tokens=0, temperature=temperature)
+    completion = await complete_undisturbed(
+        client,
+        prompts[2],
+        num_draft_tokens=2,
+        temperature=temperature,
+        on_round=lambda number: kill(stack.target) if number == kill_in_round else None,
+    )
+    assert_same(completion, expected)
+    assert completion.statistics.target_replays >= 1
+    assert sum(response.round.proposed for response in completion.responses[kill_in_round + 2 :]) > 0
+    await eventually(lambda: are_free(stack.target))
+
+
+async def test_up_with_a_target_alone_uses_its_head(tmp_path: Path) -> None:
+    save_bigram(tmp_path / "bigram", "qwen3_5")
+    address = f"unix:{tmp_path}/coordinator"
+    options = ("--target", str(tmp_path / "bigram"), "--no-metrics", "--listen", address)
+    async with asyncio.timeout(PATIENCE_SECONDS), start_specd("up", *options) as up:
+        event = await up.next_event("ready", process="coordinator")
+        assert event["draft"].endswith("bigram (head)")
+        async with RawClient(address) as client:
+            completion = await complete(client, "def add(a, b):", num_draft_tokens=4, **FIELDS)
+            assert completion.statistics.accepted_tokens > 30
+
+
+@pytest.mark.parametrize("place", ["the head's directory", "none"])
+async def test_a_head_apart_is_named_or_left_out(tmp_path: Path, place: str) -> None:
+    target = save_target(tmp_path / "target", "qwen3_5")
+    apart = save_apart(tmp_path / "head", converted(raw_head(target.text)), target.text)
+    options = {"target-worker": {"self_draft": apart if place != "none" else "none"}}
+    running = Stack(target=str(target.directory), draft="", environment=ENVIRONMENT, options=options)
+    async with running as stack, RawClient(stack.address) as client:
+        info = await client.model_info()
+        assert info.draft.name == ("" if place == "none" else "target (head)")
+        plain = await ask(client, "x = 1", 0, temperature=1.0)
+        assert (await ask(client, "x = 1", None, temperature=1.0)).token_ids == plain.token_ids
