@@ -136,6 +136,22 @@ _FORMS = "The gateway also reads, of models of any family, reasoning in {reasoni
 _NOT_TRIED = """
 These families of mlx-lm are not in the table:
 """
+_HEADS = """
+## Heads
+
+A target with a *head* drafts for itself, without a draft model ([serving.md](serving.md#a-head-of-the-target)).
+
+| kind | families | where the tensors are |
+|---|---|---|
+| MTP (multi-token prediction) | qwen3_next, qwen3_5, qwen3_5_moe: Qwen3-Next, Qwen3.5, 3.6, 3.8 | `mtp.*` in the \
+model's own files; \
+`mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside them; a repository of its own |
+
+The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
+not. Its logits are those of a reference in NumPy, and of mlx-vlm where it is installed
+(`tests/worker/test_mtp_head.py`). A head in the model's own files that does not fit is left out with a warning; one
+that is named is refused.
+"""
 _CHAT_MODEL = """
 ## A model that chats
 
@@ -167,6 +183,7 @@ def main() -> None:
     print(_NOT_TRIED)
     for name, why in sorted(NOT_TRIED.items()):
         print(f"- {name}: {why}.")
+    print(_HEADS.rstrip())
     print(_CHAT_MODEL, end="")
 
 

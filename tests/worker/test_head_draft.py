@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import product
+from random import Random
+from typing import Any
+
 import pytest
 
-from specd.sampling import Sampling
-from specd.worker.heads.pairs import attach_head
+from specd.sampling import Acceptance, Sampling
+from specd.worker.heads.pairs import _KEPT, attach_head
 from specd.worker.model.loader import LoadedModel
 from specd.worker.session.head_draft import HeadDraft
+from tests.thorough import examples
 from tests.worker.models import tiny_model
 from tests.worker.oracle_head import OracleHead
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
@@ -21,19 +27,21 @@ def with_head(right: float) -> LoadedModel:
     return model
 
 
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize(
+    ("right", "temperature", "count"),
+    examples([(0.7, 1.0, 4), (1.0, 0.0, 1), *product([1.0, 0.7, 0.0], [0.0, 0.7, 1.0], [1, 4, 8])], 2),
+)
 async def test_texts_are_those_of_the_target_alone(right: float, temperature: float, count: int) -> None:
     model = with_head(right)
-    for seed in range(3):
-        sampling = Sampling(temperature=temperature, seed=seed)
+    ks = (0, *range(1, 9))
+    for seed in range(2):
+        sampling = Sampling(temperature=temperature, seed=seed, repetition_penalty=1.1 if seed else 1.0)
         prompts = prompts_of(seed, count)
         async with serving(None) as service:
             expected, _ = await decode_all(service, sampling, prompts, (0,), seed=seed, is_erratic=False)
         async with serving(HeadDraft(model.info, COSTS), model) as service:
             for is_erratic in (False, True, True):
-                said, _ = await decode_all(service, sampling, prompts, (0, 1, 4, 8), seed=seed, is_erratic=is_erratic)
+                said, _ = await decode_all(service, sampling, prompts, ks, seed=seed, is_erratic=is_erratic)
                 assert said == expected
 
 
@@ -41,12 +49,48 @@ def accepted(callers: list[Caller]) -> float:
     return sum(each.num_accepted for each in callers) / sum(each.num_proposed for each in callers)
 
 
+@pytest.mark.parametrize("acceptance", Acceptance)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_an_oracle_is_always_accepted(temperature: float) -> None:
+async def test_an_oracle_is_always_accepted(temperature: float, acceptance: Acceptance) -> None:
+    """Its proposals are right only if its pairs are exactly those of the session."""
     model = with_head(1.0)
-    sampling = Sampling(temperature=temperature, seed=3)
+    sampling = Sampling(temperature=temperature, seed=3, acceptance=acceptance)
     async with serving(HeadDraft(model.info, COSTS), model) as service:
         for seed in (3, 4, 3):  # the last continues what the first has left
             _, callers = await decode_all(service, sampling, prompts_of(seed, 4), (2, 5), seed=seed, is_erratic=False)
             assert {fault for each in callers for fault in each.faults} == {""}
             assert accepted(callers) > 0.97
+
+
+class Late(Random):
+    """Asks for no tokens in the first rounds, for more tokens than hidden states are kept."""
+
+    num_rounds = 0
+
+    def choice(self, seq: Any) -> Any:
+        self.num_rounds += 1
+        return 0 if self.num_rounds <= 2 * _KEPT else super().choice(seq)
+
+
+async def test_rounds_without_a_proposal_lose_no_pairs() -> None:
+    model = with_head(1.0)
+    async with serving(HeadDraft(model.info, COSTS), model) as service:
+        callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(2)]
+        await asyncio.gather(*(each.decode(2 * _KEPT + 30, ks=(3,), is_erratic=False) for each in callers))
+    assert all(each.num_proposed > 15 for each in callers)
+    assert accepted(callers) > 0.97
+
+
+async def test_a_replay_proposes_what_the_undisturbed_session_proposes() -> None:
+    """A worker that has begun again gets all tokens at once: its pairs are those of the tokens, in other chunks."""
+    model = with_head(0.7)
+    sampling = Sampling(temperature=1.0, seed=1)
+    async with serving(HeadDraft(model.info, COSTS), model) as service:
+        _, (caller,) = await decode_all(service, sampling, prompts_of(1, 1), (4,), seed=1, is_erratic=True)
+    assert len(caller.proposals) > 10
+    for length, proposal in caller.proposals[::3]:
+        async with serving(HeadDraft(model.info, COSTS), model) as service:
+            replayed = Caller(service, sampling, Random(0), caller.tokens[: length - 1])
+            await replayed.decode(1, ks=(len(proposal),), is_erratic=False)
+        assert replayed.tokens == caller.tokens[:length]
+        assert replayed.proposals == [(length, proposal)]

@@ -67,7 +67,6 @@ class Pairs:
         if self.end < self._first_known:
             self._keep(0)
             self.begin = self._first_known
-        self.layers.rewind(len(self.seconds))  # a chain of drafts, or a job that was dropped, may have gone on
         new = list(token_ids[self.end + 1 - position :])
         first = self.end - self._first_known
         return new, self._hidden[first : first + len(new)]
@@ -107,7 +106,7 @@ class Pairs:
         return self.network.footprint
 
     def _keep(self, end: int) -> None:
-        """Forget the pairs from position `end` on."""
+        """Forget the pairs from position `end` on, and those of a chain of drafts, or of a job that was dropped."""
         num_pairs = max(end - self.begin, 0)
         del self.seconds[num_pairs:]
         self.layers.rewind(min(num_pairs, self.layers.num_fed))

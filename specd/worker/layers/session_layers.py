@@ -41,7 +41,7 @@ class RowsOwner(Protocol):
 
 
 class Companion(Protocol):
-    """What a session keeps beside the layers of its network, for the same tokens."""
+    """State that a session keeps beside the layers of its network, for the same tokens."""
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`."""

@@ -14,14 +14,17 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import quantize_model, save_config, save_model
 
 from specd.errors import StartupError
 from specd.worker.engine.forward import bare_cache, forward, has_encoder
 from specd.worker.engine.jobs import Feed
+from specd.worker.heads.head import Head
 from specd.worker.model.directory import find
 from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, pickles_in, wanted_in
+from specd.worker.model.head_loader import read_head, save_head
 from specd.worker.model.loader import read
 from specd.worker.model.special_tokens import start_token
 
@@ -55,22 +58,51 @@ def convert(
         network, config, tokenizer = read(name, directory, lazy=True)
         if "quantization" in config:
             raise StartupError(f"{name} is quantised already: convert the model from which it was made")
+        head, without_head = _head(network, directory)
         if dtype:
             config = _cast(network, config, dtype)
         if bits:
             network, config = quantize_model(network, config, group_size, bits)
+        if head is not None:
+            _convert_head(head, network, bits, group_size, dtype)
         arrays: Any = tree_flatten(network.parameters())
         for _, weight in progress(arrays, "Converting"):
             mx.eval(weight)
         written = Path(work, "model")
         save_model(written, network, donate_model=True)
         save_config(config, config_path=written / "config.json")
+        if head is not None:
+            save_head(head, written)
         tokenizer.save_pretrained(written)
         if (directory / "generation_config.json").is_file():
             shutil.copy(directory / "generation_config.json", written)
-        read(str(out), written, lazy=True)  # checks the names and shapes as a worker does
+        network, _, _ = read(str(out), written, lazy=True)  # checks the names and shapes as a worker does
+        if head is not None:
+            read_head(network, written)
         written.rename(out)
-    return found
+    return f"{found}; {without_head}" if without_head else found
+
+
+def _head(network: Module, directory: Path) -> tuple[Head | None, str]:
+    """Return the head of a model, or None and, if it should have one, why there is none."""
+    try:
+        return read_head(network, directory), ""
+    except StartupError as error:
+        return None, f"without a head: {error}"
+
+
+def _convert_head(head: Head, network: Any, bits: int | None, group_size: int, dtype: str | None) -> None:
+    """Cast and quantise a head as its target: some layers, such as routers, keep more bits."""
+    if dtype:
+        head.set_dtype(DTYPES[dtype])
+    chooses = getattr(network, "quant_predicate", None) or (lambda *_: True)
+
+    def choose(path: str, part: Any) -> Any:
+        fits = hasattr(part, "to_quantized") and part.weight.shape[-1] % group_size == 0
+        return fits and chooses(path, part)
+
+    if bits:
+        quantize(head, group_size, bits, class_predicate=choose)
 
 
 def _cast(network: Module, config: dict[str, Any], dtype: str) -> dict[str, Any]:

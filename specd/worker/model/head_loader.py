@@ -60,8 +60,24 @@ def load_head(network: Module, directory: Path, *, batches: bool, name: str = OW
 
 
 def _load(network: Module, directory: Path, batches: bool, separate: str | None) -> Head | None:
-    config = read_config(directory)
     place = directory if separate is None else find(separate)
+    head = read_head(network, directory, None if separate is None else place)
+    if head is None:
+        return None
+    if not states_are_right(head.states, network, batches=batches):
+        raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
+    _cast(head)
+    head.batches = batches and computes_together(head)
+    return head
+
+
+def read_head(network: Module, directory: Path, separate: Path | None = None) -> Head | None:
+    """Return the head in a target's files, or in a directory of its own, lazily; None without a head.
+
+    Raises StartupError if there should be a head, or if it does not fit.
+    """
+    config = read_config(directory)
+    place = directory if separate is None else separate
     if separate is not None:
         read_config(place)  # checks that the files are plain and belong together
     tensors, is_converted = _tensors_in(_files(place, separate), has_bare_names=separate is not None)
@@ -75,19 +91,21 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
             "--self-draft"
         )
     try:
-        states = HiddenStates(network)
-        head = MTPHead(network, states)
+        head = MTPHead(network, HiddenStates(network))
     except ValueError as error:
         raise StartupError(f"the head in {place} cannot be used: {error}") from error
-    if not states_are_right(states, network, batches=batches):
-        raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _fill(head, tensors, place, shifts_norms=not is_converted)
-    _cast(head, states.dtype)
-    head.batches = batches and computes_together(head)
     return head
 
 
-def _files(place: Path, separate: str | None) -> list[Path]:
+def save_head(head: Head, directory: Path) -> None:
+    """Write a head into its target's directory, where `load_head` and other programs with such heads find it."""
+    tensors: Any = tree_flatten(head.parameters())  # type: ignore[no-untyped-call]
+    path = str(directory / _SIDECARS[0])
+    mx.save_safetensors(path, {f"mtp.{name}": tensor for name, tensor in tensors}, {"format": "mlx"})
+
+
+def _files(place: Path, separate: Path | None) -> list[Path]:
     if separate is not None:
         return sorted(place.glob("*.safetensors"))
     return [path for name in _SIDECARS if (path := place / name).is_file()][:1] or sorted(place.glob(WEIGHTS))
@@ -166,14 +184,15 @@ def _fill(head: Module, tensors: _Tensors, place: Path, *, shifts_norms: bool) -
     head.load_weights(list(tensors.items()))
 
 
-def _cast(head: Module, dtype: mx.Dtype) -> None:
+def _cast(head: Head) -> None:
     """Give the weights the target's type, and dequantise them on a CPU, as the loader does with a target."""
+    dtype = head.states.dtype
     head.set_dtype(dtype)
     if mx.default_device().type == mx.cpu:
         dequantize_model(head)
         head.set_dtype(dtype)
     head.eval()
-    mx.eval(head.parameters())
+    mx.eval(head.parameters())  # type: ignore[no-untyped-call]
 
 
 def _quantization(path: str, part: Module, tensors: _Tensors) -> bool | dict[str, Any]:

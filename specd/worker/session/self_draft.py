@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class SelfDraft(Protocol):
-    """What a target worker proposes tokens with, for all sessions."""
+    """The draft in a target worker, for all sessions: a model or a head."""
 
     @property
     def info(self) -> ModelInfo:
