@@ -96,7 +96,7 @@ class UpSettings(Settings):
         given = self.lookup if "lookup" in self.model_fields_set else None
         if self.draft == _LOOKUP and given is False:
             raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
-        if self.draft_in_target and not self.draft_model:
+        if self.draft_in_target and not self.self_draft:
             pair = f"--draft {self.draft or 'none'} and --draft-in-target"
             raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")
         wanted = given if self.draft else False

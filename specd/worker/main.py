@@ -139,7 +139,8 @@ async def run_worker(
                 facts["draft"] = drafting.info.name
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
-            kept = [*([drafting.prefixes] if drafting is not None else []), prefixes]  # a draft computes its own faster
+            # A draft computes its prefixes again in less time.
+            kept = [drafting.prefixes, prefixes] if isinstance(drafting, ModelDraft) else [prefixes]
             memory = MemoryWatch(engine, caches, kept, reserve_bytes=settings.memory_reserve_bytes)
             watching = [
                 asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1))),
