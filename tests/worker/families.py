@@ -141,11 +141,14 @@ _HEADS = """
 
 A target with a *head* drafts for itself, without a draft model ([serving.md](serving.md#a-head-of-the-target)).
 
-| kind | families | where the tensors are |
-|---|---|---|
-| MTP (multi-token prediction) | qwen3_next, qwen3_5, qwen3_5_moe: Qwen3-Next, Qwen3.5, 3.6, 3.8 | `mtp.*` in the \
-model's own files; \
-`mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside them; a repository of its own |
+| families | tensors in the model's own files |
+|---|---|
+| qwen3_next, qwen3_5, qwen3_5_moe (Qwen3-Next, Qwen3.5, 3.6, 3.8) | `mtp.*` |
+| glm4_moe, glm4_moe_lite (GLM-4.5 to 4.7), deepseek_v3 (V3, R1, V3.1) | the layer behind the last, `model.layers.N.*` |
+| mimo | `model.mtp_layers.0.*` |
+
+`mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
+Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own.
 
 The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
 not. Its logits are those of a reference in NumPy, and of mlx-vlm where it is installed

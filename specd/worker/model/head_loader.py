@@ -22,6 +22,7 @@ from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
+from specd.worker.heads.layouts import HeadLayout, Tensors, layout_of
 from specd.worker.heads.mtp import MTPHead
 from specd.worker.heads.trials import computes_together, states_are_right
 from specd.worker.model.directory import find
@@ -30,12 +31,9 @@ from specd.worker.model.safetensors_file import tensor_names
 
 log = structlog.get_logger()
 
-_Tensors = dict[str, mx.array]
-
 # Files of a head in the target's directory, as MTPLX writes them. The target's own files are searched last.
 _SIDECARS = ("mtp.safetensors", "mtp/weights.safetensors", "model-mtp.safetensors")
-_PROMISE = "mtp_num_hidden_layers"
-_PREFIXED = re.compile(r"(?:.*\.)?mtp\.(.+)")
+_OURS = re.compile(r"(?:.*\.)?mtp\.(.+)")  # names as `save_head` and most others write them
 _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
 _MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
 
@@ -78,23 +76,27 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
     """
     config = read_config(directory)
     place = directory if separate is None else separate
+    layout = layout_of(network)
+    if layout is None:
+        if separate is None:
+            return None
+        raise StartupError(f"the head in {place} cannot be used: heads for {config.get('model_type')} are not known")
     if separate is not None:
         read_config(place)  # checks that the files are plain and belong together
-    tensors, is_converted = _tensors_in(_files(place, separate), has_bare_names=separate is not None)
+    tensors, is_converted = _tensors_in(_files(place, separate), layout, network, has_bare_names=separate is not None)
     if not tensors:
-        if separate is None and not (config.get("text_config") or config).get(_PROMISE):
+        if separate is None and not (config.get("text_config") or config).get(layout.promise):
             return None
+        promises = f", which {layout.promise} in its config.json promises: most converters drop them"
         raise StartupError(
-            f"{place} has no tensors of an MTP head (mtp.*)"
-            + (f", which {_PROMISE} in its config.json promises: most converters drop them" if separate is None else "")
-            + ". Name a directory or a repository with the head, such as mlx-community/Qwen3.8-27B-MTP-4bit, with "
-            "--self-draft"
+            f"{place} has no tensors of a head (such as mtp.*){promises if separate is None else ''}. Name a directory "
+            "or a repository with the head, such as mlx-community/Qwen3.8-27B-MTP-4bit, with --self-draft"
         )
     try:
-        head = MTPHead(network, HiddenStates(network))
+        head = MTPHead(network, HiddenStates(network), layout)
     except ValueError as error:
         raise StartupError(f"the head in {place} cannot be used: {error}") from error
-    _fill(head, tensors, place, shifts_norms=not is_converted)
+    _fill(head, tensors, place, shifts_norms=layout.adds_one and not is_converted)
     return head
 
 
@@ -111,35 +113,38 @@ def _files(place: Path, separate: Path | None) -> list[Path]:
     return [path for name in _SIDECARS if (path := place / name).is_file()][:1] or sorted(place.glob(WEIGHTS))
 
 
-def _tensors_in(paths: Sequence[Path], *, has_bare_names: bool) -> tuple[_Tensors, bool]:
+def _tensors_in(
+    paths: Sequence[Path], layout: HeadLayout, network: Any, *, has_bare_names: bool
+) -> tuple[Tensors, bool]:
     """Return the tensors of a head by name, lazily, and whether a converter to MLX has written them.
 
     A converter adds 1 to the norms, because mlx-lm multiplies by the weight w of a norm where Hugging Face's Qwen
     multiplies by 1 + w. No tensor tells by its values whether it was done, so the layout decides: names without `mtp.`,
     the mark "mlx" in a file, MLX's quantisation or stacks of experts, or a convolution of the target that is turned.
     """
-    tensors: _Tensors = {}
+    found: Tensors = {}
     is_converted = False
     for path in paths:
         tensor_names(path)  # checks the file before MLX maps it
         loaded: Any = mx.load(str(path), return_metadata=True)
         held, metadata = loaded
-        own = {found[1]: each for name, each in held.items() if (found := _PREFIXED.fullmatch(name))}
-        if has_bare_names and not own:
-            own, is_converted = dict(held), True
-        tensors |= own
+        found |= held
         is_converted |= metadata.get("format") == "mlx"
         is_converted |= any("conv1d.weight" in name and each.shape[-1] == 1 for name, each in held.items())
+    tensors = {match[1]: each for name, each in found.items() if (match := _OURS.fullmatch(name))}
+    tensors = tensors or layout.renamed(found, network)
+    if has_bare_names and not tensors:
+        tensors, is_converted = found, True
     is_converted |= any(name.endswith(".scales") or ".switch_mlp." in name for name in tensors)
     return tensors, is_converted
 
 
-def _with_stacked_experts(tensors: Mapping[str, mx.array]) -> _Tensors:
+def _with_stacked_experts(tensors: Mapping[str, mx.array]) -> Tensors:
     """Return the tensors with each projection of all experts in one, [experts, outputs, inputs], as mlx-lm has them.
 
     Qwen3-Next and Qwen3.5 have a tensor for each expert, Qwen3.6 a stack in which gate and up are one projection.
     """
-    stacked: _Tensors = {}
+    stacked: Tensors = {}
     by_expert: dict[str, dict[int, mx.array]] = {}
     for name, tensor in tensors.items():
         if found := _EXPERT.fullmatch(name):
@@ -156,7 +161,7 @@ def _with_stacked_experts(tensors: Mapping[str, mx.array]) -> _Tensors:
     return stacked
 
 
-def _fill(head: Module, tensors: _Tensors, place: Path, *, shifts_norms: bool) -> None:
+def _fill(head: Module, tensors: Tensors, place: Path, *, shifts_norms: bool) -> None:
     """Give a head its weights. Raises StartupError, which names the tensors that do not fit."""
     remedy = "Download or convert the head again, and check that it belongs to this target"
     try:
@@ -195,7 +200,7 @@ def _cast(head: Head) -> None:
     mx.eval(head.parameters())  # type: ignore[no-untyped-call]
 
 
-def _quantization(path: str, part: Module, tensors: _Tensors) -> bool | dict[str, Any]:
+def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:
     """Return how a layer's weight is quantised, from the shapes: configs name few layers of a head."""
     if not ({f"{path}.weight", f"{path}.scales"} <= tensors.keys() and hasattr(part, "to_quantized")):
         return False
