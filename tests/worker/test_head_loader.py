@@ -262,7 +262,7 @@ def test_a_target_that_changes_its_logits_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_head_is_refused(target: Target, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(StartupError, match=r"has no tensors of an MTP head \(mtp\.\*\)\. Name a directory"):
+    with pytest.raises(StartupError, match=r"has no tensors of a head \(such as mtp\.\*\)\. Name a directory"):
         load(target, str(tmp_path))
 
 
