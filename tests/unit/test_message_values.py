@@ -53,6 +53,7 @@ def test_what_is_broken_is_left_to_the_parser(data: bytes) -> None:
 @pytest.mark.parametrize("shape", GRPC_SHAPES)
 def test_of_the_hostile_shapes_long_texts_and_the_deep_one_are_left_to_others(shape: str) -> None:
     texts = {*WRITTEN_SHAPES, *SPECIAL_SHAPES, *UNREAD_SHAPES, "a string of quotes", "one line", "special tokens"}
+    texts.add("a role of control characters")
     if shape in {*texts, "a deep array"}:
         check_values("/a/B", REQUEST, GRPC_SHAPES[shape])
         return

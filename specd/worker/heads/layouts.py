@@ -110,7 +110,7 @@ _LAYOUTS: dict[type[Module], HeadLayout] = {
     deepseek_v3.DeepseekV3DecoderLayer: HeadLayout(
         make_layer=_layer_behind_all(deepseek_v3.DeepseekV3DecoderLayer), needs_array=True, **_NEXT_N
     ),
-    # vLLM: mimo_mtp.py. Of several heads, the first says the next token but one.
+    # vLLM: mimo_mtp.py. The first of several heads says the next token but one.
     mimo.TransformerBlock: HeadLayout(
         promise="num_nextn_predict_layers",
         pattern=r"model\.mtp_layers\.0\.(.+)",
