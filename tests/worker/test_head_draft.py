@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from specd.sampling import Acceptance, Sampling
+from specd.worker.engine.shared_rows import Sharing
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.heads.pairs import _KEPT, attach_head
 from specd.worker.model.loader import LoadedModel
 from specd.worker.session.head_draft import HeadDraft
@@ -25,6 +28,31 @@ def with_head(right: float) -> LoadedModel:
     head.batches = model.batches
     attach_head(model.network, head)
     return model
+
+
+def as_on_a_gpu(model: LoadedModel, *, shares: bool) -> LoadedModel:
+    """Return the model with whole buffers, compiled passes and, if it `shares`, one pass for all sessions."""
+    model.network.fixed_shapes = True
+    static = StaticStep(model.network, 10**6, 1)
+    return replace(model, static=static, sharing=Sharing(static, 10**9) if shares else None)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_texts_and_proposals_are_the_same_in_the_forms_of_a_gpu(
+    temperature: float, shares: bool, count: int
+) -> None:
+    """A single session also runs ahead in rounds without a proposal."""
+    model = as_on_a_gpu(with_head(1.0), shares=shares)
+    sampling, prompts = Sampling(temperature=temperature, seed=4), prompts_of(4, count)
+    async with serving(None) as service:
+        expected, _ = await decode_all(service, sampling, prompts, (0,), seed=4, is_erratic=False)
+    async with serving(HeadDraft(model.info, COSTS), model, runs_ahead=True) as service:
+        for is_erratic in (True, False):
+            said, callers = await decode_all(service, sampling, prompts, (0, 3, 5), seed=4, is_erratic=is_erratic)
+            assert said == expected
+        assert accepted(callers) > 0.97
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,17 @@ DRAFTS = {"the target itself": TARGET, "another": tiny_model(seed=1)}
 
 
 @asynccontextmanager
-async def serving(draft: LoadedModel | SelfDraft | None, target: LoadedModel = TARGET) -> AsyncIterator[TargetService]:
+async def serving(
+    draft: LoadedModel | SelfDraft | None, target: LoadedModel = TARGET, *, runs_ahead: bool = False
+) -> AsyncIterator[TargetService]:
     """Serve a target, which drafts with this model, or as this says."""
     engine = Engine(mx.clear_streams)
     caches = CacheCapacity(10**9, CacheFootprint({ALL_TOKENS: 1}))
     metrics = WorkerMetrics(CollectorRegistry(), caches, PrefixCache(0))
     own = ModelDraft(draft, COSTS, PrefixCache(PLENTY), CHUNK) if isinstance(draft, LoadedModel) else draft
     deferred = Deferred[Worker]("the model")
-    deferred.set(Worker(engine, target, caches, PrefixCache(PLENTY), metrics, CHUNK, COSTS, self_draft=own))
+    prefixes = PrefixCache(PLENTY)
+    deferred.set(Worker(engine, target, caches, prefixes, metrics, CHUNK, COSTS, runs_ahead=runs_ahead, self_draft=own))
     try:
         yield TargetService(deferred)
     finally:
