@@ -146,6 +146,7 @@ A target with a *head* drafts for itself, without a draft model ([serving.md](se
 | qwen3_next, qwen3_5, qwen3_5_moe (Qwen3-Next, Qwen3.5, 3.6, 3.8) | `mtp.*` |
 | glm4_moe, glm4_moe_lite (GLM-4.5 to 4.7), deepseek_v3 (V3, R1, V3.1) | the layer behind the last, `model.layers.N.*` |
 | mimo | `model.mtp_layers.0.*` |
+| llama: heads of [`benchmarks/train_head.py`](../benchmarks/train_head.py) | `mtp.*` |
 
 `mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
 Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own.

@@ -43,10 +43,11 @@ def save(directory: Path, family: str) -> tuple[Tensors, Callable[[Any], mx.arra
     network, _, _ = read(family, directory)
     network.set_dtype(mx.float32)
     args: Any = network.args
-    layout = layout_of(network)
-    assert layout is not None
+    known = layout_of(network)
+    assert known is not None
+    layout, kind = known
     mx.random.seed(3)
-    layer: Any = layout.make_layer(args)
+    layer: Any = layout.make_layer(kind, args)
     shapes: Any = tree_flatten(layer.parameters())
     weights = {name: mx.random.normal(each.shape) / each.shape[-1] ** 0.5 for name, each in shapes}
     layer.update(tree_unflatten([*weights.items()]))

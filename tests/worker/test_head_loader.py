@@ -245,9 +245,9 @@ def test_a_target_without_a_promise_is_silent(target: Target, tmp_path: Path) ->
 
 def test_a_family_without_such_heads_is_refused(target: Target, tmp_path: Path) -> None:
     apart = save_apart(tmp_path / "head", converted(raw_head(target.text)), target.text)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(StartupError, match="heads for llama are not known"):
-        load_head(small_network("llama"), tmp_path, batches=False, name=apart)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(StartupError, match="heads for qwen2 are not known"):
+        load_head(small_network("qwen2"), tmp_path, batches=False, name=apart)
 
 
 def test_a_target_that_changes_its_logits_is_refused(tmp_path: Path) -> None:

@@ -318,6 +318,7 @@ class EndOnly:
     """Layers that can go back to their end only, as recurrent states do after a long prompt."""
 
     nbytes = 1
+    companion = None
 
     def __init__(self, num_fed: int) -> None:
         self.num_fed = num_fed

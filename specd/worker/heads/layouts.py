@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models import deepseek_v3, glm4_moe, glm4_moe_lite, mimo, qwen3_5, qwen3_next
 
 Tensors = dict[str, mx.array]
 
@@ -22,13 +21,14 @@ class HeadLayout:
     `promise` is the field of a config with the number of heads. `pattern`, in which N stands for the number of the
     target's layers, finds the tensors in the target's files; its group is the name within the head. `names` maps the
     beginnings of these names to those of `MTPHead`, the longest first, and "" drops a tensor. `make_layer` makes the
-    head's layer for a target's arguments. In `fc` the state can come before the embedding, `state_first`. Some layers
-    need a mask as an array. `adds_one` is whether norms multiply by 1 + w until a converter adds the 1.
+    head's layer, of a class of layers, for a target's arguments. With `state_first`, the state comes before the
+    embedding in `fc`. Some layers need a mask as an array. `adds_one` is whether norms multiply by 1 + w until a
+    converter adds the 1.
     """
 
     promise: str
     pattern: str
-    make_layer: Callable[[Any], Module]
+    make_layer: Callable[[Any, Any], Module]
     names: Mapping[str, str] = field(default_factory=dict)
     state_first: bool = False
     needs_array: bool = False
@@ -54,10 +54,17 @@ class HeadLayout:
         return f"layers.0.{name}"
 
 
-def layout_of(network: Any) -> HeadLayout | None:
-    """Return the layout of a network's head, by the class of its layers; None if its heads are not known."""
+def layout_of(network: Any) -> tuple[HeadLayout, Any] | None:
+    """Return the layout of a network's head and the class of its layer; None if its heads are not known.
+
+    Classes are found by their names, because a worker imports the module of its own model only.
+    """
     layers: Sequence[Module] = getattr(network, "layers", None) or [Module()]
-    return next((layout for kind, layout in _LAYOUTS.items() if isinstance(layers[0], kind)), None)
+    for kind in type(layers[0]).__mro__:
+        layout = _LAYOUTS.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
+        if layout is not None:
+            return layout, kind
+    return None
 
 
 def _as_layer_of(network: Any, tensors: Tensors, number: int) -> Tensors:
@@ -69,28 +76,33 @@ def _as_layer_of(network: Any, tensors: Tensors, number: int) -> Tensors:
     return others | {name.replace(prefix, rest, 1): tensor for name, tensor in converted.items()}
 
 
-def _qwen_layer(kind: Callable[..., Module]) -> Callable[[Any], Module]:
-    def make(args: Any) -> Module:
-        args = copy(args)
-        # The only layer of the head has full attention, and experts if the model has experts.
-        args.full_attention_interval = args.decoder_sparse_step = 1
-        args.mlp_only_layers = []
-        return kind(args, layer_idx=0)
-
-    return make
+def _full_attention_layer(kind: Any, args: Any) -> Module:
+    """Make a layer with full attention, and with experts if the model has experts."""
+    args = copy(args)
+    args.full_attention_interval = args.decoder_sparse_step = 1
+    args.mlp_only_layers = []
+    layer: Module = kind(args, layer_idx=0)
+    return layer
 
 
-def _layer_behind_all(kind: Callable[..., Module]) -> Callable[[Any], Module]:
-    return lambda args: kind(args, layer_idx=args.num_hidden_layers)
+def _layer_behind_all(kind: Any, args: Any) -> Module:
+    layer: Module = kind(args, layer_idx=args.num_hidden_layers)
+    return layer
+
+
+def _any_layer(kind: Any, args: Any) -> Module:
+    layer: Module = kind(args)
+    return layer
 
 
 # vLLM: qwen3_5_mtp.py and qwen3_next_mtp.py.
-_QWEN: dict[str, Any] = {"promise": "mtp_num_hidden_layers", "pattern": r"(?:.*\.)?mtp\.(.+)", "adds_one": True}
+_QWEN = HeadLayout("mtp_num_hidden_layers", r"(?:.*\.)?mtp\.(.+)", _full_attention_layer, adds_one=True)
 # vLLM: deepseek_mtp.py and glm4_moe_mtp.py. Embedding and output layer are copies of the target's.
-_NEXT_N: dict[str, Any] = {
-    "promise": "num_nextn_predict_layers",
-    "pattern": r"model\.layers\.N\.(.+)",
-    "names": {
+_NEXT_N = HeadLayout(
+    "num_nextn_predict_layers",
+    r"model\.layers\.N\.(.+)",
+    _layer_behind_all,
+    names={
         "enorm.": "pre_fc_norm_embedding.",
         "hnorm.": "pre_fc_norm_hidden.",
         "eh_proj.": "fc.",
@@ -99,29 +111,29 @@ _NEXT_N: dict[str, Any] = {
         "embed_tokens.": "",
         "self_attn.rotary_emb.": "",
     },
-}
-_LAYOUTS: dict[type[Module], HeadLayout] = {
-    qwen3_5.DecoderLayer: HeadLayout(make_layer=_qwen_layer(qwen3_5.DecoderLayer), **_QWEN),
-    qwen3_next.Qwen3NextDecoderLayer: HeadLayout(make_layer=_qwen_layer(qwen3_next.Qwen3NextDecoderLayer), **_QWEN),
-    glm4_moe.DecoderLayer: HeadLayout(make_layer=_layer_behind_all(glm4_moe.DecoderLayer), **_NEXT_N),
-    glm4_moe_lite.Glm4MoeLiteDecoderLayer: HeadLayout(
-        make_layer=_layer_behind_all(glm4_moe_lite.Glm4MoeLiteDecoderLayer), needs_array=True, **_NEXT_N
-    ),
-    deepseek_v3.DeepseekV3DecoderLayer: HeadLayout(
-        make_layer=_layer_behind_all(deepseek_v3.DeepseekV3DecoderLayer), needs_array=True, **_NEXT_N
-    ),
-    # vLLM: mimo_mtp.py. The first of several heads says the next token but one.
-    mimo.TransformerBlock: HeadLayout(
-        promise="num_nextn_predict_layers",
-        pattern=r"model\.mtp_layers\.0\.(.+)",
-        make_layer=mimo.TransformerBlock,
-        names={
-            "token_layernorm.": "pre_fc_norm_embedding.",
-            "hidden_layernorm.": "pre_fc_norm_hidden.",
-            "input_proj.": "fc.",
-            "final_layernorm.": "norm.",
-            "self_attn.rotary_emb.": "",
-        },
-        state_first=True,
-    ),
+)
+# vLLM: mimo_mtp.py. The first of several heads says the next token but one.
+_MIMO = HeadLayout(
+    "num_nextn_predict_layers",
+    r"model\.mtp_layers\.0\.(.+)",
+    _any_layer,
+    names={
+        "token_layernorm.": "pre_fc_norm_embedding.",
+        "hidden_layernorm.": "pre_fc_norm_hidden.",
+        "input_proj.": "fc.",
+        "final_layernorm.": "norm.",
+        "self_attn.rotary_emb.": "",
+    },
+    state_first=True,
+)
+# By module and class of mlx-lm's layers.
+_LAYOUTS = {
+    "qwen3_5.DecoderLayer": _QWEN,
+    "qwen3_next.Qwen3NextDecoderLayer": _QWEN,
+    "glm4_moe.DecoderLayer": _NEXT_N,
+    "glm4_moe_lite.Glm4MoeLiteDecoderLayer": replace(_NEXT_N, needs_array=True),
+    "deepseek_v3.DeepseekV3DecoderLayer": replace(_NEXT_N, needs_array=True),
+    "mimo.TransformerBlock": _MIMO,
+    # `benchmarks/train_head.py` trains such heads.
+    "llama.TransformerBlock": replace(_QWEN, make_layer=_any_layer, adds_one=False),
 }

@@ -12,7 +12,7 @@ from mlx_lm.models.base import create_attention_mask
 
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.heads.layouts import HeadLayout
+from specd.worker.heads.layouts import layout_of
 
 
 class MTPHead(Head):
@@ -23,16 +23,20 @@ class MTPHead(Head):
     before the norm. The embedding comes first in `fc`.
     """
 
-    def __init__(self, network: Any, states: HiddenStates, layout: HeadLayout) -> None:
-        """Make a head for a network, with random weights."""
+    def __init__(self, network: Any, states: HiddenStates) -> None:
+        """Make a head for a network, with random weights. Raises ValueError if its family has no known head."""
         super().__init__(states)
+        known = layout_of(network)
+        if known is None:
+            raise ValueError("no kind of head is known for its family")
+        layout, kind = known
         args = getattr(network, "language_model", network).args
         size, eps = args.hidden_size, args.rms_norm_eps
         self._needs_array = layout.needs_array
         self.pre_fc_norm_embedding = RMSNorm(size, eps)
         self.pre_fc_norm_hidden = RMSNorm(size, eps)
         self.fc = Linear(2 * size, size, bias=False)
-        self.layers = [layout.make_layer(args)]
+        self.layers = [layout.make_layer(kind, args)]
         self.norm = RMSNorm(size, eps)
 
     def __call__(self, token_ids: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:

@@ -76,11 +76,12 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
     """
     config = read_config(directory)
     place = directory if separate is None else separate
-    layout = layout_of(network)
-    if layout is None:
+    known = layout_of(network)
+    if known is None:
         if separate is None:
             return None
         raise StartupError(f"the head in {place} cannot be used: heads for {config.get('model_type')} are not known")
+    layout, _ = known
     if separate is not None:
         read_config(place)  # checks that the files are plain and belong together
     tensors, is_converted = _tensors_in(_files(place, separate), layout, network, has_bare_names=separate is not None)
@@ -93,7 +94,7 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
             "or a repository with the head, such as mlx-community/Qwen3.8-27B-MTP-4bit, with --self-draft"
         )
     try:
-        head = MTPHead(network, HiddenStates(network), layout)
+        head = MTPHead(network, HiddenStates(network))
     except ValueError as error:
         raise StartupError(f"the head in {place} cannot be used: {error}") from error
     _fill(head, tensors, place, shifts_norms=layout.adds_one and not is_converted)

@@ -12,7 +12,6 @@ import mlx.core as mx
 import structlog
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3_next
 from mlx_lm.utils import _get_classes, dequantize_model, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from specd.cache_footprint import CacheFootprint
@@ -205,12 +204,14 @@ def _described(head: Head, info: ModelInfo) -> LoadedModel:
     )
 
 
-class _Qwen3Next(qwen3_next.Model):
-    """mlx-lm's Qwen3-Next, without the tensors of a head, which mlx-lm's own refuses in a converted model."""
+def _without_head(kind: type[Any]) -> type[Module]:
+    """Return mlx-lm's class of a network, without the tensors of a head, which it refuses in a converted model."""
 
-    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    def sanitize(network: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         kept = {name: weight for name, weight in weights.items() if "mtp." not in name}
-        return super().sanitize(kept)  # type: ignore[no-untyped-call, no-any-return]
+        return kind.sanitize(network, kept)  # type: ignore[no-any-return]
+
+    return type(kind.__name__, (kind,), {"sanitize": sanitize})
 
 
 def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
@@ -221,8 +222,8 @@ def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     if config["model_type"] == "gpt2":
         gpt2.complete(config)
         network = gpt2.Model
-    if network is qwen3_next.Model:
-        network = _Qwen3Next
+    if config["model_type"] == "qwen3_next":
+        network = _without_head(network)
     return network, arguments
 
 
