@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from specd.sampling import Acceptance, Sampling
+from specd.vocabulary import OWN_HEAD
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
 from specd.worker.heads.pairs import _KEPT, attach_head
-from specd.worker.model.loader import LoadedModel
+from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
+from specd.worker.session.session_cache import SessionCache
 from tests.thorough import examples
+from tests.worker.head_files import converted, embed, raw_head, save_target
 from tests.worker.models import tiny_model
 from tests.worker.oracle_head import OracleHead
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
@@ -122,3 +127,26 @@ async def test_a_replay_proposes_what_the_undisturbed_session_proposes() -> None
             await replayed.decode(1, ks=(len(proposal),), is_erratic=False)
         assert replayed.tokens == caller.tokens[:length]
         assert replayed.proposals == [(length, proposal)]
+
+
+async def test_a_second_turn_reuses_all_but_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a recurrent state, which goes back by a token: the pair of the last token has another second one."""
+    target = save_target(tmp_path / "target", "qwen3_5")
+    embed(target.directory, converted(raw_head(target.text)), "mlx")
+    model = load(str(target.directory), blas="", is_optimized=True, head=OWN_HEAD)
+    assert model.head is not None
+    reused: list[int] = []
+    take_over = SessionCache._take_over
+
+    def watched(cache: SessionCache, token_ids: Sequence[int]) -> None:
+        take_over(cache, token_ids)
+        reused.append(cache.reused_len)
+
+    monkeypatch.setattr(SessionCache, "_take_over", watched)
+    async with serving(HeadDraft(model.head.info, COSTS), model) as service:
+        first = Caller(service, Sampling(), Random(2), prompts_of(2, 1)[0] * 4)
+        await first.decode(20, ks=(3,), is_erratic=False)
+        second = Caller(service, Sampling(), Random(2), [*first.tokens, 3, 1, 2])
+        await second.decode(1, ks=(3,), is_erratic=False)
+    assert reused[0] == 0
+    assert reused[1] >= len(first.tokens) - 3

@@ -42,6 +42,7 @@ class MTPHead(Head):
     def __call__(self, token_ids: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:
         """See `Head`."""
         embeddings = self.pre_fc_norm_embedding(self.states.embed(token_ids))
+        hidden = hidden.astype(embeddings.dtype)  # beside float32 logits, a state has their type
         x = self.fc(mx.concatenate([embeddings, self.pre_fc_norm_hidden(hidden)], axis=-1))
         mask = create_attention_mask(x, cache[0], return_array=self._needs_array)
         for layer, of_layer in zip(self.layers, cache, strict=True):
