@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 
+_MOST_PORT = 2**16 - 1
 
-def check_address(address: str) -> str:
+
+def check_address(address: str, *, form: str = "HOST:PORT or unix:PATH", least_port: int = 0) -> str:
     """Return an address of gRPC. Raises ValueError for anything else."""
-    host, colon, port = address.rpartition(":")
     if address.startswith("unix:") and len(address) > len("unix:"):
         return address
-    if not (colon and host and re.fullmatch("[0-9]{1,5}", port) and int(port) < 2**16):
-        raise ValueError(f"{address!r} is not an address: write HOST:PORT or unix:PATH")
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and re.fullmatch("[0-9]+", port)) or re.match("[a-z]+://[^/]", address):
+        raise ValueError(f"{address!r} is not an address: write {form}")
+    if len(port) > len(str(_MOST_PORT)) or not least_port <= int(port) <= _MOST_PORT:
+        raise ValueError(f"{address!r} has the port {port}: it must be {least_port} to {_MOST_PORT}")
     return address
 
 
@@ -21,11 +25,16 @@ def check_optional_address(address: str) -> str:
     return "" if address in {"", "none"} else check_address(address)
 
 
-def check_tcp_address(address: str) -> str:
-    """Return HOST:PORT, or "" for none. Raises ValueError for anything else."""
+def check_host_and_port(address: str, *, least_port: int = 0) -> str:
+    """Return HOST:PORT. Raises ValueError for anything else."""
     if address.startswith("unix:"):
         raise ValueError(f"{address!r} is not a TCP address: write HOST:PORT")
-    return check_optional_address(address)
+    return check_address(address, form="HOST:PORT", least_port=least_port)
+
+
+def check_tcp_address(address: str) -> str:
+    """Return HOST:PORT, or "" for none. Raises ValueError for anything else."""
+    return "" if address in {"", "none"} else check_host_and_port(address)
 
 
 def is_local(address: str) -> bool:

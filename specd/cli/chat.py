@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specd.cli.completion import LEGEND, print_retrying, print_tokens, summary
-from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
-from specd.cli.options import Address, RequestOptions, with_request_options
+from specd.cli.connection import Address, Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
+from specd.cli.options import RequestOptions, with_request_options
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
 from specd.client.options import GenerationOptions

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specd.addresses import check_address
 from specd.client.protocol.errors import CallError
 from specd.errors import SpecdError
 from specd.launch import complain
@@ -16,11 +17,28 @@ from specd.rpc.credentials import ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
 
 
+def peer_address(address: str) -> str:
+    """Return the address of a process to call. Raises BadParameter for what cannot be one."""
+    try:
+        return check_address(address, least_port=1)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def _file(flag: str, help_text: str) -> Any:
     variable = f"SPECD_{flag.removeprefix('--').replace('-', '_').upper()}"
     return typer.Option(flag, envvar=variable, exists=True, dir_okay=False, show_default=False, help=help_text)
 
 
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="SPECD_ADDRESS",
+        metavar="ADDRESS",
+        callback=peer_address,
+        help="Address of the coordinator: HOST:PORT or unix:PATH.",
+    ),
+]
 TlsCa = Annotated[Path | None, _file("--tls-ca", "Authority of the server's certificate, PEM. Turns on TLS.")]
 TlsCert = Annotated[Path | None, _file("--tls-cert", "Your own certificate, PEM.")]
 TlsKey = Annotated[Path | None, _file("--tls-key", "The key of your certificate, PEM.")]

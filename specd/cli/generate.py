@@ -12,8 +12,8 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
 from specd.cli.completion import print_retrying, print_tokens, summary
-from specd.cli.connection import Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors
-from specd.cli.options import Address, RequestOptions, with_request_options
+from specd.cli.connection import Address, Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors
+from specd.cli.options import RequestOptions, with_request_options
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
 from specd.client.stream import Stream

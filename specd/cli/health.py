@@ -9,17 +9,21 @@ import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specd.cli.connection import TlsCa, TlsCert, TlsKey, TlsName
+from specd.cli.connection import TlsCa, TlsCert, TlsKey, TlsName, peer_address
 from specd.launch import complain
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from specd.rpc.diagnosis import why_unreachable
+from specd.settings import DEFAULT_ADDRESS
 
 
 def health(
     address: Annotated[
-        str, typer.Argument(envvar="SPECD_ADDRESS", help="Address of the process: HOST:PORT or unix:PATH.")
-    ] = "127.0.0.1:50051",
+        str,
+        typer.Argument(
+            envvar="SPECD_ADDRESS", callback=peer_address, help="Address of the process: HOST:PORT or unix:PATH."
+        ),
+    ] = DEFAULT_ADDRESS,
     service: Annotated[
         str, typer.Option(metavar="NAME", help="Check this service, such as specd.v1.DraftService.", show_default=False)
     ] = "",
@@ -34,13 +38,27 @@ def health(
     try:
         status = asyncio.run(health_of(address, service, timeout_seconds, credentials))
     except grpc.aio.AioRpcError as error:
-        is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-        why = (is_away and why_unreachable(address, credentials)) or f"{error.code().name}: {error.details()}"
-        complain(f"the process at {address} does not report its health: {why}")
+        complain(_why_unknown(error, address, service, timeout_seconds, credentials))
         raise typer.Exit(1) from error
     typer.echo(f"{address} {status}")
     if status != "SERVING":
         raise typer.Exit(1)
+
+
+def _why_unknown(
+    error: grpc.aio.AioRpcError, address: str, service: str, timeout_seconds: float, credentials: ClientCredentials
+) -> str:
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            why = why_unreachable(address, credentials)
+            return (
+                why or f"no process of specd answers at {address}: start one, such as 'specd up', or give its address"
+            )
+        case grpc.StatusCode.NOT_FOUND:
+            return f"the process at {address} has no service {service!r}: leave out --service, or name one that it has"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"the process at {address} has not answered within {timeout_seconds:g} s: is it a process of specd?"
+    return f"the process at {address} does not report its health: {error.code().name}: {error.details()}"
 
 
 async def health_of(address: str, service: str, timeout_seconds: float, credentials: ClientCredentials = PLAIN) -> str:

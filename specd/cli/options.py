@@ -16,8 +16,6 @@ from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.startup_error import StartupError
 from specd.vocabulary import DraftSource
 
-Address = Annotated[str, typer.Option(envvar="SPECD_ADDRESS", metavar="ADDRESS", help="Address of the coordinator.")]
-
 
 @dataclass(frozen=True)
 class RequestOptions:

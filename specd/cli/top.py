@@ -22,11 +22,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from specd.addresses import check_address, check_host_and_port
 from specd.cli.completion import SOURCE_STYLES
 from specd.cli.connection import TlsCa, TlsCert, TlsKey
 from specd.cli.scrape import MetricsReader, Scrape, Span
 from specd.launch import complain
 from specd.settings import CoordinatorSettings
+from specd.startup_error import StartupError
 
 _DEFAULT_ADDRESS = CoordinatorSettings.model_fields["metrics_listen"].default
 _WIDTH = 80  # of a frame with all columns; without bars, and then without those since the start, it is narrower
@@ -38,11 +40,27 @@ _NONE = "-"
 _SOURCES_SHOWN = 2  # those that have proposed most, so that a frame fits into 24 lines
 
 
+def _metrics_address(address: str) -> str:
+    try:
+        return check_host_and_port(address, least_port=1) if address else ""
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _coordinator() -> str:
+    address = os.environ.get("SPECD_ADDRESS", "")
+    try:
+        return check_address(address, least_port=1) if address else ""
+    except ValueError as error:
+        raise StartupError(f"SPECD_ADDRESS: {error}") from error
+
+
 def top(
     address: Annotated[
         str,
         typer.Argument(
             metavar="[HOST:PORT]",
+            callback=_metrics_address,
             help="Address of the coordinator's metrics. (default: port 9464 on the host in SPECD_ADDRESS)",
             show_default=False,
         ),
@@ -54,7 +72,7 @@ def top(
     tls_key: TlsKey = None,
 ) -> None:
     """Watch a coordinator: sessions, tokens/s, acceptance, where a round's time goes. q or Ctrl-C ends it."""
-    address = address or metrics_address(os.environ.get("SPECD_ADDRESS", ""))
+    address = address or metrics_address(_coordinator())
     reader = MetricsReader(address, tls_ca, tls_cert, tls_key)
     console = Console(highlight=False)
     view = View(address)

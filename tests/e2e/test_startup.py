@@ -97,7 +97,7 @@ async def test_a_unix_socket_left_behind_by_a_dead_process_is_used_again(tmp_pat
         await worker.next_event("ready")
 
 
-BAD_ADDRESSES = ["nonsense", "127.0.0.1", ":50051", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:²", "unix:", ""]
+BAD_ADDRESSES = ["nonsense", "127.0.0.1", ":50051", "127.0.0.1:-1", "127.0.0.1:²", "unix:", ""]
 
 
 @pytest.mark.parametrize("address", examples(BAD_ADDRESSES, 2))
