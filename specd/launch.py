@@ -19,7 +19,8 @@ import asyncio
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args
 
@@ -74,17 +75,31 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         raise
 
 
-def launch(process: str, cls: type[SettingsT], run: Callable[[SettingsT], Coroutine[Any, Any, None]]) -> None:
-    """Parse the settings of a process from its arguments, and run it."""
+def launch(process: str, cls: type[SettingsT], *checks: Callable[[SettingsT], None]) -> None:
+    """Parse the settings of a process from its arguments, check them, and run its package's `main.run`.
+
+    The addresses and the `checks` come before the import of `main`, which takes a second, or three with MLX.
+    """
     app = new_app(process)
 
     @app.command(help=PROCESSES[process])
     @settings_options(cls)
     def command(settings: SettingsT) -> None:
+        _check_addresses(settings)
+        for check in checks:
+            check(settings)
         start_logging(process)
-        asyncio.run(run(settings))
+        asyncio.run(import_module(f"{process.replace('-', '_')}.main").run(settings))
 
     run_app(app, name=f"specd {process}")
+
+
+def _check_addresses(settings: Any) -> None:
+    """Raise StartupError if a process cannot listen at its addresses."""
+    from specd.listening import hold, hold_for_metrics
+
+    with hold(settings.listen), hold_for_metrics(getattr(settings, "metrics_listen", "")):  # the gateway has one port
+        pass
 
 
 def check_servers_are_installed() -> None:

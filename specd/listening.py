@@ -12,7 +12,29 @@ from specd.startup_error import StartupError
 _MAX_SOCKET_PATH_BYTES = 103  # the limit of macOS; Linux allows four more
 
 
-def listen(address: str) -> socket.socket:
+# What to do if the address of metrics is in use.
+METRICS_REMEDY = "set --metrics-listen to another address, or to 'none'"
+
+
+def hold(address: str) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which no other process can listen at HOST:PORT. Raises StartupError if one does already.
+
+    The path of a Unix socket is only checked.
+    """
+    if address.startswith("unix:"):
+        check_socket_path(address)
+        return contextlib.nullcontext()
+    return listen(address)
+
+
+def hold_for_metrics(address: str) -> contextlib.AbstractContextManager[object]:
+    """Return the same for the address of metrics, HOST:PORT or "" for none."""
+    if not address:
+        return contextlib.nullcontext()
+    return listen(address, purpose="serve metrics", remedy=METRICS_REMEDY)
+
+
+def listen(address: str, *, purpose: str = "listen", remedy: str = "choose another address") -> socket.socket:
     """Return a socket that takes connections at HOST:PORT. Raises StartupError if the port is in use."""
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as unless_it_fails:
@@ -24,7 +46,7 @@ def listen(address: str) -> socket.socket:
             listener.bind(where)
             listener.listen()  # before the process says that it is ready
         except OSError as error:
-            raise StartupError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
+            raise StartupError(f"cannot {purpose} at {address}: {error.strerror}; {remedy}") from error
         listener.setblocking(False)
         unless_it_fails.pop_all()
         return listener

@@ -2,7 +2,18 @@
 
 # Plain imports come first, and this one has to: it sets variables that gRPC reads when it is imported.
 import specd.launch
+from specd.identity.certificates import check_certificates
 from specd.settings import TargetWorkerSettings
-from target_worker.main import run
+from specd.supervised import supervisor
+from specd.vocabulary import OWN_HEAD
+from specd.worker.model.outline import check_directories
 
-specd.launch.launch("target-worker", TargetWorkerSettings, run)
+
+def check_models(settings: TargetWorkerSettings) -> None:
+    """Raise StartupError if a directory has no model that can be served. A supervisor has checked this already."""
+    if supervisor() is None:
+        draft = settings.self_draft if settings.self_draft != OWN_HEAD else ""
+        check_directories(settings.model, draft, in_target=True)
+
+
+specd.launch.launch("target-worker", TargetWorkerSettings, check_certificates, check_models)

@@ -14,6 +14,7 @@ from specd.errors import StartupError
 from specd.launch import check_servers_are_installed, start_logging
 from specd.sampling import Acceptance, Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
+from specd.worker.model.outline import check_directories
 
 
 def bench(
@@ -114,6 +115,8 @@ def bench(
         _check_can_be_written(path)
 
     check_servers_are_installed()
+    draft = draft if draft is not None else "" if replay is not None else EMBEDDED_DRAFT
+    check_directories(target, draft, in_target=draft_in_target)  # MLX takes seconds to import
     from specd.worker.cpu.openblas import load_blas
 
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
@@ -128,7 +131,7 @@ def bench(
         require_matplotlib()
     options = Options(
         target=target,
-        draft=draft if draft is not None else "" if replay is not None else EMBEDDED_DRAFT,
+        draft=draft,
         prompts=spread(load_prompts(prompts), num_prompts) if prompts is not None else {},
         draft_in_target=draft_in_target,
         num_prompts=num_prompts,

@@ -11,6 +11,7 @@ import typer
 from rich.progress import track
 
 from specd.launch import check_servers_are_installed, start_logging
+from specd.worker.model.outline import check_conversion
 
 
 class Dtype(StrEnum):
@@ -57,6 +58,7 @@ def convert(
     'specd[convert]'.
     """
     check_servers_are_installed()
+    check_conversion(source, out)  # before the import of MLX, which takes a second
     start_logging("convert")
     from specd.worker.model.conversion import convert as convert_model
 

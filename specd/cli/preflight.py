@@ -13,7 +13,7 @@ from typing import Any
 from specd.addresses import from_here, is_local
 from specd.gateway_settings import GatewaySettings
 from specd.identity.roles import Role
-from specd.listening import check_socket_path, listen
+from specd.listening import hold, listen
 from specd.settings import (
     CertificateSettings,
     CoordinatorSettings,
@@ -27,7 +27,7 @@ from specd.settings import (
 from specd.startup_error import StartupError
 from specd.up_settings import UpSettings
 from specd.worker.model.directory import is_repository
-from specd.worker.model.outline import Outline, check_pair, outline_of
+from specd.worker.model.outline import Outline, check_draft, outline_of
 
 _OF_COORDINATOR = ("tls_cert", "tls_key", "tls_ca", "tokens")
 
@@ -66,16 +66,8 @@ class Preflight:
             outlines |= self._outlines(repositories)
             self._raise_problems()
         self.target = outlines[self.settings.target]
-        if self.target.is_head:
-            raise StartupError(f"{self.target.name} is a head of a model: name the model as the target")
-        if self.settings.draft_model:
-            self._check_draft(self.target, outlines[self.settings.draft_model])
-
-    def _check_draft(self, target: Outline, draft: Outline) -> None:
-        if not draft.is_head:
-            check_pair(target, draft)
-        elif not self.settings.draft_in_target:
-            raise StartupError(f"{draft.name} is a head, which only a target worker computes: add --draft-in-target")
+        draft = outlines[self.settings.draft_model] if self.settings.draft_model else None
+        check_draft(self.target, draft, in_target=self.settings.draft_in_target)
 
     def _raise_problems(self) -> None:
         if self._problems:
@@ -162,10 +154,7 @@ class Preflight:
 
     def _check_address(self, address: str, listeners: contextlib.ExitStack) -> None:
         with self._noted():
-            if address.startswith("unix:"):
-                check_socket_path(address)
-            else:
-                listeners.enter_context(listen(address))
+            listeners.enter_context(hold(address))
 
     def _loaded(self, cls: type[SettingsT], flags: dict[str, Any], role: Role | None) -> SettingsT | None:
         """Return the settings that a process will load, with its certificates checked."""

@@ -70,7 +70,7 @@ class Certificates:
         self._state = files.state
         self._expiry_said = False
         self.generation = 0
-        self.pems, self._expires_at = self._read()
+        self.pems, self._expires_at = _read(self.files, self._role, self._clock())
         self._warn()
 
     @property
@@ -85,7 +85,7 @@ class Certificates:
             if state != self._state:
                 self._state = state
                 try:
-                    self.pems, self._expires_at = self._read()
+                    self.pems, self._expires_at = _read(self.files, self._role, self._clock())
                 except StartupError as error:
                     log.error("kept the old certificate: the new one cannot be used", error=str(error))
                     return
@@ -121,31 +121,6 @@ class Certificates:
         context.sni_callback = before_handshake
         return context
 
-    def _read(self) -> tuple[Pems, float]:
-        files = self.files
-        pems = Pems(_content(files.cert), _content(files.key), _content(files.ca) if files.ca is not None else None)
-        chain = _parse(pems.cert, files.cert)
-        _check_key(pems, files)
-        leaf = chain[0]
-        _check_dates(leaf, files.cert, self._clock())
-        authorities = _parse(pems.ca, files.ca) if pems.ca is not None and files.ca is not None else []
-        for authority in authorities:
-            _check_dates(authority, files.ca or files.cert, self._clock())
-        if self._role is not None:
-            names = dns_names_of(leaf)
-            if self._role not in roles_in(names):
-                raise StartupError(
-                    f"the certificate {files.cert} is not for a {self._role}: it has the names "
-                    f"{', '.join(sorted(names)) or '(none)'}, and not {self._role.dns_name}; "
-                    f"use the one that 'specd certs' makes for a {self._role}"
-                )
-            if authorities and not _is_issued_by(chain, authorities):
-                raise StartupError(
-                    f"the certificate {files.cert} was not issued by the authority in {files.ca}, which this "
-                    "process and its peers trust: use files that were made together"
-                )
-        return pems, leaf.not_valid_after_utc.timestamp()
-
     def _warn(self) -> None:
         days = (self._expires_at - self._clock()) / 86400
         if days < _WARN_DAYS and not self._expiry_said:
@@ -154,12 +129,48 @@ class Certificates:
             log.warning(what, cert=str(self.files.cert), expires=_day(self._expires_at))
 
 
+def check_certificates(settings: CertificateSettings) -> None:
+    """Raise StartupError if the certificate files of a process cannot be used. Their role does not matter here."""
+    if settings.tls_cert:
+        _read(_files_of(settings), None, time.time())
+
+
 def load_certificates(settings: CertificateSettings, *, role: Role | None) -> Certificates | None:
     """Return the certificates of a process, or None if none are set. Raises StartupError."""
     if not settings.tls_cert:
         return None
+    return Certificates(_files_of(settings), role=role)
+
+
+def _files_of(settings: CertificateSettings) -> CertificateFiles:
     ca = Path(settings.tls_ca) if settings.tls_ca else None
-    return Certificates(CertificateFiles(Path(settings.tls_cert), Path(settings.tls_key), ca), role=role)
+    return CertificateFiles(Path(settings.tls_cert), Path(settings.tls_key), ca)
+
+
+def _read(files: CertificateFiles, role: Role | None, now: float) -> tuple[Pems, float]:
+    """Return the content of the files, and when the certificate expires. Raises StartupError."""
+    pems = Pems(_content(files.cert), _content(files.key), _content(files.ca) if files.ca is not None else None)
+    chain = _parse(pems.cert, files.cert)
+    _check_key(pems, files)
+    leaf = chain[0]
+    _check_dates(leaf, files.cert, now)
+    authorities = _parse(pems.ca, files.ca) if pems.ca is not None and files.ca is not None else []
+    for authority in authorities:
+        _check_dates(authority, files.ca or files.cert, now)
+    if role is not None:
+        names = dns_names_of(leaf)
+        if role not in roles_in(names):
+            raise StartupError(
+                f"the certificate {files.cert} is not for a {role}: it has the names "
+                f"{', '.join(sorted(names)) or '(none)'}, and not {role.dns_name}; "
+                f"use the one that 'specd certs' makes for a {role}"
+            )
+        if authorities and not _is_issued_by(chain, authorities):
+            raise StartupError(
+                f"the certificate {files.cert} was not issued by the authority in {files.ca}, which this "
+                "process and its peers trust: use files that were made together"
+            )
+    return pems, leaf.not_valid_after_utc.timestamp()
 
 
 def authority_of(certificate: Path, given: Path | None) -> Path:

@@ -17,6 +17,7 @@ from prometheus_client.exposition import MetricsHandler
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates
 from specd.identity.roles import MAY_READ_METRICS, roles_in
+from specd.listening import METRICS_REMEDY
 from specd.version import __version__
 
 log = structlog.get_logger()
@@ -62,7 +63,7 @@ class MetricsEndpoint:
         try:
             self._server = _Server(host.strip("[]"), int(port), registry, certificates)
         except OSError as error:
-            raise StartupError(f"cannot serve metrics at {listen}: {error.strerror}; choose another port") from error
+            raise StartupError(f"cannot serve metrics at {listen}: {error.strerror}; {METRICS_REMEDY}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"

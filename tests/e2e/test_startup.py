@@ -80,7 +80,7 @@ def test_a_metrics_port_in_use(command: str, port_in_use: int) -> None:
     address = f"127.0.0.1:{port_in_use}"
     message = refused_start(command, "--listen", "127.0.0.1:0", "--metrics-listen", address)
     assert f"cannot serve metrics at {address}" in message
-    assert "choose another" in message
+    assert "set --metrics-listen to another address" in message
 
 
 async def test_a_unix_socket_in_use(stack: Stack, client: RawClient) -> None:

@@ -93,6 +93,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "gateway.reply": (*FLOOR, "specd.client", "gateway.reply"),
     "gateway.http": (*FLOOR, "specd.identity.roles", "gateway.metrics", "gateway.http"),
     "gateway.main": (*FLOOR, "specd.identity", "specd.rpc", "specd.client", "gateway"),
+    "gateway.__main__": (*FLOOR, "specd.identity"),
     "gateway.metrics": (*FLOOR, "specd.rpc"),
     "gateway": (*FLOOR, "specd.text.chat", "specd.client", "gateway"),
 }

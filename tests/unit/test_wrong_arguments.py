@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from specd.cli.app import app
-from specd.launch import run_app
+from specd.launch import PROCESSES, run_app
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT
 
 Refuse = Callable[..., str]
 
@@ -32,6 +36,14 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refuse:
         return printed.err.splitlines()[-1]
 
     return run
+
+
+@pytest.fixture
+def without_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the import of a process's main module fail: it takes a second, or three with MLX."""
+    monkeypatch.setattr(sys, "argv", ["specd"])
+    for process in PROCESSES:
+        monkeypatch.setitem(sys.modules, f"{process.replace('-', '_')}.main", None)
 
 
 @pytest.fixture
@@ -76,3 +88,75 @@ def test_health_of_nothing(refused: Refuse) -> None:
 def test_health_of_something_that_does_not_answer(refused: Refuse, port: str) -> None:
     said = refused("health", port, "--timeout-seconds", "0.2", code=1)
     assert said.startswith(f"specd: the process at {port} has not answered within 0.2 s")
+
+
+@pytest.mark.usefixtures("without_main")
+@pytest.mark.parametrize("process", PROCESSES)
+def test_an_address_in_use(refused: Refuse, port: str, process: str) -> None:
+    others = () if process == "gateway" else ("--metrics-listen", "none")
+    assert refused(process, "--listen", port, *others).startswith(f"specd: cannot listen at {port}: ")
+
+
+@pytest.mark.usefixtures("without_main")
+@pytest.mark.parametrize("process", [process for process in PROCESSES if process != "gateway"])
+def test_an_address_of_metrics_in_use(refused: Refuse, port: str, process: str) -> None:
+    said = refused(process, "--listen", "127.0.0.1:0", "--metrics-listen", port)
+    assert said.startswith(f"specd: cannot serve metrics at {port}: ")
+    assert said.endswith("; set --metrics-listen to another address, or to 'none'")
+
+
+@pytest.mark.usefixtures("without_main")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("draft-worker", "--model"),
+        ("target-worker", "--model"),
+        ("target-worker", "--self-draft"),
+    ],
+)
+def test_a_model_of_a_worker(refused: Refuse, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    listening = ("--listen", "127.0.0.1:0", "--metrics-listen", "none")
+    assert "the model /nowhere does not exist" in refused(*arguments, "/nowhere", *listening)
+    assert "has no config.json, so it is not a model" in refused(*arguments, str(tmp_path), *listening)
+
+
+@pytest.mark.usefixtures("without_main")
+def test_a_draft_in_the_target_that_does_not_fit(refused: Refuse) -> None:
+    said = refused("target-worker", "--self-draft", EMBEDDED_T5_DRAFT, "--listen", "127.0.0.1:0")
+    assert "use a draft of the target's family" in said
+
+
+@pytest.mark.usefixtures("without_main")
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_certificate_of_a_process(refused: Refuse, tmp_path: Path, process: str) -> None:
+    garbage = tmp_path / "garbage.crt"
+    garbage.write_text("no certificate")
+    options = ("--listen", "127.0.0.1:0", "--tls-key", str(garbage), "--tls-cert")
+    others = () if process == "gateway" else ("--metrics-listen", "none")
+    assert "PEM" in refused(process, *options, str(garbage), *others)
+
+
+@pytest.mark.usefixtures("without_main")
+def test_a_file_of_tokens(refused: Refuse) -> None:
+    options = ("--listen", "127.0.0.1:0", "--metrics-listen", "none", "--tokens", "/nowhere")
+    assert "there is no token file /nowhere" in refused("coordinator", *options)
+
+
+@pytest.mark.parametrize("option", ["--target", "--draft"])
+def test_a_model_of_a_benchmark(refused: Refuse, tmp_path: Path, option: str) -> None:
+    assert "the model /nowhere does not exist" in refused("bench", option, "/nowhere")
+    assert "has no config.json, so it is not a model" in refused("bench", option, str(tmp_path))
+    assert "use a draft of the target's family" in refused("bench", option, EMBEDDED_T5_DRAFT)
+
+
+def test_a_conversion(refused: Refuse, tmp_path: Path) -> None:
+    out, unknown = str(tmp_path / "out"), tmp_path / "unknown"
+    assert "the model nonsense does not exist" in refused("convert", "nonsense", out)
+    assert "has no config.json, so it is not a model" in refused("convert", str(tmp_path), out)
+    assert f"{tmp_path} exists already" in refused("convert", EMBEDDED_DRAFT, str(tmp_path))
+    assert "is quantised already" in refused("convert", EMBEDDED_DRAFT, out)
+    unknown.mkdir()
+    (unknown / "config.json").write_text(json.dumps({"model_type": "../nosuch"}))
+    assert "has no weights (model*.safetensors or pytorch_model*.bin)" in refused("convert", str(unknown), out)
+    (unknown / "pytorch_model.bin").touch()
+    assert "mlx-lm has no class for the model type '../nosuch'" in refused("convert", str(unknown), out)

@@ -23,9 +23,10 @@ from specd.worker.engine.forward import bare_cache, forward, has_encoder
 from specd.worker.engine.jobs import Feed
 from specd.worker.heads.head import Head
 from specd.worker.model.directory import find
-from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, pickles_in, wanted_in
+from specd.worker.model.files import WANTED_FILES, WEIGHTS, check_files, check_plain, wanted_in
 from specd.worker.model.head_loader import read_head, save_head
 from specd.worker.model.loader import read
+from specd.worker.model.outline import check_conversion, check_not_quantised, pickled_weights
 from specd.worker.model.special_tokens import start_token
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -45,8 +46,7 @@ def convert(
     weights; None keeps their precision. With `check` and PyTorch, the first greedy tokens must equal transformers'.
     `progress(items, title)` yields the items. `out` appears only when it is complete. Raises StartupError.
     """
-    if out.exists():
-        raise StartupError(f"{out} exists already: choose another directory, or remove it")
+    check_conversion(name, out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=".convert-") as work:
         directory = find(name)
@@ -56,8 +56,7 @@ def convert(
         check_files(directory)
         found = _check(name, directory) if check else "not checked against the original (--no-check)"
         network, config, tokenizer = read(name, directory, lazy=True)
-        if "quantization" in config:
-            raise StartupError(f"{name} is quantised already: convert the model from which it was made")
+        check_not_quantised(name, config)
         head, without_head = _head(network, directory)
         if dtype:
             config = _cast(network, config, dtype)
@@ -120,9 +119,7 @@ def _from_pickles(directory: Path, out: Path, progress: Progress) -> Path:
 
     The safe loader accepts tensors and nothing that could run code (`weights_only`).
     """
-    pickles = [path for path in pickles_in(directory) if path.name.startswith("pytorch_model")]
-    if not pickles:
-        raise StartupError(f"{directory} has no weights (model*.safetensors or pytorch_model*.bin): download them")
+    pickles = pickled_weights(directory)
     try:
         import torch
         from safetensors.torch import save_file

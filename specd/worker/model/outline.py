@@ -12,14 +12,16 @@ from typing import Any
 
 from specd.model_info import encoder_conflict, tokenizer_conflict
 from specd.startup_error import StartupError
-from specd.worker.model.directory import find
+from specd.worker.model.directory import find, is_repository
 from specd.worker.model.files import (
     POSITIONS,
     SMALL_FILES,
     SOURCE_POSITIONS,
+    WEIGHTS,
     check_files,
     check_tokenizer,
     is_head,
+    pickles_in,
     positive_number,
     read_config,
     read_object,
@@ -54,11 +56,7 @@ def outline_of(name: str) -> Outline:
         return Outline(name, has_encoder=False, base_vocabulary={}, vocabulary={}, is_head=True)
     if Path(name).expanduser().is_dir():
         check_files(directory)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise StartupError(f"{directory / 'config.json'} has no model_type: download the model again")
-    if model_type not in _ENCODERS and not _has_class(model_type):
-        raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
+    model_type = _model_type(name, directory, config)
     check_tokenizer(name, directory)
     for values, number in ((config.get("text_config") or config, POSITIONS), (config, SOURCE_POSITIONS)):
         positive_number(name, values, number)
@@ -81,6 +79,67 @@ def check_pair(target: Outline, draft: Outline) -> None:
                 there = f"id {other.vocabulary[token]}" if token in other.vocabulary else "missing"
                 difference = f"token {token!r} is id {token_id} in {one.name} and {there} in {other.name}"
                 raise StartupError(tokenizer_conflict(target, draft, difference))
+
+
+def check_draft(target: Outline, draft: Outline | None, *, in_target: bool) -> None:
+    """Raise StartupError if a target is only a head, or if a draft, a model or a head, cannot propose for it."""
+    if target.is_head:
+        raise StartupError(f"{target.name} is a head of a model: name the model as the target")
+    if draft is None:
+        return
+    if not draft.is_head:
+        check_pair(target, draft)
+    elif not in_target:
+        raise StartupError(f"{draft.name} is a head, which only a target worker computes: add --draft-in-target")
+
+
+def check_directories(target: str, draft: str = "", *, in_target: bool = False) -> None:
+    """Check a target and its draft, "" without one, where they are directories. Raises StartupError.
+
+    A process that loads them checks this first, because MLX takes seconds to import. Repositories are left to the load.
+    """
+    of_target, of_draft = (None if not name or is_repository(name) else outline_of(name) for name in (target, draft))
+    if of_target is not None:
+        check_draft(of_target, of_draft, in_target=in_target)
+
+
+def check_conversion(name: str, out: Path) -> None:
+    """Raise StartupError if a model cannot be converted to `out`. A repository is left to its download."""
+    if out.exists():
+        raise StartupError(f"{out} exists already: choose another directory, or remove it")
+    if is_repository(name):
+        return
+    directory = find(name)
+    config = read_config(directory)
+    check_not_quantised(name, config)
+    if any(directory.glob(WEIGHTS)):
+        check_files(directory)
+    else:
+        pickled_weights(directory)
+    _model_type(name, directory, config)
+
+
+def check_not_quantised(name: str, config: Mapping[str, Any]) -> None:
+    """Raise StartupError if the config of a model says that it is quantised."""
+    if "quantization" in config:
+        raise StartupError(f"{name} is quantised already: convert the model from which it was made")
+
+
+def pickled_weights(directory: Path) -> list[Path]:
+    """Return the files of weights that only PyTorch reads. Raises StartupError if there are none."""
+    if found := [path for path in pickles_in(directory) if path.name.startswith("pytorch_model")]:
+        return found
+    raise StartupError(f"{directory} has no weights ({WEIGHTS} or pytorch_model*.bin): download them")
+
+
+def _model_type(name: str, directory: Path, config: Mapping[str, Any]) -> str:
+    """Return the type of a model in its config. Raises StartupError if nothing here computes it."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise StartupError(f"{directory / 'config.json'} has no model_type: download the model again")
+    if model_type not in _ENCODERS and not _has_class(model_type):
+        raise StartupError(f"cannot load the model {name}: mlx-lm has no class for the model type {model_type!a}")
+    return model_type
 
 
 def _has_class(model_type: str) -> bool:
