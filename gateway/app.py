@@ -119,8 +119,11 @@ async def show_http_error(request: Request, error: Exception) -> Response:
     """Return the error of a path or a method that is not there, in OpenAI's form."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    shown = ApiError(error.status_code, code, f"{request.method} {request.url.path[:200]}: {error.detail}")
-    return JSONResponse(shown.body, status_code=error.status_code, headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    allowed = sorted(headers.get("Allow", "").split(", "))
+    what = f"the method is not allowed: use {' or '.join(allowed)}" if error.status_code == 405 else error.detail
+    shown = ApiError(error.status_code, code, f"{request.method} {request.url.path[:200]}: {what}")
+    return JSONResponse(shown.body, status_code=error.status_code, headers=headers)
 
 
 def describe(model: ModelCard) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from specd.sampling import (
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat
 from specd.vocabulary import DraftSourceName
+from specd.wrong_value import requirement
 
 _UINT32 = 2**32 - 1
 MAX_FIELDS = 128  # of each part of a request, unknown ones included
@@ -210,7 +211,9 @@ def validated(cls: type[FieldsT], body: Mapping[str, Any]) -> FieldsT:
         param = _name(first["loc"])
         if first["type"] == "missing":
             raise invalid(f"{param} is missing", param, "missing_required_parameter") from error
-        raise invalid(f"{param or 'the body'}: {first['msg']} (got {_shown(first['input'])})", param or None) from error
+        raise invalid(
+            f"{param or 'the body'}: {requirement(first)} (got {_shown(first['input'])})", param or None
+        ) from error
 
 
 def _name(location: Iterable[int | str]) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
-from collections.abc import Iterable
-from difflib import get_close_matches
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -24,8 +21,10 @@ from pydantic_settings import (
 
 from specd.addresses import check_address, check_endpoint, check_optional_address, check_tcp_address, is_local
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
+from specd.settings_file import read_settings_file, suggestion
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
+from specd.wrong_value import requirement, wrong_value
 
 # Where clients find the coordinator.
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -99,7 +98,7 @@ class Settings(BaseSettings):
     @classmethod
     def values_in_file(cls) -> dict[str, Any]:
         """Return the values in the settings file. Raises StartupError if a name is not a setting."""
-        content = _read_config(os.environ.get("SPECD_CONFIG", ""))
+        content = read_settings_file(os.environ.get("SPECD_CONFIG", ""), TABLES, frozenset(LogSettings.model_fields))
         if not cls.table:
             return {name: value for name, value in content.items() if name in cls.model_fields}
         values: dict[str, Any] = content.get(cls.table, {})
@@ -125,26 +124,27 @@ class Settings(BaseSettings):
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the known name that it resembles, or ""."""
-    close = get_close_matches(name, [*known], 1, 0.75)
-    return f": did you mean {close[0]!r}?" if close else ""
-
-
 def load_settings(cls: type[SettingsT], flags: dict[str, Any]) -> SettingsT:
     """Return the settings of a command. Raises StartupError, which names each invalid setting with its value."""
     try:
         return cls(**flags)
     except ValidationError as error:
-        problems = "; ".join(_problem(each["loc"], each["msg"], each["input"]) for each in error.errors())
+        problems = "; ".join(_problem(cls, flags, each) for each in error.errors())
         raise StartupError(f"wrong settings: {problems}") from error
     except SettingsError as error:
         raise StartupError(f"wrong settings: {error}") from error
 
 
-def _problem(location: tuple[int | str, ...], message: str, value: object) -> str:
-    message = message.removeprefix("Value error, ")
-    return f"{location[0]}: {message} (got {value!r})" if location else message  # without one, several settings clash
+def _problem(cls: type[Settings], flags: dict[str, Any], problem: ErrorDetails) -> str:
+    if not problem["loc"]:
+        return requirement(problem)  # several settings clash
+    name = str(problem["loc"][0])
+    if name in flags:
+        return wrong_value(f"--{name.replace('_', '-')}", problem)
+    if cls.table and name in cls.model_fields:
+        variable = cls.variable_of(name)
+        return wrong_value(variable if os.environ.get(variable) else f"[{cls.table}] {name}", problem)
+    return wrong_value(name, problem)
 
 
 class LogSettings(Settings):
@@ -376,24 +376,3 @@ class CoordinatorSettings(ListenerSettings):
     def given_num_draft_tokens(self) -> int | None:
         """Draft tokens per round unless a request sets k; None if k is adaptive."""
         return None if self.num_draft_tokens == "auto" else int(self.num_draft_tokens)
-
-
-@cache
-def _read_config(path: str) -> dict[str, Any]:
-    file = Path(path or "specd.toml")
-    if not path and not file.is_file():
-        return {}
-    try:
-        content = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read the settings file {file}: {error}") from error
-    known = {*TABLES, *LogSettings.model_fields}
-    if unknown := sorted(set(content) - known):
-        entries = ", ".join(f"{name!r}{suggestion(name, known)}" for name in unknown)
-        raise StartupError(f"the settings file {file} has unknown entries: {entries}")
-    for name in {*TABLES} & set(content):
-        if not isinstance(content[name], dict):
-            raise StartupError(
-                f"in the settings file {file}, {name} is {content[name]!r}: it must be a table, [{name}]"
-            )
-    return content

@@ -54,6 +54,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def parse_object(body: bytes, room: Room | None = None) -> dict[str, Any]:
     """Return the JSON object in a body, or in a part of one, which takes its values from `room`. Raises ApiError."""
+    if not body.strip():
+        raise invalid("the body is empty: send a JSON object", code="invalid_json")
     try:
         value = parse_json(body, new_room() if room is None else room)
     except InvalidJsonError as error:

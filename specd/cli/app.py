@@ -64,6 +64,19 @@ class _Commands(TyperGroup):
             group.command(epilog=EXIT_CODES)(getattr(imported, cmd_name))
         return typer.main.get_command(group)
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from specd.wrong_value import wrong_argument
+
+            if isinstance(error.__cause__, ValidationError):  # its own words leave out the value and the range
+                limits = (getattr(error.param, limit, None) for limit in ("min", "max"))
+                error.message = wrong_argument(error.__cause__, *limits)
+            raise
+
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])

@@ -18,7 +18,7 @@ from specd.rpc.diagnosis import why_unreachable
 
 
 def peer_address(address: str) -> str:
-    """Return the address of a process to call. Raises BadParameter for what cannot be one."""
+    """Return the address of a process to call. Raises BadParameter for any other text."""
     try:
         return check_address(address, least_port=1)
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specd.errors import StartupError
+from specd.rpc.credentials import client_context
 
 _PATIENCE_SECONDS = 5.0
 
@@ -69,14 +68,7 @@ class MetricsReader:
     def __init__(self, address: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
         """Raises StartupError if the certificate files cannot be used."""
         self._address = address
-        self._context: ssl.SSLContext | None = None
-        try:
-            if ca is not None:
-                self._context = ssl.create_default_context(cafile=ca)
-                if cert is not None:
-                    self._context.load_cert_chain(cert, key)
-        except (OSError, ValueError) as error:
-            raise StartupError(f"the certificates cannot be used: {error}") from error
+        self._context = client_context(ca, cert, key) if ca is not None else None
 
     def read(self) -> Scrape:
         """Scrape. Raises ConnectionError, with a message for people, if the answer is missing or unsuitable."""

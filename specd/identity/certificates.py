@@ -149,7 +149,11 @@ def _files_of(settings: CertificateSettings) -> CertificateFiles:
 
 def _read(files: CertificateFiles, role: Role | None, now: float) -> tuple[Pems, float]:
     """Return the content of the files, and when the certificate expires. Raises StartupError."""
-    pems = Pems(_content(files.cert), _content(files.key), _content(files.ca) if files.ca is not None else None)
+    pems = Pems(
+        _content(files.cert),
+        _content(files.key, "its private key"),
+        _content(files.ca) if files.ca is not None else None,
+    )
     chain = _parse(pems.cert, files.cert)
     _check_key(pems, files)
     leaf = chain[0]
@@ -212,11 +216,16 @@ def dns_names_of(certificate: x509.Certificate) -> set[str]:
     return set(names.get_values_for_type(x509.DNSName))
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, what: str = "a certificate") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StartupError(f"cannot read {path}: {error.strerror}") from error
+        raise StartupError(f"cannot read {path}: {error.strerror}; name the file of {what} in PEM form") from error
+
+
+def not_pem(path: Path, kind: str = "CERTIFICATE") -> StartupError:
+    """Return the error of a file that has nothing of this kind in PEM form."""
+    return StartupError(f"{path} has no {kind.lower()} in PEM form: name a file with -----BEGIN {kind}-----")
 
 
 def _parse(pem: bytes, path: Path) -> list[x509.Certificate]:
@@ -225,7 +234,7 @@ def _parse(pem: bytes, path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise StartupError(f"{path} has no certificate in PEM form: {error}") from error
+        raise not_pem(path) from error
 
 
 def _usable_in(path: Path) -> list[x509.Certificate]:
@@ -252,7 +261,7 @@ def _check_key(pems: Pems, files: CertificateFiles) -> None:
     except TypeError as error:
         raise StartupError(f"the key {files.key} has a password: use a key without one, in mode 0600") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise StartupError(f"{files.key} has no private key in PEM form: {str(error).splitlines()[0]}") from error
+        raise not_pem(files.key, "PRIVATE KEY") from error
     if x509.load_pem_x509_certificate(pems.cert).public_key() != key.public_key():
         raise StartupError(
             f"the key {files.key} does not belong to the certificate {files.cert}: use files that were made together"

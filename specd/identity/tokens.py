@@ -24,6 +24,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from specd.caller import Caller, CallerLimits, check_name, is_name
 from specd.errors import StartupError, UnauthenticatedError
 from specd.identity.file_state import state_of
+from specd.wrong_value import requirement
 
 log = structlog.get_logger()
 
@@ -166,7 +167,10 @@ def read_tokens(path: Path) -> list[Token]:
         try:
             tokens.append(Token.model_validate_json(line))
         except ValidationError as error:
-            raise StartupError(f"line {number} of the token file {path} is invalid: {_problems(error)}") from error
+            raise StartupError(
+                f"line {number} of the token file {path} is invalid: {_problems(error)}; remove the line, and make a "
+                f"token with 'specd token new NAME --tokens {path}', which writes it"
+            ) from error
     return tokens
 
 
@@ -190,4 +194,5 @@ def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
 
 def _problems(error: ValidationError) -> str:
     """Describe the problems without the values, because a digest or a token must not reach a log."""
-    return "; ".join(f"{'.'.join(map(str, p['loc'])) or 'the line'}: {p['msg']}" for p in error.errors())
+    named = ((".".join(map(str, each["loc"])), requirement(each)) for each in error.errors())
+    return "; ".join(f"{name}: {what}" if name else what for name, what in named)

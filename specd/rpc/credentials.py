@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import grpc
 
 from specd.addresses import is_local
 from specd.errors import StartupError
-from specd.identity.certificates import Certificates
+from specd.identity.certificates import CertificateFiles, Certificates, not_pem
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ClientCredentials:
                     "keeps the connection secret"
                 )
             return None
+        client_context(self.ca, self.cert, self.key)  # gRPC itself would say only that it cannot connect
         ca, cert, key = (_content(path) for path in (self.ca, self.cert, self.key))
         return grpc.ssl_channel_credentials(ca, key, cert)
 
@@ -74,6 +76,24 @@ class ClientCredentials:
 
 
 PLAIN = ClientCredentials()
+
+
+def client_context(ca: Path, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return Python's own TLS for a client. Raises StartupError, which names the file that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise not_pem(ca) from error
+    except OSError as error:
+        raise StartupError(f"cannot read {ca}: {error.strerror}") from error
+    if cert is None:
+        return context
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # OpenSSL would ask for one on the terminal
+    except (OSError, ValueError) as error:
+        Certificates(CertificateFiles(cert, key or cert), role=None)  # its error is more precise
+        raise StartupError(f"the certificate {cert} and its key cannot be used: {error}") from error
+    return context
 
 
 def server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:

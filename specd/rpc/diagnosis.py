@@ -11,7 +11,7 @@ import ssl
 
 from specd.errors import StartupError
 from specd.identity.certificates import CertificateFiles, Certificates
-from specd.rpc.credentials import ClientCredentials
+from specd.rpc.credentials import ClientCredentials, client_context
 
 _SECONDS = 3.0
 # An HTTP/2 client begins with the preface and an empty SETTINGS frame. A server that accepts it answers with its own.
@@ -49,14 +49,14 @@ def _why_no_plaintext(address: str, credentials: ClientCredentials) -> str:
 
 
 def _why_no_tls(address: str, credentials: ClientCredentials) -> str:
-    context = ssl.create_default_context(cafile=credentials.ca)
-    context.set_alpn_protocols(["h2"])
-    if credentials.cert is not None and credentials.key is not None:
-        try:
+    assert credentials.ca is not None
+    try:
+        context = client_context(credentials.ca, credentials.cert, credentials.key)
+        if credentials.cert is not None and credentials.key is not None:
             Certificates(CertificateFiles(credentials.cert, credentials.key), role=None)
-        except StartupError as error:
-            return str(error)
-        context.load_cert_chain(credentials.cert, credentials.key)
+    except StartupError as error:
+        return str(error)
+    context.set_alpn_protocols(["h2"])
     name = credentials.server_name or _host(address)
     with _connect(address) as connection, context.wrap_socket(connection, server_hostname=name) as secured:
         secured.sendall(_HELLO)

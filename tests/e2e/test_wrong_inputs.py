@@ -86,7 +86,8 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     def run(*arguments: str, **variables: Any) -> str:
         (tmp_path / "sitecustomize.py").write_text(_NOTES)
         started = tmp_path / "started"
-        done = run_specd(*arguments, PYTHONPATH=str(tmp_path), STARTED=str(started), **variables)
+        path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+        done = run_specd(*arguments, PYTHONPATH=path, STARTED=str(started), **variables)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         assert len(started.read_text().splitlines()) == 1  # the command itself
@@ -155,8 +156,8 @@ ADDRESSES = [
         ["generate", "x", "-t", "-1"], "temperature is -1: it must be 0 (greedy) or in [0.01, 100]", id="temperature"
     ),
     pytest.param(["generate", "x", "--top-p", "2"], "top_p is 2: it must be in", id="top_p"),
-    pytest.param(["generate", "x", "-k", "99"], "less than or equal to 32", id="draft tokens"),
-    pytest.param(["chat", "-n", "0"], "greater than or equal to 1", id="no tokens"),
+    pytest.param(["generate", "x", "-k", "99"], "it is 99, but it must be 0 to 32", id="draft tokens"),
+    pytest.param(["chat", "-n", "0"], "it is 0, but it must be 1 to", id="no tokens"),
 ]
 
 

@@ -102,10 +102,16 @@ def test_what_cannot_be_used_is_named_with_the_file_and_what_to_do(directory: Pa
     strange = files_of(directory / "other")
 
     nowhere = directory / "nowhere.pem"
-    assert refusal(CertificateFiles(nowhere, files.key)) == f"cannot read {nowhere}: No such file or directory"
+    assert refusal(CertificateFiles(nowhere, files.key)) == (
+        f"cannot read {nowhere}: No such file or directory; name the file of a certificate in PEM form"
+    )
     assert "cannot read" in refusal(CertificateFiles(files.cert, directory))
-    assert f"{files.key} has no certificate" in refusal(CertificateFiles(files.key, files.key))
-    assert f"{files.cert} has no private key" in refusal(CertificateFiles(files.cert, files.cert))
+    for wrong, named in (
+        (CertificateFiles(files.key, files.key), "certificate"),
+        (CertificateFiles(files.cert, files.cert), "private key"),
+    ):
+        said = refusal(wrong)
+        assert said == f"{wrong.key} has no {named} in PEM form: name a file with -----BEGIN {named.upper()}-----"
     assert f"key {strange.key} does not belong to the certificate {files.cert}" in refusal(
         CertificateFiles(files.cert, strange.key, files.ca)
     )

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from gateway.app import make_app
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
 from gateway.fields import Defaults, validated
@@ -16,7 +18,11 @@ from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_DEPTH, parse_object
 from gateway.reasoning_effort import with_effort
 from gateway.responses.request import ResponseFields
+from gateway.service import Service
+from specd.client import AsyncClient
 from specd.client.protocol.wire import to_request
+from specd.gateway_settings import GatewaySettings
+from specd.settings import load_settings
 from specd.text.chat import Chat
 
 JSON_VALUES = st.recursive(
@@ -38,7 +44,8 @@ def test_an_object_is_read_as_it_is(value: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        (b"", "not JSON"),
+        (b"", "the body is empty: send a JSON object"),
+        (b" \n", "the body is empty"),
         (b"{", "not JSON"),
         (b"[]", "not a JSON object"),
         (b"null", "not a JSON object"),
@@ -311,3 +318,41 @@ def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
     with pytest.raises(ApiError, match=r"is not JSON|beyond a double \(-?inf in 'a'\)") as raised:
         parse_object(f'{{"a": [{number}]}}'.encode())
     assert raised.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"temperature": 200}, "temperature: it must be 0 (greedy) or in [0.01, 100] (got 200)"),
+        ({"top_p": 2}, "top_p: it must be less than or equal to 1 (got 2)"),
+        ({"stop": ["x"] * 65}, "stop: List should have at most 64 items, not 65 (got ["),
+    ],
+)
+def test_a_wrong_field_is_named_in_plain_words(body: dict[str, Any], says: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        validated(ChatFields, {"messages": MESSAGES, **body})
+    assert str(raised.value).startswith(says)
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "completions", "POST"), ("POST", "models", "GET")])
+async def test_a_wrong_method_says_which_is_right(method: str, path: str, allowed: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    scope: dict[str, Any] = {
+        **{"type": "http", "method": method, "path": f"/v1/{path}", "query_string": b"", "scheme": "http"},
+        **{"headers": [(b"host", b"127.0.0.1")], "server": ("127.0.0.1", 80)},
+    }
+    async with AsyncClient("127.0.0.1:1") as coordinator:
+        await make_app(Service(coordinator, load_settings(GatewaySettings, {})), CollectorRegistry())(
+            scope, receive, send
+        )
+    assert sent[0]["status"] == 405
+    assert allowed in dict(sent[0]["headers"])[b"allow"].decode()
+    said = json.loads(sent[1]["body"])["error"]["message"]
+    assert said.startswith(f"{method} /v1/{path}: the method is not allowed: use {allowed}")

@@ -97,8 +97,38 @@ def test_a_wrong_entry_in_the_file_is_named(write_settings: WriteSettings, conte
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(StartupError) as raised:
         load_settings(CoordinatorSettings, {"num_draft_tokens": "many", "draft_timeout_seconds": "-1"})
-    for named in ("num_draft_tokens", "'many'", "draft_timeout_seconds", "'-1'"):
+    for named in ("--num-draft-tokens", "'many'", "--draft-timeout-seconds", "'-1'"):
         assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["-5", "x", "8GiX"])
+def test_a_number_of_bytes_is_named_where_it_stands(
+    value: str, write_settings: WriteSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"is '{value}': it must be a number of bytes, such as 512MiB or 8GiB"
+    write_settings(f"[target-worker]\ncache_bytes = '{value}'\n")
+    with pytest.raises(StartupError, match=rf"^wrong settings: \[target-worker\] cache_bytes {wrong}$"):
+        load_settings(TargetWorkerSettings, {})
+    monkeypatch.setenv("SPECD_TARGET_WORKER_CACHE_BYTES", value)
+    with pytest.raises(StartupError, match=f"^wrong settings: SPECD_TARGET_WORKER_CACHE_BYTES {wrong}$"):
+        load_settings(TargetWorkerSettings, {})
+    with pytest.raises(StartupError, match=f"^wrong settings: --cache-bytes {wrong}$"):
+        load_settings(TargetWorkerSettings, {"cache_bytes": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("listen", "127.0.0.1:70000", "--listen: '127.0.0.1:70000' has the port 70000: it must be 0 to 65535"),
+        ("draft_timeout_seconds", "x", "--draft-timeout-seconds is 'x': it must be a number"),
+        ("max_sessions", "0", "--max-sessions is '0': it must be greater than or equal to 1"),
+        ("lookup", "maybe", "--lookup is 'maybe': it must be true or false"),
+    ],
+)
+def test_a_value_is_shown_once(name: str, value: str, says: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_settings(CoordinatorSettings, {name: value})
+    assert str(raised.value) == f"wrong settings: {says}"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specd.cli.app import app
+from specd.identity.authority import Authority
 from specd.launch import PROCESSES, run_app
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT
 
@@ -160,3 +161,38 @@ def test_a_conversion(refused: Refuse, tmp_path: Path) -> None:
     assert "has no weights (model*.safetensors or pytorch_model*.bin)" in refused("convert", str(unknown), out)
     (unknown / "pytorch_model.bin").touch()
     assert "mlx-lm has no class for the model type '../nosuch'" in refused("convert", str(unknown), out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("generate", "x", "-k", "33"), "'--num-draft-tokens' / '-k': it is 33, but it must be 0 to 32"),
+        (("generate", "x", "-k", "many"), "'--num-draft-tokens' / '-k': it is many, but it must be 0 to 32"),
+        (("generate", "x", "-t", "hot"), "'--temperature' / '-t': it is hot, but it must be a number"),
+        (("generate", "x", "-n", "0"), "'--max-tokens' / '-n': it is 0, but it must be 1 to 4294967295"),
+        (("generate", "x", "--acceptance", "all"), "'--acceptance': 'all' is not one of 'coupled', 'rejection'."),
+        (("bench", "-k", "3", "-k", "99"), "'--num-draft-tokens' / '-k': it is 99, but it must be 1 to 32"),
+        (("token", "new", "x", "--sessions", "0"), "'--sessions': it is 0, but it must be 1 or more"),
+    ],
+)
+def test_a_value_of_an_option(refused: Refuse, arguments: tuple[str, ...], says: str) -> None:
+    assert refused(*arguments) == f"Error: Invalid value for {says}"
+
+
+@pytest.mark.parametrize("command", [("generate", "x"), ("chat",), ("health",), ("top",)])
+def test_a_certificate_of_a_client(refused: Refuse, tmp_path: Path, command: tuple[str, ...]) -> None:
+    garbage = tmp_path / "garbage.crt"
+    garbage.write_text("no certificate")
+    wrong = f"specd: {garbage} has no certificate in PEM form: name a file with -----BEGIN CERTIFICATE-----"
+    assert refused(*command, "--tls-ca", str(garbage)) == wrong
+    Authority.create(tmp_path / "certs")
+    own = ("--tls-ca", str(tmp_path / "certs" / "ca.crt"), "--tls-cert", str(garbage), "--tls-key", str(garbage))
+    assert refused(*command, *own) == wrong
+
+
+def test_a_line_that_is_no_token(refused: Refuse, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    said = refused("token", "list", "--tokens", str(tokens))
+    assert said.startswith(f"specd: line 1 of the token file {tokens} is invalid: it is not JSON; remove the line, ")
+    assert said.endswith(f"'specd token new NAME --tokens {tokens}', which writes it")
