@@ -158,7 +158,7 @@ clean: ## Remove what the other targets made
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(VENV)
-	@echo "installing specd and what it needs into $(VENV)"
+	@echo "installing specd and its dependencies into $(VENV): 1.2 GB, which takes minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
