@@ -118,7 +118,6 @@ class SamplingFields(StrictModel):
     # specd's own.
     top_k: Annotated[int, Field(ge=-1, le=_UINT32)] | None = Field(None, description="0 and -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
-    min_keep: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     penalty_context_size: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="How many tokens the penalties look at; 0, the default, all."

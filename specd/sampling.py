@@ -46,7 +46,6 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    min_keep: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -64,7 +63,7 @@ class Sampling:
     @property
     def truncates(self) -> bool:
         """Whether unlikely tokens cannot be chosen."""
-        return self.top_p < 1 or self.min_p > 0 or self.min_keep > 0 or self.top_k > 0
+        return self.top_p < 1 or self.min_p > 0 or self.top_k > 0
 
     @property
     def changes_logits(self) -> bool:
@@ -90,7 +89,6 @@ class Sampling:
             )
         for name, value, low, high in (
             ("min_p", self.min_p, 0, 1),
-            ("min_keep", self.min_keep, 0, 1),
             ("presence_penalty", self.presence_penalty, -2, 2),
             ("frequency_penalty", self.frequency_penalty, -2, 2),
             ("lenience", self.lenience, 0, 1),

@@ -43,7 +43,6 @@ class RequestOptions:
     min_p: Annotated[
         float, typer.Option(help="Sample from tokens with this share of the largest probability or more.")
     ] = 0.0
-    min_keep: Annotated[float, typer.Option(help="Sample from tokens with this probability or more.")] = 0.0
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed that makes sampling repeatable.")] = None
     acceptance: Annotated[Acceptance, typer.Option(help="Acceptance rule for draft tokens.")] = Acceptance.COUPLED
     lenience: Annotated[

@@ -22,7 +22,6 @@ class GenerationOptions(TypedDict, total=False):
     top_k: int
     top_p: float | None
     min_p: float
-    min_keep: float
     repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float

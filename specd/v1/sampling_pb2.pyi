@@ -17,7 +17,7 @@ ACCEPTANCE_METHOD_COUPLED: AcceptanceMethod
 ACCEPTANCE_METHOD_REJECTION: AcceptanceMethod
 
 class SamplingParameters(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "penalty_context_size", "logit_bias", "seed", "acceptance", "lenience", "min_keep")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "penalty_context_size", "logit_bias", "seed", "acceptance", "lenience")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,7 +37,6 @@ class SamplingParameters(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
-    MIN_KEEP_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -50,8 +49,7 @@ class SamplingParameters(_message.Message):
     seed: int
     acceptance: AcceptanceMethod
     lenience: float
-    min_keep: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_context_size: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceMethod, str]] = ..., lenience: _Optional[float] = ..., min_keep: _Optional[float] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_context_size: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceMethod, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class SessionSampling(_message.Message):
     __slots__ = ("parameters", "suppressed_token_ids", "suppressed_before", "top_log_probabilities", "vocabulary_size", "prompt_log_probabilities")

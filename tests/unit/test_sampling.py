@@ -37,7 +37,6 @@ RANGES: list[tuple[str, list[Any], list[float]]] = [
     ("top_k", [0, 1, 100, 2**32 - 1], []),
     ("top_p", [1e-6, 0.5, 1], [0, 1e-7, 1 + 2**-23, 1.0001, -0.5, NAN, INF, -INF]),
     ("min_p", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
-    ("min_keep", [0, 1e-6, 1], [-1e-6, 1.0001, NAN, INF, -INF]),
     ("repetition_penalty", [0.01, 1, 10], [0, 1e-38, 0.0099, 10.001, -1, NAN, INF, -INF]),
     ("presence_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
     ("frequency_penalty", [-2, 0, 2], [-2.001, 2.001, NAN, INF, -INF]),
@@ -129,14 +128,7 @@ def test_every_parameter_is_everywhere() -> None:
 
 
 def test_a_client_sends_every_parameter() -> None:
-    sent: dict[str, Any] = {
-        "temperature": 0.5,
-        "top_k": 6,
-        "top_p": 0.75,
-        "min_p": 0.25,
-        "min_keep": 0.75,
-        "repetition_penalty": 1.25,
-    }
+    sent: dict[str, Any] = {"temperature": 0.5, "top_k": 6, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.25}
     sent |= {"presence_penalty": -0.5, "frequency_penalty": 0.5, "penalty_context_size": 3, "logit_bias": {1: 0.5}}
     sent |= {"seed": 2**64 - 1, "acceptance": "rejection", "lenience": 0.125}
     assert sorted(sent) == sorted(PARAMETERS)
@@ -155,7 +147,6 @@ def test_a_sampling_survives_the_wire() -> None:
         temperature=0.5,
         top_p=0.75,
         min_p=0.25,
-        min_keep=0.75,
         repetition_penalty=1.25,
         presence_penalty=-0.5,
         frequency_penalty=0.5,

@@ -72,7 +72,6 @@ def exact_distribution(logits: Floats, s: Sampling, history: Sequence[int] = ())
     mass_before = np.cumsum(p[most_likely_first]) - p[most_likely_first]
     p[most_likely_first[mass_before >= s.top_p]] = 0
     p[p < s.min_p * p.max()] = 0
-    p[(p < s.min_keep) & (p < p.max())] = 0
     if s.top_k:
         p[most_likely_first[s.top_k :]] = 0
     if s.temperature == 0:
@@ -104,7 +103,6 @@ TRANSFORMS: dict[str, Sampling] = {
     "top_k": Sampling(top_k=4),
     "top_p": Sampling(top_p=0.8),
     "min_p": Sampling(min_p=0.1),
-    "min_keep": Sampling(min_keep=0.1),
     "bias": Sampling(logit_bias={0: 2.5, 3: -1.5, 5: 1.0}),
     "repetition": Sampling(repetition_penalty=1.7),
     "presence": Sampling(presence_penalty=1.2),

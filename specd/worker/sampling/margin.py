@@ -131,8 +131,6 @@ class _Truncations:
             if chosen is not None:
                 others = mx.put_along_axis(others, chosen[:, None], mx.array(-mx.inf), axis=-1)
             slacks.append(token - _highest(others) - math.log(s.min_p))
-        if s.min_keep > 0:
-            slacks.append(token - math.log(s.min_keep))
         if 0 < s.top_k < self._transformed.shape[-1]:
             slacks.append(token - edge)
         return (

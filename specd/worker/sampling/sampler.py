@@ -137,9 +137,6 @@ class Sampler:
                 scores = apply_top_p(scores, s.top_p)
             if s.min_p > 0:
                 scores = apply_min_p(scores, s.min_p)
-            if s.min_keep > 0:
-                best = mx.max(scores, axis=-1, keepdims=True)
-                scores = mx.where((mx.exp(scores) >= s.min_keep) | (scores == best), scores, -mx.inf)
             if 0 < s.top_k < self._size:
                 scores = apply_top_k(scores, s.top_k)
         finally:
