@@ -11,6 +11,7 @@ from specd.text.chat import Chat, plain
 from specd.v1 import generation_pb2
 
 MAX_ENTRIES = 4096  # messages, and tools
+_MAX_ROLE_CHARACTERS = 64  # as in the gateway
 MAX_DEPTH = 64
 # Keys are strings too. The gateway takes half as many in a body, and as many again in the arguments of its tool calls.
 MAX_PARTS = 2**17
@@ -46,6 +47,11 @@ def chat_from(message: generation_pb2.Chat) -> Chat:
 
 def _message_from(message: generation_pb2.ChatMessage, place: str, room: Room) -> dict[str, Any]:
     fields = _object_from(message, "fields", place, room)
+    if len(message.role) > _MAX_ROLE_CHARACTERS:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE",
+            f"{place}.role has {len(message.role)} characters: send at most {_MAX_ROLE_CHARACTERS}, such as 'user'",
+        )
     own = {"role": message.role, "content": message.content}
     if message.fields_json and (twice := sorted(own.keys() & fields.keys())):
         name = twice[0]

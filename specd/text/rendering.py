@@ -7,7 +7,6 @@ import codecs
 import contextlib
 import io
 import json
-import marshal
 import os
 import struct
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
+from pydantic_core import to_json
 
 from specd.errors import InvalidRequestError
 from specd.text.chat import Chat, ChatTemplate
@@ -191,8 +191,8 @@ async def _exchange(process: asyncio.subprocess.Process, message: Callable[[], d
     """Send a message, which is made on a thread, and return the first line of the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
-    # The text of a string takes the bytes of its UTF-8, of which JSON would write up to six for one.
-    data = memoryview(await asyncio.to_thread(lambda: marshal.dumps(message())))
+    # Python's json would hold the text beside its bytes, and with a wide character four bytes for each one.
+    data = memoryview(await asyncio.to_thread(lambda: to_json(message())))
     process.stdin.write(_LENGTH.pack(len(data)))
     for start in range(0, len(data), _PIECE_BYTES):
         process.stdin.write(data[start : start + _PIECE_BYTES])

@@ -1,6 +1,6 @@
 """The process that renders a chat template, with bounded resources; it can be killed.
 
-It reads a template, then conversations, from standard input: marshalled, preceded by their length. It writes answers to
+It reads a template, then conversations, from standard input: JSON, preceded by its length. It writes answers to
 standard output: a line of JSON, which has an error or the number of characters of the prompt that follows it.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 import os
 import resource
 import signal
@@ -93,7 +92,7 @@ def _read(file: BinaryIO) -> dict[str, Any] | None:
     header = file.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
-    message: dict[str, Any] = marshal.loads(file.read(_LENGTH.unpack(header)[0]))
+    message: dict[str, Any] = json.loads(file.read(_LENGTH.unpack(header)[0]))
     return message
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import marshal
 from collections import Counter
 from collections.abc import Mapping
 from copy import copy
@@ -17,6 +16,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf import struct_pb2
 from prometheus_client import CollectorRegistry
+from pydantic_core import to_json
 from transformers import PreTrainedTokenizerFast
 
 from coordinator.coordinator import Coordinator
@@ -120,7 +120,7 @@ class _Renderer(TemplateRenderer):
         return cast(asyncio.subprocess.Process, None)
 
     async def _rendered(self, process: asyncio.subprocess.Process, chat: Chat, check: CheckBeginning) -> str:
-        chat = Chat(**marshal.loads(marshal.dumps(asdict(chat))))
+        chat = Chat(**json.loads(to_json(asdict(chat))))
         answer, prompt = _answer(self._template, chat, MEMORY_BYTES, MOST_CHARACTERS)
         if "reason" in answer:
             raise InvalidRequestError(answer["reason"], answer["error"])
