@@ -5,8 +5,8 @@
 
 The target continues short pieces of `--prompts`, at temperature 1. Then the head learns the target's distributions at
 each place of these texts: from the target's states (its first draft token), and from its own (the second and third),
-as it drafts. Every eighth text is left out of the training; the shares of them where the head's favourite token is the
-target's, by draft token, are printed. OUT gets the head, in half precision.
+as it drafts. Every eighth text is left out of the training. The script prints the share of their places where the
+head's favourite token is the target's, for each draft token. OUT gets the head, in half precision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 # ruff: noqa: E402 - MLX comes in after its BLAS
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from specd.machine import default_blas_threads
 from specd.worker.cpu.openblas import load_blas
 
-load_blas(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+load_blas(default_blas_threads())
 
 import mlx.core as mx
 from mlx import nn, optimizers
@@ -44,7 +44,7 @@ _DEPTH = 3  # draft tokens to learn
 _PIECE = 16  # tokens of a prompt
 _TOGETHER = 64  # texts that are written at once
 _BATCH = 8  # texts of a training step
-_HELD_OUT = 8  # one text of so many
+_HELD_OUT = 8  # every eighth text is for the test
 _LEARNING_RATE = 2e-3
 
 

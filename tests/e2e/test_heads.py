@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specd.supervisor import Stack
-from specd.v1.generation_pb2 import StopConditions
-from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION, SamplingParameters
-from tests.e2e.completions import Completion, complete
-from tests.e2e.faults import ENVIRONMENT, are_free, assert_same, eventually, is_whole, kill
-from tests.e2e.faults import complete as complete_undisturbed
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION
+from tests.e2e.completions import complete
+from tests.e2e.faults import ENVIRONMENT, is_whole
 from tests.e2e.processes import PATIENCE_SECONDS, start_specd
+from tests.e2e.self_drafting import FIELDS, ask, assert_sessions_go_together, assert_survives_a_kill
 from tests.raw_client import RawClient
 from tests.thorough import examples
 from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
 
-FIELDS: dict[str, Any] = {"max_tokens": 48, "stop": StopConditions(ignore_eos=True)}
 HEADS = {
     "qwen3_5, exact": lambda directory: save_bigram(directory, "qwen3_5"),
     "qwen3_5_moe, random": lambda directory: _with_random_head(directory, "qwen3_5_moe"),
@@ -48,11 +45,6 @@ async def client(stack: Stack) -> AsyncIterator[RawClient]:
         yield connected
 
 
-async def ask(client: RawClient, prompt: str, k: int | None, **sampling: Any) -> Completion:
-    given = {} if k is None else {"num_draft_tokens": k}
-    return await complete(client, prompt, sampling=SamplingParameters(seed=5, **sampling), **FIELDS, **given)
-
-
 async def test_the_head_is_known(stack: Stack, client: RawClient) -> None:
     info = await client.model_info()
     assert (info.draft.name, info.draft_fault) == (f"{info.target.name} (head)", "")
@@ -78,31 +70,16 @@ async def test_texts_are_those_of_the_target_alone(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_sessions_go_together(client: RawClient, prompts: list[str], temperature: float) -> None:
-    alone = [await ask(client, prompt, 0, temperature=temperature) for prompt in prompts[1:7]]
-    for ks in ([4] * 6, [None] * 6, [0, 1, None, 3, 8, 2]):
-        together = await asyncio.gather(
-            *(ask(client, prompt, k, temperature=temperature) for prompt, k in zip(prompts[1:7], ks, strict=True))
-        )
-        assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    await assert_sessions_go_together(client, prompts[1:7], temperature)
 
 
 @pytest.mark.parametrize(("kill_in_round", "temperature"), examples([(3, 1.0), (6, 0.0)], 1))
 async def test_a_killed_target_changes_nothing_and_drafts_again(
     stack: Stack, client: RawClient, prompts: list[str], kill_in_round: int, temperature: float
 ) -> None:
-    await eventually(lambda: is_whole(stack))
-    expected = await complete_undisturbed(client, prompts[2], num_draft_tokens=0, temperature=temperature)
-    completion = await complete_undisturbed(
-        client,
-        prompts[2],
-        num_draft_tokens=2,
-        temperature=temperature,
-        on_round=lambda number: kill(stack.target) if number == kill_in_round else None,
+    await assert_survives_a_kill(
+        stack, client, prompts[2], kill_in_round=kill_in_round, temperature=temperature, num_draft_tokens=2
     )
-    assert_same(completion, expected)
-    assert completion.statistics.target_replays >= 1
-    assert sum(response.round.proposed for response in completion.responses[kill_in_round + 2 :]) > 0
-    await eventually(lambda: are_free(stack.target))
 
 
 async def test_up_with_a_target_alone_uses_its_head(tmp_path: Path) -> None:

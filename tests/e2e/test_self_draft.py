@@ -11,16 +11,14 @@ import pytest
 
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
-from specd.v1.generation_pb2 import StopConditions
-from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION, SamplingParameters
-from tests.e2e.completions import Completion, complete
-from tests.e2e.faults import ENVIRONMENT, are_free, assert_same, eventually, is_whole, kill
+from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION
+from tests.e2e.completions import complete
+from tests.e2e.faults import ENVIRONMENT, is_whole, kill
 from tests.e2e.faults import complete as complete_undisturbed
 from tests.e2e.processes import PATIENCE_SECONDS, start_specd
+from tests.e2e.self_drafting import FIELDS, ask, assert_sessions_go_together, assert_survives_a_kill
 from tests.raw_client import RawClient
 from tests.thorough import examples
-
-FIELDS: dict[str, Any] = {"max_tokens": 48, "stop": StopConditions(ignore_eos=True)}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +32,6 @@ async def self_drafting() -> AsyncIterator[Stack]:
 async def self_client(self_drafting: Stack) -> AsyncIterator[RawClient]:
     async with RawClient(self_drafting.address) as connected:
         yield connected
-
-
-async def ask(client: RawClient, prompt: str, k: int | None, **sampling: Any) -> Completion:
-    given = {} if k is None else {"num_draft_tokens": k}
-    return await complete(client, prompt, sampling=SamplingParameters(seed=5, **sampling), **FIELDS, **given)
 
 
 async def test_the_model_that_drafts_is_known(self_drafting: Stack, self_client: RawClient) -> None:
@@ -69,30 +62,16 @@ async def test_rounds_are_those_of_a_draft_worker(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_sessions_go_together(self_client: RawClient, prompts: list[str], temperature: float) -> None:
-    alone = [await ask(self_client, prompt, 0, temperature=temperature) for prompt in prompts[1:7]]
-    for ks in ([4] * 6, [None] * 6, [0, 1, None, 3, 8, 2]):
-        together = await asyncio.gather(
-            *(ask(self_client, prompt, k, temperature=temperature) for prompt, k in zip(prompts[1:7], ks, strict=True))
-        )
-        assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    await assert_sessions_go_together(self_client, prompts[1:7], temperature)
 
 
 @pytest.mark.parametrize(("kill_in_round", "temperature"), examples([(3, 0.0), (6, 1.0), (2, 0.7)], 2))
 async def test_a_killed_target_changes_nothing_and_drafts_again(
     self_drafting: Stack, self_client: RawClient, prompts: list[str], kill_in_round: int, temperature: float
 ) -> None:
-    await eventually(lambda: is_whole(self_drafting))
-    expected = await complete_undisturbed(self_client, prompts[2], num_draft_tokens=0, temperature=temperature)
-    completion = await complete_undisturbed(
-        self_client,
-        prompts[2],
-        temperature=temperature,
-        on_round=lambda number: kill(self_drafting.target) if number == kill_in_round else None,
+    await assert_survives_a_kill(
+        self_drafting, self_client, prompts[2], kill_in_round=kill_in_round, temperature=temperature
     )
-    assert_same(completion, expected)
-    assert completion.statistics.target_replays >= 1
-    assert sum(response.round.proposed for response in completion.responses[kill_in_round + 2 :]) > 0
-    await eventually(lambda: are_free(self_drafting.target))
 
 
 async def test_sessions_continue_on_a_target_that_comes_back_without_a_draft(prompts: list[str]) -> None:

@@ -69,7 +69,7 @@ class Session:
         head.feed(self.pairs, tokens, hidden)
         self.pairs.fed(tokens)
         self.check([*self.tokens[1:], next_token])
-        for guess in guesses:  # a chain, which nobody takes back
+        for guess in guesses:  # a chain of drafts; the next request rewinds it
             head.feed(self.pairs, [guess], mx.full((1, SIZE), -1.0))
 
     def check(self, seconds: Sequence[int]) -> None:

@@ -47,8 +47,7 @@ class HiddenStates:
         the hidden states alone: MLX then never computes the logits.
 
         A compiled function traces the network once, and a hidden state is a placeholder while it does. So the function
-        must call `run` inside and return the hidden states as an output: `StaticStep._describe` would return them
-        beside the logits, and `SharedRows.compute` would slice them like the logits.
+        must call `run` inside, and return the hidden states as an output: see `attach`.
         """
         self._layer.__class__ = self._recording
         try:

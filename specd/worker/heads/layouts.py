@@ -13,13 +13,17 @@ from mlx.nn.layers.base import Module
 
 Tensors = dict[str, mx.array]
 
+# Names that most write, `save_head` too. The group is the name within the head, as in `MTPHead`.
+OURS = re.compile(r"(?:.*\.)?mtp\.(.+)")
+
 
 @dataclass(frozen=True)
 class HeadLayout:
     """A kind of head.
 
     `promise` is the field of a config with the number of heads. `pattern`, in which N stands for the number of the
-    target's layers, finds the tensors in the target's files; its group is the name within the head. `names` maps the
+    target's layers, finds the tensors in the target's files, unless they have the names of OURS; its group is the name
+    within the head. `names` maps the
     beginnings of these names to those of `MTPHead`, the longest first, and "" drops a tensor. `make_layer` makes the
     head's layer, of a class of layers, for a target's arguments. With `state_first`, the state comes before the
     embedding in `fc`. Some layers need a mask as an array. `adds_one` is whether norms multiply by 1 + w until a
@@ -27,8 +31,8 @@ class HeadLayout:
     """
 
     promise: str
-    pattern: str
     make_layer: Callable[[Any, Any], Module]
+    pattern: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     state_first: bool = False
     needs_array: bool = False
@@ -36,11 +40,11 @@ class HeadLayout:
 
     def renamed(self, tensors: Mapping[str, mx.array], network: Any) -> Tensors:
         """Return the head's tensors among those of a target's files, by the names of `MTPHead`, lazily."""
+        if not self.pattern:
+            return {}
         num_layers = len(network.layers)
         pattern = re.compile(self.pattern.replace("N", str(num_layers)))
         own = {found[1]: tensor for name, tensor in tensors.items() if (found := pattern.fullmatch(name))}
-        if not self.names:
-            return own
         named = {self._name(name): tensor for name, tensor in own.items() if self._name(name)}
         if self.state_first and "fc.weight" in named:
             of_state, of_embedding = mx.split(named["fc.weight"], 2, axis=-1)
@@ -96,12 +100,12 @@ def _any_layer(kind: Any, args: Any) -> Module:
 
 
 # vLLM: qwen3_5_mtp.py and qwen3_next_mtp.py.
-_QWEN = HeadLayout("mtp_num_hidden_layers", r"(?:.*\.)?mtp\.(.+)", _full_attention_layer, adds_one=True)
+_QWEN = HeadLayout("mtp_num_hidden_layers", _full_attention_layer, adds_one=True)
 # vLLM: deepseek_mtp.py and glm4_moe_mtp.py. Embedding and output layer are copies of the target's.
 _NEXT_N = HeadLayout(
     "num_nextn_predict_layers",
-    r"model\.layers\.N\.(.+)",
     _layer_behind_all,
+    r"model\.layers\.N\.(.+)",
     names={
         "enorm.": "pre_fc_norm_embedding.",
         "hnorm.": "pre_fc_norm_hidden.",
@@ -115,8 +119,8 @@ _NEXT_N = HeadLayout(
 # vLLM: mimo_mtp.py. The first of several heads says the next token but one.
 _MIMO = HeadLayout(
     "num_nextn_predict_layers",
-    r"model\.mtp_layers\.0\.(.+)",
     _any_layer,
+    r"model\.mtp_layers\.0\.(.+)",
     names={
         "token_layernorm.": "pre_fc_norm_embedding.",
         "hidden_layernorm.": "pre_fc_norm_hidden.",

@@ -9,9 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.head import Head
 from specd.worker.layers.owned import owned
 from specd.worker.layers.session_layers import SessionLayers
+
+_Outputs = tuple[mx.array, mx.array]
 
 # The last hidden states that are kept: more than a request feeds with logits, twice, because of superseded requests.
 _KEPT = 128
@@ -21,8 +24,8 @@ class Pairs:
     """The pairs of a session in a head's own layers, and the target's last hidden states, from which pairs are made.
 
     The target holds `offset` tokens. Pair s = (h_s, x_{s+1}) is in row s - `begin` of the head's layers, for each s
-    from `begin` up to `end`, and `seconds` has the tokens x_{s+1}. `hidden` [n, size] are the states of the positions
-    up to `offset` - 1. All of it is a function of the session's tokens, so a replay makes the same.
+    from `begin` up to `end`, and `seconds` has the tokens x_{s+1}. The hidden states [n, size] that are kept are of
+    the last positions up to `offset` - 1. All of it is a function of the session's tokens, so a replay makes the same.
     """
 
     def __init__(self, head: Head) -> None:
@@ -55,8 +58,9 @@ class Pairs:
         """Return the tokens and hidden states [n, size] of the pairs to feed to the head, at least one.
 
         `token_ids` are the session's from `position` on, up to the first without a hidden state or an earlier one.
-        Where hidden states are missing, the head forgets all pairs and begins anew: it proposes worse for a while.
-        The caller feeds the pairs to `layers`, and calls `fed`.
+        If the hidden state of an earlier pair is gone, the head forgets all pairs, and begins with the first state that
+        is kept. Its proposals are then worse until it has seen enough text. The caller feeds the pairs to `layers`, and
+        calls `fed`.
         """
         assert self._hidden is not None
         last = position + len(token_ids) - 1  # the second token of the last pair
@@ -74,6 +78,16 @@ class Pairs:
     def fed(self, token_ids: Sequence[int]) -> None:
         """Note the second tokens of the pairs that were fed."""
         self.seconds += token_ids
+
+    def catch_up(self, token_ids: Sequence[int], position: int, *, wants_logits: bool = True) -> Steps[_Outputs]:
+        """Feed the head the missing pairs; `token_ids` and `position` are those of `missing`.
+
+        Returns the logits [1, rows] and the head's state [1, size] after the last pair, lazily.
+        """
+        tokens, hidden = self.missing(token_ids, position)
+        outputs: _Outputs = yield Feed(self, mx.array(tokens, mx.uint32), wants_logits, hidden)
+        self.fed(tokens)
+        return outputs
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`. The second token of the last pair may be another one then."""

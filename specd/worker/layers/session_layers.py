@@ -55,7 +55,7 @@ class Companion(Protocol):
 
     @property
     def footprint(self) -> CacheFootprint:
-        """Its memory by the number of tokens; known once a token was fed."""
+        """Its memory by the number of tokens."""
 
 
 class SessionLayers:

@@ -83,7 +83,7 @@ def convert(
 
 
 def _head(network: Module, directory: Path) -> tuple[Head | None, str]:
-    """Return the head of a model, or None and, if it should have one, why there is none."""
+    """Return the head of a model; or None, and the reason if its config promises a head."""
     try:
         return read_head(network, directory), ""
     except StartupError as error:

@@ -22,7 +22,7 @@ from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.heads.layouts import HeadLayout, Tensors, layout_of
+from specd.worker.heads.layouts import OURS, HeadLayout, Tensors, layout_of
 from specd.worker.heads.mtp import MTPHead
 from specd.worker.heads.trials import computes_together, states_are_right
 from specd.worker.model.directory import find
@@ -33,7 +33,6 @@ log = structlog.get_logger()
 
 # Files of a head in the target's directory, as MTPLX writes them. The target's own files are searched last.
 _SIDECARS = ("mtp.safetensors", "mtp/weights.safetensors", "model-mtp.safetensors")
-_OURS = re.compile(r"(?:.*\.)?mtp\.(.+)")  # names as `save_head` and most others write them
 _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
 _MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
 
@@ -132,7 +131,7 @@ def _tensors_in(
         found |= held
         is_converted |= metadata.get("format") == "mlx"
         is_converted |= any("conv1d.weight" in name and each.shape[-1] == 1 for name, each in held.items())
-    tensors = {match[1]: each for name, each in found.items() if (match := _OURS.fullmatch(name))}
+    tensors = {match[1]: each for name, each in found.items() if (match := OURS.fullmatch(name))}
     tensors = tensors or layout.renamed(found, network)
     if has_bare_names and not tensors:
         tensors, is_converted = found, True

@@ -126,7 +126,7 @@ def check_not_quantised(name: str, config: Mapping[str, Any]) -> None:
 
 
 def pickled_weights(directory: Path) -> list[Path]:
-    """Return the files of weights that only PyTorch reads. Raises StartupError if there are none."""
+    """Return the weights of a model that are in pickles. Raises StartupError if it has no weights."""
     if found := [path for path in pickles_in(directory) if path.name.startswith("pytorch_model")]:
         return found
     raise StartupError(f"{directory} has no weights ({WEIGHTS} or pytorch_model*.bin): download them")

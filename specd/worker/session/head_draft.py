@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
-import structlog
 
-from specd.errors import SpecdError
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling, TokenDistribution
 from specd.step_costs import StepCosts
 from specd.worker.engine.jobs import Evaluate, Feed, Steps
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
-from specd.worker.session.self_draft import SelfProposal, distributions_of
+from specd.worker.session.self_draft import SelfProposal, distributions_of, proposal_or_fault
 from specd.worker.session.session_cache import SessionCache
-
-log = structlog.get_logger()
 
 # Hidden states that may wait for the head. It must see them before the session forgets them.
 _MOST_WAITING = 64
@@ -57,48 +53,44 @@ class SessionHead:
         depend on what it has guessed.
         """
         self._latest = DraftedTokens([], 0)
-        try:
-            self._latest = yield from self._draft(target, next_token_id, num_draft_tokens, min_confidences)
-        except Exception as error:
-            log.warning("no proposal after the verdict", error=repr(error))
-            return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
-        return SelfProposal(self._latest.token_ids, self._latest.confidences)
+        steps = self._draft(target, next_token_id, num_draft_tokens, min_confidences)
+        self._latest, proposal = yield from proposal_or_fault(steps)
+        return proposal
 
     def keep_up(self, target: SessionCache, next_token_id: int) -> Steps[None]:
         """Let the head see hidden states that would be forgotten, in rounds without a proposal."""
         assert target.pairs is not None
         if target.known_len - target.pairs.end >= _MOST_WAITING:
-            tokens, hidden = self._missing(target, next_token_id)
-            yield Feed(target.pairs, mx.array(tokens, mx.uint32), hidden=hidden)
-            target.pairs.fed(tokens)
+            yield from _catch_up(target, next_token_id)
             yield Evaluate(target.pairs.arrays)
 
     def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
         """Return the distributions that these tokens, the first of a proposal, were sampled from."""
         return distributions_of(self._latest, token_ids)
 
-    def _missing(self, target: SessionCache, next_token_id: int) -> tuple[list[int], mx.array]:
-        assert target.pairs is not None
-        begin = max(min(target.pairs.end, target.known_len) - 1, 0)
-        return target.pairs.missing([*target.token_ids[begin : target.known_len], next_token_id], begin)
-
     def _draft(
         self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
     ) -> Steps[DraftedTokens]:
         pairs = target.pairs
         assert pairs is not None
-        tokens, hidden = self._missing(target, next_token_id)
-        state = hidden
+        state: mx.array | None = None
 
         def feed(latest: mx.array | None) -> Steps[mx.array]:
             nonlocal state
-            given = latest if latest is not None else mx.array(tokens, mx.uint32)
             logits: mx.array
-            logits, state = yield Feed(pairs, given, hidden=state)
             if latest is None:
-                pairs.fed(tokens)
+                logits, state = yield from _catch_up(target, next_token_id)
+            else:
+                logits, state = yield Feed(pairs, latest, hidden=state)
             return logits
 
         start = target.known_len + 1
         history = self._sampler.history(target.token_ids[: target.known_len], [next_token_id])
         return (yield from draft_tokens(feed, self._sampler, start, history, num_draft_tokens, min_confidences))
+
+
+def _catch_up(target: SessionCache, next_token_id: int) -> Steps[tuple[mx.array, mx.array]]:
+    """Feed the head the pairs up to the target's last state; return its logits and its state after them."""
+    assert target.pairs is not None
+    begin = max(min(target.pairs.end, target.known_len) - 1, 0)
+    return target.pairs.catch_up([*target.token_ids[begin : target.known_len], next_token_id], begin)

@@ -135,12 +135,8 @@ class SessionDraft:
             chunk=self._draft.chunk,
             min_confidences=min_confidences,
         )
-        try:
-            self._latest = yield from free_on_error(self.cache, steps)
-        except Exception as error:
-            log.warning("no proposal after the verdict", error=repr(error))
-            return SelfProposal(fault=error.reason if isinstance(error, SpecdError) else "FAILED")
-        return SelfProposal(self._latest.token_ids, self._latest.confidences)
+        self._latest, proposal = yield from proposal_or_fault(free_on_error(self.cache, steps))
+        return proposal
 
     @property
     def caches(self) -> list[SessionCache]:
@@ -155,6 +151,17 @@ class SessionDraft:
     def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
         """See `SessionDrafter`."""
         return distributions_of(self._latest, token_ids)
+
+
+def proposal_or_fault(steps: Steps[DraftedTokens]) -> Steps[tuple[DraftedTokens, SelfProposal]]:
+    """Draft tokens, and return them with the proposal. An error costs only speed: both are then without tokens."""
+    try:
+        drafted = yield from steps
+    except Exception as error:
+        log.warning("no proposal after the verdict", error=repr(error))
+        fault = error.reason if isinstance(error, SpecdError) else "FAILED"
+        return DraftedTokens([], 0), SelfProposal(fault=fault)
+    return drafted, SelfProposal(drafted.token_ids, drafted.confidences)
 
 
 def distributions_of(latest: DraftedTokens, token_ids: Sequence[int]) -> list[TokenDistribution]:

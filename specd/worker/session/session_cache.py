@@ -167,9 +167,7 @@ class SessionCache:
     def _pair(self, token_ids: Sequence[int]) -> Steps[None]:
         """Feed the head the pairs of the tokens behind the committed ones; `token_ids` has one more than was fed."""
         if self.pairs is not None:
-            tokens, hidden = self.pairs.missing(token_ids, self.cached_len)
-            yield Feed(self.pairs, mx.array(tokens, mx.uint32), wants_logits=False, hidden=hidden)
-            self.pairs.fed(tokens)
+            yield from self.pairs.catch_up(token_ids, self.cached_len, wants_logits=False)
 
     def keep(self) -> None:
         """End, and leave the layers to the prefix cache, without tokens that were only proposed.
