@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 from specd.errors import InvalidRequestError
 from specd.json_text import InvalidJsonError, Room, TooLargeJsonError, parse_json
 from specd.sampling import MAX_CHAT_VALUES, check_count
-from specd.text.chat import Chat, plain
+from specd.text.chat import MAX_ROLE_CHARACTERS, Chat, plain
 from specd.v1 import generation_pb2
 
 MAX_ENTRIES = 4096  # messages, and tools
-_MAX_ROLE_CHARACTERS = 64  # as in the gateway
 MAX_DEPTH = 64
 # Keys are strings too. The gateway takes half as many in a body, and as many again in the arguments of its tool calls.
 MAX_PARTS = 2**17
@@ -46,12 +45,12 @@ def chat_from(message: generation_pb2.Chat) -> Chat:
 
 
 def _message_from(message: generation_pb2.ChatMessage, place: str, room: Room) -> dict[str, Any]:
-    fields = _object_from(message, "fields", place, room)
-    if len(message.role) > _MAX_ROLE_CHARACTERS:
+    if len(message.role) > MAX_ROLE_CHARACTERS:
         raise InvalidRequestError(
             "OUT_OF_RANGE",
-            f"{place}.role has {len(message.role)} characters: send at most {_MAX_ROLE_CHARACTERS}, such as 'user'",
+            f"{place}.role has {len(message.role)} characters: send at most {MAX_ROLE_CHARACTERS}, such as 'user'",
         )
+    fields = _object_from(message, "fields", place, room)
     own = {"role": message.role, "content": message.content}
     if message.fields_json and (twice := sorted(own.keys() & fields.keys())):
         name = twice[0]
@@ -83,6 +82,7 @@ def _object_from(message: Any, name: str, place: str, room: Room) -> dict[str, A
 
 
 def _parsed(text: bytes, kind: type[ValueT], place: str, room: Room) -> ValueT:
+    """Return the value of JSON text. Bytes, so that the field's string is free while they are parsed."""
     try:
         value = parse_json(text, room)
     except InvalidJsonError as error:

@@ -12,7 +12,7 @@ from gateway.http.errors import ApiError, invalid
 from gateway.http.json_body import TOO_MANY_VALUES, new_room, parse_object
 from specd.json_text import Room
 from specd.sampling import MAX_CHAT_VALUES
-from specd.text.chat import Chat
+from specd.text.chat import MAX_ROLE_CHARACTERS, Chat
 
 MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 4096
@@ -47,7 +47,7 @@ class CallMessage(StrictModel):
 class Message(StrictModel):
     """A message."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
     content: Contents | None = None
     tool_calls: Annotated[Array[CallMessage], Field(max_length=_MAX_CALLS)] | None = None
     tool_call_id: str | None = None

@@ -13,6 +13,7 @@ from specd.errors import InvalidRequestError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+MAX_ROLE_CHARACTERS = 64  # of a message
 # A template's error can quote the whole conversation, and a gRPC status has room for a few kilobytes.
 _MAX_ERROR_CHARACTERS = 500
 _EXACT_INTEGERS = 2**53  # beyond this, a double does not identify the integer

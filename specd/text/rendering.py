@@ -165,7 +165,7 @@ class _Prompt:
         return self._text.getvalue()
 
     async def read(self, most: int) -> None:
-        """Read up to so many characters more."""
+        """Read the next characters, at most this number."""
         async for piece in self._pieces(most):
             self._text.write(piece)
 
