@@ -23,7 +23,7 @@ from specd.cli.app import app
 from specd.client import AsyncClient, GenerationOptions
 from specd.client.protocol.wire import to_request
 from specd.errors import StartupError
-from specd.settings import EMBEDDED_DRAFT
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.v1 import generation_pb2
 from tests.unit.test_bench_summary import ALONE, REJECTION, ROUND, SAMPLE
 
@@ -76,9 +76,9 @@ def test_contradictions_are_refused_before_anything_is_measured(
 
 
 def test_a_replay_computes_with_a_draft_only_if_one_is_named(measured: list[Options]) -> None:
-    for arguments in ([], ["--replay", "0.7"], ["--replay", "0.7", "--draft", "a model", "-c", "2"]):
+    for arguments in ([], ["--replay", "0.7"], ["--replay", "0.7", "--draft", EMBEDDED_TARGET, "-c", "2"]):
         assert bench(*arguments) is None
-    assert [options.draft for options in measured] == [EMBEDDED_DRAFT, "", "a model"]
+    assert [options.draft for options in measured] == [EMBEDDED_DRAFT, "", EMBEDDED_TARGET]
 
 
 def test_the_target_computes_the_draft_where_it_is_told_to(
