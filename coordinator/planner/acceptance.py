@@ -9,6 +9,7 @@ from operator import mul
 NUM_POSITIONS = 8
 _PRIOR = 4.0  # strength in tokens of the mean of all positions for one, and of what is expected for the mean
 _DECAY = 1 / 128  # of a count for each new token
+_FORGOTTEN = 0.03  # part of all counts
 
 
 class PassRates:
@@ -25,6 +26,10 @@ class PassRates:
             position = min(i, NUM_POSITIONS - 1)
             self.tried[position] += 1 - _DECAY * self.tried[position]
             self.passed[position] += (i < num_passed) - _DECAY * self.passed[position]
+
+    def forget(self) -> None:
+        """Let counts decay, so that what failed at first, and was not tried since, has another chance."""
+        self.tried, self.passed = ([(1 - _FORGOTTEN) * n for n in each] for each in (self.tried, self.passed))
 
     def survival(self, k: int) -> list[float]:
         """Return the probability that tokens 0 to i all pass, for each i < k."""

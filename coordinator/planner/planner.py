@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from coordinator.core import Match, Plan, Round
@@ -15,12 +15,14 @@ from coordinator.planner.round_costs import Measured, RoundCosts, size_class
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.step_costs import MovingAverage, bounded_ratio
 from specd.vocabulary import TokenSource
 
 _WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
 _FIRST_TRIAL_ROUNDS = 10
 _LEAST_LOSS = 0.1  # part of the time of a trial that it is taken to cost, as looked-up tokens are tried, too
 _TRIAL_SHARE = 0.01  # of the time, which trials of another k may cost
+_PACE_WEIGHT = 1 / 64  # of a round
 _LEAST_GAIN = 1.02  # by which another k, or looked-up tokens, must promise more than the present k
 _LEAST_CONFIDENCE = 0.7  # product of confidences at which a proposal continues
 _FIRST_ACCEPTANCE = 0.7
@@ -48,6 +50,7 @@ class _Window:
     num_rounds: int = 0
     num_drafted: int = 0
     measured_seconds: float = 0.0
+    expected_seconds: float = 0.0  # of the rounds that were measured, by their numbers of draft tokens
     # Computed when they are first asked for: costs change only between windows.
     seconds_by_match: list[float] = field(default_factory=list)
     seconds_per_token: dict[int, float] = field(default_factory=dict)
@@ -66,6 +69,8 @@ class Planner:
         # (vllm-project/vllm#57533).
         self.pools: OrderedDict[str, dict[str, PassRates]] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
+        # By class of numbers of sessions, what a round of one of them emits in tokens, and its seconds.
+        self._paces: dict[int, tuple[MovingAverage, MovingAverage]] = {}
         self._window: _Window | None = None
         self._trial_at = 0.0
 
@@ -122,6 +127,11 @@ class Planner:
             known[num_sessions] = min(drafting, self.costs.seconds(num_sessions, 0))
         return known[num_sessions]
 
+    def pace(self, num_sessions: int) -> tuple[MovingAverage, MovingAverage]:
+        """Return the tokens and the seconds of the latest rounds of each of about this many sessions."""
+        new = MovingAverage(_PACE_WEIGHT), MovingAverage(_PACE_WEIGHT)
+        return self._paces.setdefault(size_class(num_sessions), new)
+
     def seconds_by_match(self, window: _Window) -> list[float]:
         """Return by length the seconds that a session's matched tokens cost, in a round that others share.
 
@@ -147,16 +157,16 @@ class Planner:
             return None
         if last is None or self.num_rounds >= last.ends_at or self.num_changes != last.num_changes:
             if last is not None and (rounds := last.num_rounds):
-                last.seconds, length = last.measured_seconds / rounds, last.num_drafted / rounds
-                self.costs.observe(last.num_active, length, last.seconds, rounds / last.num_active)
+                last.seconds = last.measured_seconds / rounds
+                surprise = bounded_ratio(last.measured_seconds, last.expected_seconds)
+                self.costs.observe(last.num_active, last.num_drafted > 0, surprise, rounds / last.num_active)
             self._window = self._next_window(last)
         return self._window
 
     def _next_window(self, last: _Window | None) -> _Window:
         active, now = self.active(), self.measured_seconds
         n, size = max(len(active), 1), size_class(max(len(active), 1))
-        tokens, lengths = self._expected(active)
-        seconds = [self.costs.seconds(n, length) for length in lengths]
+        tokens, lengths, seconds = self.expected(active, n)
         rates = [each / time for each, time in zip(tokens, seconds, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
         present = min(self._best_k.get(size, best), len(rates) - 1)
@@ -172,20 +182,28 @@ class Planner:
         ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
         return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
 
-    def _expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float]]:
-        """Return by k what a session's round emits and proposes in tokens, as the mean over those that may draft.
+    def expected(self, active: list[SessionPlanner], n: int) -> tuple[list[float], list[float], list[float]]:
+        """Return by k the tokens that a session's round emits and proposes, and its seconds, as means over sessions.
 
         A round with k draft tokens emits 1 and those that are accepted (Leviathan et al., arXiv 2211.17192,
-        equation 1, by position).
+        equation 1, by position). Its seconds are the mean over the lengths of proposals, which may end early: a verify
+        costs no straight line in them.
         """
         may_draft = [each for each in active if each.may_draft and not each.has_fault]
-        num_drafting, most = len(may_draft), MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
-        tokens, lengths = [1.0] * (most + 1), [0.0] * (most + 1)
+        most = MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
+        accepted, proposed = [0.0] * most, [0.0] * most
         for each in may_draft:
-            for sums, rates in zip((tokens, lengths), each.rates(alone=len(active) == 1), strict=True):
-                for k, expected in enumerate(accumulate(rates.survival(most)), start=1):
-                    sums[k] += expected / num_drafting
-        return tokens, lengths
+            for sums, rates in zip((accepted, proposed), each.rates(alone=len(active) == 1), strict=True):
+                for i, survival in enumerate(rates.survival(most)):
+                    sums[i] += survival / len(may_draft)
+        tokens = [*accumulate(accepted, initial=1.0)]
+        lengths = [*accumulate(proposed, initial=0.0)]
+        costs = [self.costs.seconds(n, k) for k in range(most + 1)]
+        seconds, ended_early = [costs[0]], 0.0
+        for k, (before, now) in enumerate(pairwise((1.0, *proposed)), start=1):
+            ended_early += (before - now) * costs[k - 1]
+            seconds.append(ended_early + now * costs[k])
+        return tokens, lengths, seconds
 
     def _other_k(self, best: int, rates: list[float]) -> int:
         """Return the k of a trial: each second time none, a control; else a near one that promises most."""
@@ -272,13 +290,17 @@ class SessionPlanner:
         is_typical = (
             num_new <= _MOST_NEW_TOKENS
             and not verdict.was_retried
-            and round_.num_proposed == num_drafted
             and not any(each.is_prefilling for each in self._shared.sessions)
         )
-        if is_typical and (self._is_settled or window.num_active == 1):
+        if is_typical:
+            tokens, seconds = self._shared.pace(window.num_active)
+            tokens.add(1 + verdict.num_accepted)
+            seconds.add(round_.seconds)
+        if is_typical and round_.num_proposed == num_drafted and (self._is_settled or window.num_active == 1):
             window.num_rounds += 1
             window.num_drafted += num_drafted
             window.measured_seconds += round_.seconds
+            window.expected_seconds += self._shared.costs.seconds(window.num_active, num_drafted)
             self._shared.measured_seconds += round_.seconds / window.num_active
         # The target's own count of what it accepted: a text that ends rejects nothing.
         if self._sources.k is None and num_drafted:
@@ -294,19 +316,22 @@ class SessionPlanner:
     def _plan_match(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
         """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any two.
 
-        They cost only their verification, in a step that is shared with the other sessions' tokens. A token is worth
-        the time in which a session emits one (Dinkelbach, 1967: what maximises a ratio).
+        They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
+        its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        rate, seconds = window.tokens / window.seconds, self._shared.seconds_by_match(window)
-        plan, best = None, 0.0 if window.is_trial else _LEAST_GAIN - 1
+        tokens, seconds = self._shared.pace(window.num_active)
+        rate = max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
+        costs, least_gain = self._shared.seconds_by_match(window), 1.0 if window.is_trial else _LEAST_GAIN
+        plan, best = None, least_gain * window.tokens - rate * window.seconds
         for match in matches:
             rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
             rates.expected = self._of_matches().mean()
+            rates.forget()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
             if window.is_trial and plan is None:
                 plan, self._of_match = Plan({match.source: min(2, most)}), rates
-            for length, tokens in enumerate(accumulate(rates.survival(most)), start=1):
-                if (worth := 1 + tokens - rate * seconds[length]) > best:
+            for length, accepted in enumerate(accumulate(rates.survival(most)), start=1):
+                if (worth := 1 + accepted - rate * costs[length]) > best:
                     plan, best, self._of_match = Plan({match.source: length}), worth, rates
         return plan
 

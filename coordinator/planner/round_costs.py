@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specd.step_costs import StepCosts, bounded_ratio
+from specd.step_costs import StepCosts
 
 _LEVEL_WEIGHT = 0.1  # of a round of all sessions; the level follows contexts that grow and machines that get busy
 _MOST_COMPARED = 10  # comparisons that the ratio below remembers
@@ -43,17 +43,16 @@ class RoundCosts:
             return own.level * verify
         return own.level * own.drafting * (verify + draft.seconds(num_sessions, k))
 
-    def observe(self, num_sessions: int, k: float, seconds: float, num_rounds: float) -> None:
-        """Learn from the means of some rounds of all sessions."""
-        surprise = bounded_ratio(seconds, self.seconds(num_sessions, k))
+    def observe(self, num_sessions: int, drafted: bool, surprise: float, num_rounds: float) -> None:
+        """Learn that some rounds of all sessions, with or without draft tokens, took `surprise` times as expected."""
         own = self.measured.setdefault(size_class(num_sessions), self._of(num_sessions))
-        before, own.drafted = own.drafted, k > 0
+        before, own.drafted = own.drafted, drafted
         own.num_rounds += num_rounds
         if before in {None, own.drafted}:
             own.level *= surprise ** max(1 - (1 - _LEVEL_WEIGHT) ** num_rounds, num_rounds / own.num_rounds)
         else:  # the level is that of moments ago
             own.num_compared = min(own.num_compared + 1, _MOST_COMPARED)
-            own.drafting *= surprise ** ((1 if k else -1) / own.num_compared)
+            own.drafting *= surprise ** ((1 if drafted else -1) / own.num_compared)
 
     def _of(self, num_sessions: int) -> Measured:
         """Return what was measured of about as many sessions, or else of the nearest number."""

@@ -68,3 +68,38 @@ def test_matches_are_expected_to_be_as_right_as_matches_of_other_lengths() -> No
         lengths[num_accepted] = session.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP)
     fresh = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="")
     assert lengths[0] < fresh.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP) <= lengths[8]
+
+
+def test_a_kind_of_match_that_failed_at_first_gets_another_chance() -> None:
+    """A cheap match was given up for good after its first two failures, though the next ones would have been right."""
+    session = Simulation(World()).planner.begin(Sampling(), client="")
+    weak, strong = Match(TokenSource.LOOKUP, [1] * 8, 1), Match(TokenSource.LOOKUP, [1] * 8, 6)
+    tries = 0
+    for number in range(300):
+        match = weak if number % 2 else strong
+        plan = session.plan([match])
+        drafted, k = plan.limit(TokenSource.DRAFT), plan.limit(TokenSource.LOOKUP)
+        is_try = match is weak and k > 0
+        if is_try and number < 100:
+            session.observe(plan, round_with_match(k, 0))
+        elif k:
+            session.observe(plan, round_with_match(k, k))
+        else:
+            session.observe(plan, round_of(drafted, min(drafted, 3)))
+        tries += is_try and number > 250
+    assert tries > 5
+
+
+def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> None:
+    """Kernels that prefer some widths: no proposal has the mean of their lengths."""
+    world = World(verify=lambda _, width: 0.020 if width <= 4 else 0.030 if width <= 8 else 0.050)
+    planner = Simulation(world).planner
+    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,)), client="")
+    accepted, proposed = session.rates(alone=True)
+    for _ in range(40):
+        for length in (3, 8):
+            accepted.add(8, length - 1)
+            proposed.add(8, length)
+    seconds = planner.expected([session], 1)[2]
+    costs = planner.costs.seconds
+    assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005
