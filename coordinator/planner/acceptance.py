@@ -28,7 +28,7 @@ class PassRates:
             self.passed[position] += (i < num_passed) - _DECAY * self.passed[position]
 
     def forget(self) -> None:
-        """Let counts decay, so that what failed at first, and was not tried since, has another chance."""
+        """Let counts decay, so that tokens that failed at first and were not tried since get another chance."""
         self.tried, self.passed = ([(1 - _FORGOTTEN) * n for n in each] for each in (self.tried, self.passed))
 
     def survival(self, k: int) -> list[float]:

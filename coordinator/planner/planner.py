@@ -69,7 +69,7 @@ class Planner:
         # (vllm-project/vllm#57533).
         self.pools: OrderedDict[str, dict[str, PassRates]] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
-        # By class of numbers of sessions, what a round of one of them emits in tokens, and its seconds.
+        # By class of numbers of sessions: tokens and seconds of the latest rounds of each session.
         self._paces: dict[int, tuple[MovingAverage, MovingAverage]] = {}
         self._window: _Window | None = None
         self._trial_at = 0.0
