@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -263,7 +263,8 @@ class SessionPlanner:
             return plan
         if self.may_draft and self._shared.costs.draft() is None:
             return Plan({TokenSource.DRAFT: 1})  # the Drafter reports why there is no draft
-        return self._plan_draft()
+        plan = self._plan_draft()
+        return self._lengthened(plan, window, matches) if window is not None and plan.limits and matches else plan
 
     def ahead(self) -> Plan:
         """Return how many draft tokens the next round is likely to have, for a target that proposes them ahead."""
@@ -308,9 +309,10 @@ class SessionPlanner:
             limit = plan.limit(TokenSource.DRAFT)
             accepted.add(limit, min(verdict.num_accepted, num_drafted))
             proposed.add(limit, num_drafted)
-        elif self._sources.k is None and round_.num_proposed and self._of_match is not None:
-            for rates in (self._of_match, self._of_matches()):
-                rates.add(round_.num_proposed, verdict.num_accepted)
+        num_matched = round_.num_proposed - num_drafted
+        if self._sources.k is None and num_matched and self._of_match is not None:
+            for rates in (self._of_match,) if num_drafted else (self._of_match, self._of_matches()):
+                rates.add(num_matched, max(verdict.num_accepted - num_drafted, 0))
         return len(round_.commit.token_ids) * self._shared.costs.seconds(window.num_active, 0)
 
     def _plan_match(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
@@ -319,21 +321,33 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        tokens, seconds = self._shared.pace(window.num_active)
-        rate = max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
-        costs, least_gain = self._shared.seconds_by_match(window), 1.0 if window.is_trial else _LEAST_GAIN
+        rate, seconds = self._pace(window), self._shared.seconds_by_match(window)
+        least_gain = 1.0 if window.is_trial else _LEAST_GAIN
         plan, best = None, least_gain * window.tokens - rate * window.seconds
         for match in matches:
             rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
             rates.expected = self._of_matches().mean()
-            rates.forget()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
             if window.is_trial and plan is None:
                 plan, self._of_match = Plan({match.source: min(2, most)}), rates
-            for length, accepted in enumerate(accumulate(rates.survival(most)), start=1):
-                if (worth := 1 + accepted - rate * costs[length]) > best:
-                    plan, best, self._of_match = Plan({match.source: length}), worth, rates
+            length, worth = _best_length(rates, rate, seconds[: most + 1])
+            worth += 1 - rate * seconds[0]
+            if length and worth > best:
+                plan, best, self._of_match = Plan({match.source: length}), worth, rates
         return plan
+
+    def _lengthened(self, plan: Plan, window: _Window, matches: Sequence[Match]) -> Plan:
+        """Return the plan with the matched tokens that are worth it behind the draft's, if those begin the match."""
+        source, evidence = matches[0].source, matches[0].evidence
+        rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)
+        seconds = self._shared.seconds_by_match(window)[round(window.length) :]
+        length, _ = _best_length(rates, self._pace(window), seconds)
+        return replace(plan, limits={**plan.limits, source: length}) if length else plan
+
+    def _pace(self, window: _Window) -> float:
+        """Return the tokens per second of a session: those of a draft's rounds, or of the latest, if they had more."""
+        tokens, seconds = self._shared.pace(window.num_active)
+        return max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
 
     def _of_matches(self) -> PassRates:
         """Return how far matches are accepted, by whatever evidence."""
@@ -342,3 +356,15 @@ class SessionPlanner:
     def _rates(self, what: str, expected: float) -> PassRates:
         """Return what sessions with this kind of sampling share."""
         return self._pools.setdefault(f"{self._kind} {what}", PassRates(expected))
+
+
+def _best_length(rates: PassRates, rate: float, seconds: Sequence[float]) -> tuple[int, float]:
+    """Return the number of more tokens that is worth most, and its worth in tokens, by a round's `seconds` by number.
+
+    Their seconds are worth `rate` tokens each.
+    """
+    rates.forget()
+    accepted = [0.0, *accumulate(rates.survival(len(seconds) - 1))]
+    worths = [tokens - rate * (each - seconds[0]) for tokens, each in zip(accepted, seconds, strict=True)]
+    length = max(range(len(worths)), key=worths.__getitem__)
+    return length, worths[length]

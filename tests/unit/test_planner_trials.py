@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from coordinator.core import Exchange, Match, Part, Proposal, Round
 from coordinator.planner.planner import SessionPlanner
 from coordinator.sources import Sources
@@ -103,3 +105,21 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
     seconds = planner.expected([session], 1)[2]
     costs = planner.costs.seconds
     assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_matches_lengthen_the_drafts_proposals_as_long_as_they_are_right(is_right: bool) -> None:
+    """The draft ends after four right tokens. A match is right behind them or never, and never on its own."""
+    session = Simulation(World()).planner.begin(Sampling(), client="")
+    match = Match(TokenSource.LOOKUP, [1] * 20, 1)
+    lengthened = 0
+    for number in range(200):
+        plan = session.plan([match])
+        k, longer = min(plan.limit(TokenSource.DRAFT), 4), plan.limit(TokenSource.LOOKUP)
+        num_accepted = k + is_right * longer if k else 0
+        round_ = round_of(k, k)
+        parts = Part(TokenSource.DRAFT, [1] * k), Part(TokenSource.LOOKUP, [1] * longer)
+        verdict = replace(round_.verdict, num_accepted=num_accepted)
+        session.observe(plan, replace(round_, proposal=Proposal(parts), verdict=verdict))
+        lengthened += number >= 100 and k > 0 and longer > 0
+    assert lengthened > 70 if is_right else lengthened < 30
