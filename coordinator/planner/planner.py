@@ -31,6 +31,9 @@ _MOST_NEW_TOKENS = 8
 _MOST_CLIENTS, _MOST_KEPT_CLIENTS = 128, 16
 _ALL_SOURCES = Sources()
 
+# By class of numbers of sessions, the tokens and the seconds of the latest rounds.
+_Paces = dict[int, tuple[MovingAverage, MovingAverage]]
+
 
 @dataclass
 class _Window:
@@ -68,9 +71,8 @@ class Planner:
         # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
         # (vllm-project/vllm#57533).
         self.pools: OrderedDict[str, dict[str, PassRates]] = OrderedDict()
+        self._paces: OrderedDict[str, _Paces] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
-        # By class of numbers of sessions: tokens and seconds of the latest rounds of each session.
-        self._paces: dict[int, tuple[MovingAverage, MovingAverage]] = {}
         self._window: _Window | None = None
         self._trial_at = 0.0
 
@@ -85,9 +87,11 @@ class Planner:
         """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
         name = hashlib.sha256(client.encode()).hexdigest()[:16]
         pools = self.pools[name] = self.pools.pop(name, {})
-        if len(self.pools) > _MOST_CLIENTS:
-            self.pools.popitem(last=False)
-        session = SessionPlanner(self, pools, sampling, sources, is_paused)
+        paces = self._paces[name] = self._paces.pop(name, {})
+        for clients in (self.pools, self._paces):
+            if len(clients) > _MOST_CLIENTS:
+                clients.popitem(last=False)
+        session = SessionPlanner(self, pools, paces, sampling, sources, is_paused)
         self.sessions[session] = None
         self.num_changes += 1
         return session
@@ -126,11 +130,6 @@ class Planner:
             drafting = self.costs.seconds(num_sessions, window.length) / window.tokens
             known[num_sessions] = min(drafting, self.costs.seconds(num_sessions, 0))
         return known[num_sessions]
-
-    def pace(self, num_sessions: int) -> tuple[MovingAverage, MovingAverage]:
-        """Return the tokens and the seconds of the latest rounds of each of about this many sessions."""
-        new = MovingAverage(_PACE_WEIGHT), MovingAverage(_PACE_WEIGHT)
-        return self._paces.setdefault(size_class(num_sessions), new)
 
     def seconds_by_match(self, window: _Window) -> list[float]:
         """Return by length the seconds that a session's matched tokens cost, in a round that others share.
@@ -218,11 +217,12 @@ class SessionPlanner:
         self,
         shared: Planner,
         pools: dict[str, PassRates],
+        paces: _Paces,
         sampling: Sampling,
         sources: Sources,
         is_paused: Callable[[], bool],
     ) -> None:
-        self.is_paused, self._sources = is_paused, sources
+        self.is_paused, self._sources, self._paces = is_paused, sources, paces
         self._drafts = TokenSource.DRAFT in sources.allowed
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
@@ -294,7 +294,7 @@ class SessionPlanner:
             and not any(each.is_prefilling for each in self._shared.sessions)
         )
         if is_typical:
-            tokens, seconds = self._shared.pace(window.num_active)
+            tokens, seconds = self._pace(window)
             tokens.add(1 + verdict.num_accepted)
             seconds.add(round_.seconds)
         if is_typical and round_.num_proposed == num_drafted and (self._is_settled or window.num_active == 1):
@@ -321,7 +321,7 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        rate, seconds = self._pace(window), self._shared.seconds_by_match(window)
+        rate, seconds = self._rate(window), self._shared.seconds_by_match(window)
         least_gain = 1.0 if window.is_trial else _LEAST_GAIN
         plan, best = None, least_gain * window.tokens - rate * window.seconds
         for match in matches:
@@ -341,12 +341,17 @@ class SessionPlanner:
         source, evidence = matches[0].source, matches[0].evidence
         rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)
         seconds = self._shared.seconds_by_match(window)[round(window.length) :]
-        length, _ = _best_length(rates, self._pace(window), seconds)
+        length, _ = _best_length(rates, self._rate(window), seconds)
         return replace(plan, limits={**plan.limits, source: length}) if length else plan
 
-    def _pace(self, window: _Window) -> float:
+    def _pace(self, window: _Window) -> tuple[MovingAverage, MovingAverage]:
+        """Return the tokens and the seconds of the client's latest rounds, beside about as many sessions."""
+        new = MovingAverage(_PACE_WEIGHT), MovingAverage(_PACE_WEIGHT)
+        return self._paces.setdefault(size_class(window.num_active), new)
+
+    def _rate(self, window: _Window) -> float:
         """Return the tokens per second of a session: those of a draft's rounds, or of the latest, if they had more."""
-        tokens, seconds = self._shared.pace(window.num_active)
+        tokens, seconds = self._pace(window)
         return max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
 
     def _of_matches(self) -> PassRates:

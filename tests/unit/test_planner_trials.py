@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core import Exchange, Match, Part, Proposal, Round
+from coordinator.core import Exchange, Match, Part, Plan, Proposal, Round
 from coordinator.planner.planner import SessionPlanner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
@@ -54,8 +54,8 @@ def test_the_prefill_of_one_session_teaches_no_costs_of_the_others_rounds() -> N
     assert planner.costs.seconds(1, 4) > before
 
 
-def round_with_match(k: int, num_accepted: int) -> Round:
-    whole = round_of(k, num_accepted)
+def round_with_match(k: int, num_accepted: int, *, seconds: float = 0.05) -> Round:
+    whole = round_of(k, num_accepted, seconds=seconds)
     return replace(whole, proposal=Proposal((Part(TokenSource.LOOKUP, [1] * k),)))
 
 
@@ -105,6 +105,26 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
     seconds = planner.expected([session], 1)[2]
     costs = planner.costs.seconds
     assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005
+
+
+def test_fast_rounds_of_one_client_do_not_change_the_plans_of_another() -> None:
+    """They would tell the other how well the first one's text is guessed (vllm-project/vllm#57533)."""
+    planner, match = Simulation(World()).planner, Match(TokenSource.LOOKUP, [1] * 32, 3)
+
+    def planned(client: str) -> Plan:
+        session = planner.begin(Sampling(), client=client)
+        plan = session.plan([match])
+        session.close()
+        return plan
+
+    before = planned("alice")
+    fast = planner.begin(Sampling(), client="bob")
+    for _ in range(100):
+        fast.plan([match])
+        fast.observe(Plan({TokenSource.LOOKUP: 32}), round_with_match(32, 32, seconds=0.001))
+    fast.close()
+    assert planned("alice") == before
+    assert planned("bob") != before
 
 
 @pytest.mark.parametrize("is_right", [True, False])
