@@ -24,7 +24,7 @@ def test_flag_over_variable_over_file(tmp_path: Path) -> None:
         done = run_specd(*arguments, **cast(Any, variables))
         assert done.returncode == 2
         message = complaint(done.stderr)
-        assert "num_draft_tokens" in message
+        assert "num_draft_tokens" in message.lower().replace("-", "_")
         assert counts in message
 
 
@@ -32,7 +32,7 @@ def test_the_file_in_the_working_directory_is_read(tmp_path: Path) -> None:
     (tmp_path / "specd.toml").write_text("[coordinator]\nnum_draft_tokens = 41\n")
     done = run_specd("coordinator", directory=tmp_path)
     assert done.returncode == 2
-    assert "got 41" in complaint(done.stderr)
+    assert "'41'" in complaint(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_file_in_the_working_directory_is_read(tmp_path: Path) -> None:
     [
         pytest.param(["coordinator", "--num-draft-tokens", "many"], {}, "'many'", id="flag is no number"),
         pytest.param(["coordinator", "--num-draft-tokens", "-1"], {}, "'-1'", id="flag out of range"),
-        pytest.param(["draft-worker", "--blas-threads", "0"], {}, "blas_threads", id="no threads"),
+        pytest.param(["draft-worker", "--blas-threads", "0"], {}, "--blas-threads", id="no threads"),
         pytest.param(["up", "--num-draft-tokens", "33"], {}, "'33'", id="too many draft tokens"),
         pytest.param(["coordinator"], {"SPECD_COORDINATOR_DRAFT_TIMEOUT_SECONDS": "soon"}, "'soon'", id="variable"),
         pytest.param(["--log-level", "loud", "coordinator"], {}, "'loud'", id="log level"),

@@ -17,9 +17,10 @@ from specd.errors import StartupError
 from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
 from specd.worker.layers.session_layers import SessionLayers
-from specd.worker.model.files import check_files
+from specd.worker.model.files import check_files, is_head
 from specd.worker.model.head_loader import load_head
 from specd.worker.model.loader import load as load_model
+from tests.worker.gpt2_models import save_gpt2, weights_on_the_hub
 from tests.worker.head_files import (
     FAMILIES,
     Target,
@@ -277,3 +278,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert load_head(target.network, target.directory, batches=False) is None
     assert "is a link out of the model's directory" in logs[-1]["reason"]
+
+
+def test_a_gpt2_is_no_head_though_its_layers_are_named_like_a_fusion(tmp_path: Path) -> None:
+    assert not is_head(Path(save_gpt2(tmp_path / "model", weights_on_the_hub(""))))
