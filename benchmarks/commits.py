@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from in_turns import compare, parser_of
+from service_pair import compare, parser_of
 
 from specd.supervisor import Stack
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-from in_turns import compare, parser_of
+from service_pair import compare, parser_of
 
 from specd.supervisor import Stack
 

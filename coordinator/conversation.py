@@ -82,7 +82,7 @@ def _object_from(message: Any, name: str, place: str, room: Room) -> dict[str, A
 
 
 def _parsed(text: bytes, kind: type[ValueT], place: str, room: Room) -> ValueT:
-    """Return the value of JSON text. Bytes, so that the field's string is free while they are parsed."""
+    """Return the value of JSON text, which comes as bytes so that the field's string is free while they are parsed."""
     try:
         value = parse_json(text, room)
     except InvalidJsonError as error:

@@ -9,7 +9,7 @@ from operator import mul
 NUM_POSITIONS = 8
 _PRIOR = 4.0  # strength in tokens of the mean of all positions for one, and of what is expected for the mean
 _DECAY = 1 / 128  # of a count for each new token
-_FORGOTTEN = 0.03  # part of all counts
+_FORGOTTEN = 0.03  # part of all counts, each time
 
 
 class PassRates:

@@ -15,14 +15,14 @@ from coordinator.planner.round_costs import Measured, RoundCosts, size_class
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.settings import MAX_NUM_DRAFT_TOKENS
-from specd.step_costs import MovingAverage, bounded_ratio
+from specd.step_costs import MovingAverage
 from specd.vocabulary import TokenSource
 
 _WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
 _FIRST_TRIAL_ROUNDS = 10
 _LEAST_LOSS = 0.1  # part of the time of a trial that it is taken to cost, as looked-up tokens are tried, too
 _TRIAL_SHARE = 0.01  # of the time, which trials of another k may cost
-_PACE_WEIGHT = 1 / 64  # of a round
+_PACE_WEIGHT = 1 / 64  # of a round in its client's pace
 _LEAST_GAIN = 1.02  # by which another k, or looked-up tokens, must promise more than the present k
 _LEAST_CONFIDENCE = 0.7  # product of confidences at which a proposal continues
 _FIRST_ACCEPTANCE = 0.7
@@ -30,9 +30,6 @@ _FIRST_ACCEPTANCE = 0.7
 _MOST_NEW_TOKENS = 8
 _MOST_CLIENTS, _MOST_KEPT_CLIENTS = 128, 16
 _ALL_SOURCES = Sources()
-
-# By class of numbers of sessions, the tokens and the seconds of the latest rounds.
-_Paces = dict[int, tuple[MovingAverage, MovingAverage]]
 
 
 @dataclass
@@ -59,6 +56,17 @@ class _Window:
     seconds_per_token: dict[int, float] = field(default_factory=dict)
 
 
+@dataclass
+class _Client:
+    """What a client's sessions have taught: how far proposals get, by kind, and how fast its latest rounds were.
+
+    `paces` has the tokens and the seconds of a round, by class of numbers of sessions.
+    """
+
+    pools: dict[str, PassRates] = field(default_factory=dict)
+    paces: dict[int, tuple[MovingAverage, MovingAverage]] = field(default_factory=dict)
+
+
 class Planner:
     """What all sessions share: the costs of rounds, what each client has taught, and the present window."""
 
@@ -68,10 +76,8 @@ class Planner:
         # Trials may cost a part of this time: idle time, prefills and faults neither pay for a trial nor prolong it.
         self.measured_seconds = 0.0
         self.sessions: dict[SessionPlanner, None] = {}
-        # By client and kind of proposal: what one client teaches must neither mislead others nor tell them anything
-        # (vllm-project/vllm#57533).
-        self.pools: OrderedDict[str, dict[str, PassRates]] = OrderedDict()
-        self._paces: OrderedDict[str, _Paces] = OrderedDict()
+        # What one client teaches must neither mislead others nor tell them anything (vllm-project/vllm#57533).
+        self.clients: OrderedDict[str, _Client] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
         self._window: _Window | None = None
         self._trial_at = 0.0
@@ -86,12 +92,10 @@ class Planner:
     ) -> SessionPlanner:
         """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
         name = hashlib.sha256(client.encode()).hexdigest()[:16]
-        pools = self.pools[name] = self.pools.pop(name, {})
-        paces = self._paces[name] = self._paces.pop(name, {})
-        for clients in (self.pools, self._paces):
-            if len(clients) > _MOST_CLIENTS:
-                clients.popitem(last=False)
-        session = SessionPlanner(self, pools, paces, sampling, sources, is_paused)
+        known = self.clients[name] = self.clients.pop(name, None) or _Client()
+        if len(self.clients) > _MOST_CLIENTS:
+            self.clients.popitem(last=False)
+        session = SessionPlanner(self, known, sampling, sources, is_paused)
         self.sessions[session] = None
         self.num_changes += 1
         return session
@@ -99,9 +103,10 @@ class Planner:
     def learnt(self) -> dict[str, Any]:
         """Return what was learnt, as JSON can hold it: of the latest clients."""
         costs = {str(size): (own.level, own.drafting, own.num_compared) for size, own in self.costs.measured.items()}
-        latest = list(self.pools.items())[-_MOST_KEPT_CLIENTS:]
+        latest = list(self.clients.items())[-_MOST_KEPT_CLIENTS:]
         kinds = {
-            name: {kind: (each.expected, each.tried, each.passed) for kind, each in own.items()} for name, own in latest
+            name: {kind: (each.expected, each.tried, each.passed) for kind, each in own.pools.items()}
+            for name, own in latest
         }
         return {"costs": costs, "clients": kinds}
 
@@ -112,12 +117,12 @@ class Planner:
             0.05 < own.level < 20 and 0.05 < own.drafting < 20 and own.num_compared >= 0 for own in costs.values()
         ):
             raise ValueError(f"costs of {costs}")
-        pools = {
-            str(name): {str(kind): PassRates.restored(*counts) for kind, counts in own.items()}
+        clients = {
+            str(name): _Client({str(kind): PassRates.restored(*counts) for kind, counts in own.items()})
             for name, own in learnt["clients"].items()
         }
         self.costs.measured.update(costs)
-        self.pools.update(pools)
+        self.clients.update(clients)
 
     def seconds_per_token(self, num_sessions: int) -> float:
         """Return the seconds of a token in each of this many sessions that run together; 0 before any round.
@@ -157,15 +162,16 @@ class Planner:
         if last is None or self.num_rounds >= last.ends_at or self.num_changes != last.num_changes:
             if last is not None and (rounds := last.num_rounds):
                 last.seconds = last.measured_seconds / rounds
-                surprise = bounded_ratio(last.measured_seconds, last.expected_seconds)
-                self.costs.observe(last.num_active, last.num_drafted > 0, surprise, rounds / last.num_active)
+                n, drafted = last.num_active, last.num_drafted > 0
+                self.costs.observe(n, drafted, last.measured_seconds, last.expected_seconds, rounds / n)
             self._window = self._next_window(last)
         return self._window
 
     def _next_window(self, last: _Window | None) -> _Window:
         active, now = self.active(), self.measured_seconds
-        n, size = max(len(active), 1), size_class(max(len(active), 1))
-        tokens, lengths, seconds = self.expected(active, n)
+        n = max(len(active), 1)
+        size = size_class(n)
+        tokens, lengths, seconds = self.expected(active)
         rates = [each / time for each, time in zip(tokens, seconds, strict=True)]
         best = max(range(len(rates)), key=rates.__getitem__)
         present = min(self._best_k.get(size, best), len(rates) - 1)
@@ -181,12 +187,12 @@ class Planner:
         ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
         return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
 
-    def expected(self, active: list[SessionPlanner], n: int) -> tuple[list[float], list[float], list[float]]:
+    def expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float], list[float]]:
         """Return by k the tokens that a session's round emits and proposes, and its seconds, as means over sessions.
 
         A round with k draft tokens emits 1 and those that are accepted (Leviathan et al., arXiv 2211.17192,
-        equation 1, by position). Its seconds are the mean over the lengths of proposals, which may end early: a verify
-        costs no straight line in them.
+        equation 1, by position). Its seconds are the mean over the lengths of proposals, which may end early: the cost
+        of a verify is not linear in its length.
         """
         may_draft = [each for each in active if each.may_draft and not each.has_fault]
         most = MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
@@ -197,7 +203,7 @@ class Planner:
                     sums[i] += survival / len(may_draft)
         tokens = [*accumulate(accepted, initial=1.0)]
         lengths = [*accumulate(proposed, initial=0.0)]
-        costs = [self.costs.seconds(n, k) for k in range(most + 1)]
+        costs = [self.costs.seconds(max(len(active), 1), k) for k in range(most + 1)]
         seconds, ended_early = [costs[0]], 0.0
         for k, (before, now) in enumerate(pairwise((1.0, *proposed)), start=1):
             ended_early += (before - now) * costs[k - 1]
@@ -216,13 +222,12 @@ class SessionPlanner:
     def __init__(
         self,
         shared: Planner,
-        pools: dict[str, PassRates],
-        paces: _Paces,
+        client: _Client,
         sampling: Sampling,
         sources: Sources,
         is_paused: Callable[[], bool],
     ) -> None:
-        self.is_paused, self._sources, self._paces = is_paused, sources, paces
+        self.is_paused, self._sources, self._paces = is_paused, sources, client.paces
         self._drafts = TokenSource.DRAFT in sources.allowed
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
@@ -230,7 +235,7 @@ class SessionPlanner:
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         self._shared = shared
         # Other tokens are likely under a bias: such a session learns for itself.
-        self._pools = {} if sampling.changes_logits else pools
+        self._pools = {} if sampling.changes_logits else client.pools
         # Acceptance depends on the temperature more than on the text.
         self._kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
         self._of_match: PassRates | None = None
@@ -321,12 +326,13 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        rate, seconds = self._rate(window), self._shared.seconds_by_match(window)
+        rate, seconds = self._tokens_per_second(window), self._shared.seconds_by_match(window)
         least_gain = 1.0 if window.is_trial else _LEAST_GAIN
         plan, best = None, least_gain * window.tokens - rate * window.seconds
         for match in matches:
             rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
             rates.expected = self._of_matches().mean()
+            rates.forget()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
             if window.is_trial and plan is None:
                 plan, self._of_match = Plan({match.source: min(2, most)}), rates
@@ -337,11 +343,15 @@ class SessionPlanner:
         return plan
 
     def _lengthened(self, plan: Plan, window: _Window, matches: Sequence[Match]) -> Plan:
-        """Return the plan with the matched tokens that are worth it behind the draft's, if those begin the match."""
+        """Return the plan with matched tokens behind the draft's, as many as promise more tokens than their time costs.
+
+        Look-up proposes them only if its match begins with the draft's tokens.
+        """
         source, evidence = matches[0].source, matches[0].evidence
         rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)
+        rates.forget()
         seconds = self._shared.seconds_by_match(window)[round(window.length) :]
-        length, _ = _best_length(rates, self._rate(window), seconds)
+        length, _ = _best_length(rates, self._tokens_per_second(window), seconds)
         return replace(plan, limits={**plan.limits, source: length}) if length else plan
 
     def _pace(self, window: _Window) -> tuple[MovingAverage, MovingAverage]:
@@ -349,8 +359,8 @@ class SessionPlanner:
         new = MovingAverage(_PACE_WEIGHT), MovingAverage(_PACE_WEIGHT)
         return self._paces.setdefault(size_class(window.num_active), new)
 
-    def _rate(self, window: _Window) -> float:
-        """Return the tokens per second of a session: those of a draft's rounds, or of the latest, if they had more."""
+    def _tokens_per_second(self, window: _Window) -> float:
+        """Return what a session emits: as expected with a draft, or as measured lately, if that is more."""
         tokens, seconds = self._pace(window)
         return max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
 
@@ -364,11 +374,10 @@ class SessionPlanner:
 
 
 def _best_length(rates: PassRates, rate: float, seconds: Sequence[float]) -> tuple[int, float]:
-    """Return the number of more tokens that is worth most, and its worth in tokens, by a round's `seconds` by number.
+    """Return the number of further tokens that is worth most, and that worth, in tokens.
 
-    Their seconds are worth `rate` tokens each.
+    A round with i of them takes `seconds[i]`. A second is worth `rate` tokens.
     """
-    rates.forget()
     accepted = [0.0, *accumulate(rates.survival(len(seconds) - 1))]
     worths = [tokens - rate * (each - seconds[0]) for tokens, each in zip(accepted, seconds, strict=True)]
     length = max(range(len(worths)), key=worths.__getitem__)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specd.step_costs import StepCosts
+from specd.step_costs import StepCosts, bounded_ratio
 
 _LEVEL_WEIGHT = 0.1  # of a round of all sessions; the level follows contexts that grow and machines that get busy
 _MOST_COMPARED = 10  # comparisons that the ratio below remembers
@@ -43,8 +43,11 @@ class RoundCosts:
             return own.level * verify
         return own.level * own.drafting * (verify + draft.seconds(num_sessions, k))
 
-    def observe(self, num_sessions: int, drafted: bool, surprise: float, num_rounds: float) -> None:
-        """Learn that some rounds of all sessions, with or without draft tokens, took `surprise` times as expected."""
+    def observe(
+        self, num_sessions: int, drafted: bool, seconds: float, expected_seconds: float, num_rounds: float
+    ) -> None:
+        """Learn from some rounds of all sessions, with or without draft tokens: how long they took."""
+        surprise = bounded_ratio(seconds, expected_seconds)
         own = self.measured.setdefault(size_class(num_sessions), self._of(num_sessions))
         before, own.drafted = own.drafted, drafted
         own.num_rounds += num_rounds

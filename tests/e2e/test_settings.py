@@ -16,23 +16,21 @@ def test_flag_over_variable_over_file(tmp_path: Path) -> None:
     Path(path).write_text("[coordinator]\nnum_draft_tokens = 41\n")
     variable = {"SPECD_COORDINATOR_NUM_DRAFT_TOKENS": "42"}
     for arguments, variables, counts in (
-        (["--config", path, "coordinator", "--num-draft-tokens", "43"], variable, "43"),
-        (["--config", path, "coordinator"], variable, "42"),
-        (["--config", path, "coordinator"], {}, "41"),
-        (["coordinator"], {"SPECD_CONFIG": path}, "41"),
+        (["--config", path, "coordinator", "--num-draft-tokens", "43"], variable, "--num-draft-tokens: '43'"),
+        (["--config", path, "coordinator"], variable, "SPECD_COORDINATOR_NUM_DRAFT_TOKENS: '42'"),
+        (["--config", path, "coordinator"], {}, "[coordinator] num_draft_tokens: '41'"),
+        (["coordinator"], {"SPECD_CONFIG": path}, "[coordinator] num_draft_tokens: '41'"),
     ):
         done = run_specd(*arguments, **cast(Any, variables))
         assert done.returncode == 2
-        message = complaint(done.stderr)
-        assert "num_draft_tokens" in message.lower().replace("-", "_")
-        assert counts in message
+        assert counts in complaint(done.stderr)
 
 
 def test_the_file_in_the_working_directory_is_read(tmp_path: Path) -> None:
     (tmp_path / "specd.toml").write_text("[coordinator]\nnum_draft_tokens = 41\n")
     done = run_specd("coordinator", directory=tmp_path)
     assert done.returncode == 2
-    assert "'41'" in complaint(done.stderr)
+    assert "[coordinator] num_draft_tokens: '41'" in complaint(done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -308,13 +308,13 @@ def test_what_is_remembered_of_clients_is_bounded() -> None:
     for tenth in range(1, 1000):  # a client that tries every temperature
         planner.begin(Sampling(temperature=tenth / 10), client="a").close()
     assert accepted_by(planner.begin(Sampling(), client="b")) is usual
-    assert max(map(len, planner.pools.values())) <= 4 * 9
+    assert max(len(each.pools) for each in planner.clients.values()) <= 4 * 9
     for number in range(126):
         planner.begin(Sampling(), client=str(number)).close()
     assert accepted_by(planner.begin(Sampling(), client="b")) is usual, "it is one of the latest"
     for number in range(200):
         planner.begin(Sampling(), client=str(number)).close()
-    assert len(planner.pools) <= 128
+    assert len(planner.clients) <= 128
     assert accepted_by(planner.begin(Sampling(), client="b")) is not usual
 
 

@@ -102,7 +102,7 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
         for length in (3, 8):
             accepted.add(8, length - 1)
             proposed.add(8, length)
-    seconds = planner.expected([session], 1)[2]
+    seconds = planner.expected([session])[2]
     costs = planner.costs.seconds
     assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005
 

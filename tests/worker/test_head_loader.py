@@ -280,5 +280,12 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     assert "is a link out of the model's directory" in logs[-1]["reason"]
 
 
+@pytest.mark.parametrize("prefix", ["", "mtp.", "model.mtp.", "language_model.mtp."])
+def test_a_head_is_known_by_its_fusion(prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {f"{prefix}fc.weight": mx.zeros((2, 4))})
+    assert is_head(tmp_path)
+
+
 def test_a_gpt2_is_no_head_though_its_layers_are_named_like_a_fusion(tmp_path: Path) -> None:
     assert not is_head(Path(save_gpt2(tmp_path / "model", weights_on_the_hub(""))))

@@ -23,11 +23,10 @@ class HeadLayout:
 
     `promise` is the field of a config with the number of heads. `pattern`, in which N stands for the number of the
     target's layers, finds the tensors in the target's files, unless they have the names of OURS; its group is the name
-    within the head. `names` maps the
-    beginnings of these names to those of `MTPHead`, the longest first, and "" drops a tensor. `make_layer` makes the
-    head's layer, of a class of layers, for a target's arguments. With `state_first`, the state comes before the
-    embedding in `fc`. Some layers need a mask as an array. `adds_one` is whether norms multiply by 1 + w until a
-    converter adds the 1.
+    within the head. `names` maps the beginnings of these names to those of `MTPHead`, the longest first, and "" drops a
+    tensor. `make_layer` makes the head's layer, of a class of layers, for a target's arguments. With `state_first`, the
+    state comes before the embedding in `fc`. Some layers need a mask as an array. `adds_one` is whether norms multiply
+    by 1 + w until a converter adds the 1.
     """
 
     promise: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -29,7 +30,8 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "*.spm", "*.tiktoken", "vocab.*")
 POSITIONS, SOURCE_POSITIONS = "max_position_embeddings", "n_positions"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEMPLATES = "additional_chat_templates"
-_EMBEDDING, _FUSIONS = "embed_tokens.", ("fc", "mtp.fc")  # names of a model's layer, and of a head's
+_EMBEDDING = "embed_tokens."  # of a model
+_FUSION = re.compile(r"(?:(?:.*\.)?mtp\.)?fc\.[^.]+")  # of a head
 _HEAD = "mtp"  # a folder with the weights of a head
 # The limit of the first pattern that matches holds. The longest indexes have 10 MB.
 _MOST_BYTES = {
@@ -52,7 +54,7 @@ def is_head(directory: Path) -> bool:
     if str(read_config(directory).get("model_type", "")).endswith("_mtp"):
         return True
     names = [name for path in directory.glob("*.safetensors") for name in tensor_names(path)]
-    return any(name.rpartition(".")[0] in _FUSIONS for name in names) and not any(
+    return any(_FUSION.fullmatch(name) for name in names) and not any(
         name.startswith(_EMBEDDING) or f".{_EMBEDDING}" in name for name in names
     )
 

@@ -1,4 +1,4 @@
-"""Two services on the same requests in turns: not a script, but what those that compare two services share."""
+"""A pair of services on the same requests in turns: what the scripts that compare two services share."""
 
 from __future__ import annotations
 
