@@ -58,7 +58,7 @@ class _Window:
 
 @dataclass
 class _Client:
-    """What a client's sessions have taught: how far proposals get, by kind, and how fast its latest rounds were.
+    """A client, by its sessions: how far proposals get, by kind, and how fast its latest rounds were.
 
     `paces` has the tokens and the seconds of a round, by class of numbers of sessions.
     """
