@@ -92,7 +92,7 @@ class Planner:
     ) -> SessionPlanner:
         """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
         name = hashlib.sha256(client.encode()).hexdigest()[:16]
-        known = self.clients[name] = self.clients.pop(name, None) or _Client()
+        known = self.clients[name] = self.clients.pop(name, _Client())
         if len(self.clients) > _MOST_CLIENTS:
             self.clients.popitem(last=False)
         session = SessionPlanner(self, known, sampling, sources, is_paused)
