@@ -82,7 +82,7 @@ def verify(
             yield from prompt.add(rows[: len(pending) - 1], pending[1:])
         logits = rows[len(pending) - 1 : len(fed)]
         choice = _choose(sampler, logits, next_position, history, logit_rounding, proposal, draft_probabilities)
-    yield Evaluate([*choice.arrays, *(cache.pairs.arrays if cache.pairs is not None else [])])
+    yield Evaluate([*choice.arrays, *(cache.head_cache.arrays if cache.head_cache is not None else [])])
     if not all(map(math.isfinite, choice.largest.tolist())):
         raise NonFiniteLogitsError
     cache.commit(fed)

@@ -35,10 +35,12 @@ from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
+from specd.worker.heads.head import Head
 from specd.worker.model.calibration import PROPOSALS, Calibration, Workload, calibrate, keep, measure
 from specd.worker.model.directory import find
 from specd.worker.model.files import is_head
 from specd.worker.model.fingerprint import whole_fingerprint
+from specd.worker.model.head_trial import HeadTrial
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.model_service import ModelService
 from specd.worker.sampling.sampler import NonFiniteLogitsError
@@ -278,9 +280,13 @@ def warm_up(
     if mx.default_device().type != mx.cpu:
         passes = (*widths, *_TILES_ON_GPU)
         log.info("warming up: the first time on a machine this compiles kernels, which can take minutes")
-    cache = bare_cache(model.network, batches=model.batches, static=model.static)
     for width in passes:
-        if width <= model.info.context_length:
+        if width > model.info.context_length:
+            continue
+        if isinstance(model.network, Head):
+            yield from HeadTrial(model.network, width).read()
+        else:
+            cache = bare_cache(model.network, batches=model.batches, static=model.static)
             yield from measure([cache], Workload((width,)), width)
     if model.static is not None:
         model.static.rehearse(_REHEARSAL_SECONDS)

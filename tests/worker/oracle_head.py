@@ -9,14 +9,14 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from specd.worker.engine.batch_layer import BatchLayer
-from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
+from specd.worker.heads.pair_head import PairHead
 from specd.worker.layers.session_layers import SessionLayers
 
 _NUM_DRAWS = 4096
 
 
-class OracleHead(Head):
+class OracleHead(PairHead):
     """Has the interface of a trained head, and its states are the target's own, computed by the target's layers.
 
     Row s of its cache holds the second token of pair s as a key of one number, so that it rewinds as any head does. A

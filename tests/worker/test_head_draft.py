@@ -16,7 +16,8 @@ from specd.sampling import Acceptance, Sampling
 from specd.vocabulary import OWN_HEAD
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
-from specd.worker.heads.pairs import _KEPT, attach_head
+from specd.worker.heads.head import attach_head
+from specd.worker.heads.pairs import _KEPT
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.session_cache import SessionCache

@@ -18,8 +18,11 @@ from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import check_files, is_head
-from specd.worker.model.head_loader import load_head
+from specd.worker.model.head_loader import load_head, read_head
 from specd.worker.model.loader import load as load_model
+from specd.worker.model.loader import read
+from tests.worker.families import save_family
+from tests.worker.family_configs import NETWORKS
 from tests.worker.gpt2_models import save_gpt2, weights_on_the_hub
 from tests.worker.head_files import (
     FAMILIES,
@@ -242,6 +245,14 @@ def test_a_target_without_a_promise_is_silent(target: Target, tmp_path: Path) ->
     with capture_logs() as logs:
         assert load_head(small_network("llama"), tmp_path, batches=False) is None
     assert not logs
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about fields that mlx-lm wants
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_a_model_of_any_family_is_searched_for_a_head(name: str, tmp_path: Path) -> None:
+    save_family(tmp_path / name, name)
+    network, _, _ = read(name, tmp_path / name, lazy=True)
+    assert read_head(network, tmp_path / name) is None
 
 
 def test_a_family_without_such_heads_is_refused(target: Target, tmp_path: Path) -> None:

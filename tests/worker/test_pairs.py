@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +30,7 @@ class RecordingHead(Head):
 
     def __init__(self) -> None:
         Module.__init__(self)
+        self.states: Any = SimpleNamespace(size=SIZE)
         self.layers = [Module()]
         self.batches = False
 

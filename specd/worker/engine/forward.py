@@ -77,7 +77,8 @@ def forward(feeds: Sequence[Feed], *, owns_all_cores: bool = True) -> list[mx.ar
 def _forward(feeds: Sequence[Feed]) -> list[Any]:
     mx.async_eval([feed.token_ids for feed in feeds])  # the device chooses tokens while Python builds the next pass
     if feeds[0].hidden is not None:
-        return _forward_heads(feeds)
+        head: Any = feeds[0].network
+        return cast("list[Any]", head.compute(feeds))
     sharing = feeds[0].cache.sharing
     if sharing is None:
         return _forward_apart(feeds)
@@ -92,7 +93,7 @@ def _forward_apart(feeds: Sequence[Feed]) -> list[mx.array]:
     if len(feeds) < 2 or not feeds[0].cache.batches:
         return _forward_one_by_one(feeds)
     network = feeds[0].cache.network  # all sessions have the same
-    layers, spans = _batch_layers(feeds)
+    layers, spans = batch_layers(feeds)
     tokens = mx.concatenate([feed.token_ids for feed in feeds])
     rows: mx.array = network(tokens[:, None], cache=layers)
     for feed in feeds:
@@ -112,27 +113,7 @@ def _forward_one_by_one(feeds: Sequence[Feed]) -> list[mx.array]:
     return outputs
 
 
-def _forward_heads(feeds: Sequence[Feed]) -> list[tuple[mx.array, mx.array]]:
-    """Feed pairs to each session's head; return the logits [1, rows] and the head's state [1, size] after the last."""
-    head: Any = feeds[0].network
-    if len(feeds) > 1 and not feeds[0].cache.batches:
-        return [outputs for feed in feeds for outputs in _forward_heads([feed])]
-    if len(feeds) == 1:
-        (feed,) = feeds
-        assert feed.hidden is not None
-        lasts = head(feed.token_ids[None], feed.hidden[None], feed.cache.layers.caches)[0, -1:]
-    else:
-        layers, spans = _batch_layers(feeds)
-        hidden = mx.concatenate([cast("mx.array", feed.hidden) for feed in feeds])
-        states = head(mx.concatenate([feed.token_ids for feed in feeds])[:, None], hidden[:, None], layers)
-        lasts = states[mx.array([span.stop - 1 for span in spans]), 0]
-    for feed in feeds:
-        feed.cache.layers.fed(feed.num_tokens)
-    logits = head.logits(lasts)
-    return [(logits[i : i + 1], lasts[i : i + 1]) for i in range(len(feeds))]
-
-
-def _batch_layers(feeds: Sequence[Feed]) -> tuple[list[BatchLayer], list[slice]]:
+def batch_layers(feeds: Sequence[Feed]) -> tuple[list[BatchLayer], list[slice]]:
     """Return the layers of a pass for several sessions, and each session's rows in it."""
     sizes = [feed.num_tokens for feed in feeds]
     spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
@@ -153,7 +134,7 @@ def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
     """
     if expected is None:
         expected = trial_logits(network, batches=False)
-    replace_function(network, "scaled_dot_product_attention", attention_for_batches, mark="takes_batches")
+    let_attention_take_batches(network)
     for whole_modules in (False, True):
         try:
             if whole_modules:
@@ -164,6 +145,11 @@ def enable_batches(network: Module, expected: mx.array | None = None) -> bool:
         except Exception as error:  # models can raise any error on these offsets, masks and caches
             log.debug("the model cannot compute several sessions at once this way", error=repr(error))
     return False
+
+
+def let_attention_take_batches(network: Module) -> None:
+    """Let mlx-lm's attention function take several sessions, in the modules of a network's layers."""
+    replace_function(network, "scaled_dot_product_attention", attention_for_batches, mark="takes_batches")
 
 
 def rewinds_exactly(network: Module) -> bool:

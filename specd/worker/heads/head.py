@@ -3,47 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from specd.cache_footprint import CacheFootprint
+from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.hidden import HiddenStates
+from specd.worker.layers.session_layers import Companion, SessionLayers
+
+
+class HeadCache(Companion, Protocol):
+    """A session's state for the head of its target, beside the target's own layers.
+
+    The target holds the session's first tokens; the head reads the target's hidden states of them. Everything that is
+    kept is a function of the session's tokens, so a replay makes the same. Only jobs may call the methods.
+    """
+
+    @property
+    def end(self) -> int:
+        """The position of the first hidden state of the target that the head has not read yet."""
+
+    def saw(self, rows: mx.array) -> None:
+        """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
+
+    def read(self, token_ids: Sequence[int], position: int) -> Steps[None]:
+        """Read the hidden states of the session up to the last one.
+
+        `token_ids` are the session's from `position` on, at most `end` - 1, up to the first without a hidden state.
+        """
+
+    def first_logits(
+        self, target: SessionLayers, token_ids: Sequence[int], position: int, num_draft_tokens: int
+    ) -> Steps[mx.array]:
+        """Read the hidden states like `read`, and return the logits [1, rows] of the first draft token, lazily.
+
+        `target` has the caches of the target's layers, and at most `num_draft_tokens` draft tokens follow.
+        """
+
+    def next_logits(self, latest: mx.array) -> Steps[mx.array]:
+        """Return the logits [1, rows] of the draft token that follows the latest one [1], lazily."""
 
 
 class Head(Module):
-    """A network over pairs of a hidden state h_s of the target and the token x_{s+1} that follows it.
+    """A network that drafts from hidden states of a target.
 
-    Its cache holds pair s in row s. Its output for that pair is a state for position s + 1, from which the target's
-    output layer makes the logits of x_{s+2}. A chain of drafts continues with this state in the place of h_{s+1}, and
-    with the token that was drafted. `layers` are its own layers, for `SessionLayers`. `batches` is whether it computes
-    several sessions in one pass, and `footprint` the memory of a session's pairs; the loader sets both.
+    `size` is the size of a state that it reads, the target's behind `fuse`. `batches` is whether it computes several
+    sessions in one pass, and `footprint` the memory that a session keeps for it; the loader sets both.
     """
 
-    def __init__(self, states: HiddenStates) -> None:
+    def __init__(self, states: HiddenStates, size: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.states = states
+        self.size = size or states.size
         self.batches = False
         self.footprint = CacheFootprint()
-
-    @property
-    def size(self) -> int:
-        """The size of a hidden state."""
-        return self.states.size
 
     @property
     def fixed_shapes(self) -> bool:
         """Whether attention reads whole buffers, as in the target (fixed.py)."""
         return self.states.has_fixed_shapes
 
-    def __call__(self, token_ids: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Return the head's states [..., size] for pairs of token ids [...] and hidden states [..., size].
-
-        The pairs are [1, n] of one session, or [tokens, 1] of several, with a `BatchLayer` for each of its layers.
-        """
+    def begin(self) -> HeadCache:
+        """Begin a session without tokens."""
         raise NotImplementedError
 
+    def measured_footprint(self) -> CacheFootprint:
+        """Return the memory that a session keeps, without computation."""
+        raise NotImplementedError
+
+    def fuse(self, hidden: mx.array) -> mx.array:
+        """Return the states [n, size] that the head reads, of the target's hidden states [n, states.size]."""
+        return hidden
+
     def logits(self, states: mx.array) -> mx.array:
-        """Return the logits [..., rows] of the head's states [..., size], by the target's output layer."""
+        """Return the logits [..., rows] of the head's own states, by the target's output layer."""
         return self.states.logits(states)
+
+    def compute(self, feeds: Sequence[Feed]) -> list[Any]:
+        """Compute the feeds of several sessions, lazily, and return what each feed asks for."""
+        raise NotImplementedError
+
+
+def attach_head(network: Any, head: Head) -> None:
+    """Let a network's sessions keep what a head reads."""
+    head.footprint = head.measured_footprint()
+    head.states.attach()
+    network.make_companion = head.begin

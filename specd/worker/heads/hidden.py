@@ -12,17 +12,18 @@ from mlx.nn.layers.base import Module
 class HiddenStates:
     """A network's passes with their hidden states, and its two ends: the embedding and the output layer.
 
-    A hidden state is the input of the output layer, so it is behind the last norm. The output layer is
-    `lm_head`, or the embedding where the two share their weights (`as_linear`). Create the object after the last
-    replacement of the network's layers.
+    A hidden state is the input of the output layer, so it is behind the last norm; or, with `layers`, the inputs of
+    the layers with these numbers, one behind the other. The output layer is `lm_head`, or the embedding where the two
+    share their weights (`as_linear`). Create the object after the last replacement of the network's layers.
     """
 
-    def __init__(self, network: Module) -> None:
-        """Find both ends. Raises ValueError if the network does not have them under mlx-lm's usual names."""
+    def __init__(self, network: Any, layers: Sequence[int] = ()) -> None:
+        """Find both ends and the layers. Raises ValueError if the network has no such layers, or other names."""
         named = {name.rpartition(".")[2]: part for name, part in network.named_modules()}
         if "embed_tokens" not in named:
             raise ValueError("the network has no embed_tokens")
-        self._network = network
+        self.network = network
+        self.layers = layers
         self._call = type(network).__call__
         self.embedding: Any = named["embed_tokens"]
         is_tied = "lm_head" not in named
@@ -30,15 +31,18 @@ class HiddenStates:
         self._plain: Any = type(self._layer)
         method = "as_linear" if is_tied else "__call__"
         self._project = getattr(self._plain, method)
-        self._inputs: list[mx.array] = []
+        self._inputs: dict[int, mx.array] = {}  # by the id of the module
         embedded = self.embed(mx.array([0]))
-        self.size, self.dtype = embedded.shape[-1], embedded.dtype  # of a hidden state
+        self.dtype = embedded.dtype
+        self.size = embedded.shape[-1] * (len(layers) or 1)  # of a hidden state
 
-        def recorded(layer: Module, hidden: mx.array) -> mx.array:
-            self._inputs.append(hidden)
-            return self.logits(hidden)
-
-        self._recording = type(self._plain.__name__, (self._plain,), {method: recorded})
+        # The modules with recorded inputs, their classes, and classes that record.
+        self._recorded = [(self._layer, self._plain, self._recording(self._plain, method))]
+        if layers:
+            if missing := [i for i in layers if not 0 <= i < len(network.layers)]:
+                raise ValueError(f"the network has {len(network.layers)} layers, and none with the number {missing[0]}")
+            named_layers = [network.layers[i] for i in layers]
+            self._recorded = [(each, type(each), self._recording(type(each), "__call__")) for each in named_layers]
 
     def run(self, token_ids: mx.array, cache: Sequence[Any]) -> tuple[mx.array, mx.array]:
         """Return the logits [..., rows] and the hidden states [..., size] of a pass over token ids, lazily.
@@ -49,32 +53,45 @@ class HiddenStates:
         A compiled function traces the network once, and a hidden state is a placeholder while it does. So the function
         must call `run` inside, and return the hidden states as an output: see `attach`.
         """
-        self._layer.__class__ = self._recording
+        for part, _, recording in self._recorded:
+            part.__class__ = recording
         try:
-            logits: mx.array = self._call(self._network, token_ids, cache=cache)
-            (hidden,) = self._inputs
+            logits: mx.array = self._call(self.network, token_ids, cache=cache)
+            inputs = [self._inputs[id(part)] for part, _, _ in self._recorded]
+            hidden = inputs[0] if len(inputs) == 1 else mx.concatenate(inputs, axis=-1)
         finally:
-            self._layer.__class__ = self._plain
+            for part, plain, _ in self._recorded:
+                part.__class__ = plain
             self._inputs.clear()
         return logits, hidden
+
+    def _recording(self, plain: Any, method: str) -> Any:
+        """Return a class of modules that also records the inputs of a method."""
+        call = getattr(plain, method)
+
+        def recorded(part: Module, hidden: mx.array, *args: Any, **options: Any) -> Any:
+            self._inputs[id(part)] = hidden
+            return call(part, hidden, *args, **options)
+
+        return type(plain.__name__, (plain,), {method: recorded})
 
     def attach(self) -> None:
         """Let the network itself return both [..., rows + size], the hidden states behind the logits.
 
         So every form of a pass returns them: batches, compiled passes and shared ones slice rows, whatever they hold.
         """
-        run, plain = self.run, type(self._network)
+        run, plain = self.run, type(self.network)
 
         def both(network: Module, token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
             return mx.concatenate([*run(token_ids, cache)], axis=-1)
 
-        self._network.__class__ = type(plain.__name__, (plain,), {"__call__": both})
-        self._network.without_logits = lambda token_ids, cache: run(token_ids, cache)[1]
+        self.network.__class__ = type(plain.__name__, (plain,), {"__call__": both})
+        self.network.without_logits = lambda token_ids, cache: run(token_ids, cache)[1]
 
     @property
     def has_fixed_shapes(self) -> bool:
         """Whether the network's attention reads whole buffers."""
-        return getattr(self._network, "fixed_shapes", False)
+        return getattr(self.network, "fixed_shapes", False)
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the embeddings [..., size] of token ids [...]."""

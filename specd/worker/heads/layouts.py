@@ -38,12 +38,17 @@ class HeadLayout:
     adds_one: bool = False
 
     def renamed(self, tensors: Mapping[str, mx.array], network: Any) -> Tensors:
-        """Return the head's tensors among those of a target's files, by the names of `MTPHead`, lazily."""
+        """Return the head's tensors among those of a target's files, by the names of `MTPHead`, lazily.
+
+        Raises ValueError if mlx-lm cannot convert the head's layer.
+        """
         if not self.pattern:
             return {}
         num_layers = len(network.layers)
-        pattern = re.compile(self.pattern.replace("N", str(num_layers)))
+        pattern = re.compile(r"(?:language_model\.)?" + self.pattern.replace("N", str(num_layers)))
         own = {found[1]: tensor for name, tensor in tensors.items() if (found := pattern.fullmatch(name))}
+        if not own:
+            return {}
         named = {self._name(name): tensor for name, tensor in own.items() if self._name(name)}
         if self.state_first and "fc.weight" in named:
             of_state, of_embedding = mx.split(named["fc.weight"], 2, axis=-1)
@@ -73,8 +78,13 @@ def layout_of(network: Any) -> tuple[HeadLayout, Any] | None:
 def _as_layer_of(network: Any, tensors: Tensors, number: int) -> Tensors:
     """Let mlx-lm convert a layer as it converts those of the target: experts are stacked, 8-bit floats decoded."""
     prefix, rest = f"model.layers.{number}.", "layers.0."
+    if hasattr(network, "language_model"):
+        prefix = f"language_model.{prefix}"
     own = {name.replace(rest, prefix, 1): tensor for name, tensor in tensors.items() if name.startswith(rest)}
-    converted = network.sanitize(own)
+    try:
+        converted = network.sanitize(own)
+    except Exception as error:  # experts or latents of another form can cause any error
+        raise ValueError(f"mlx-lm cannot convert its layer: {error!r}") from error
     others = {name: tensor for name, tensor in tensors.items() if not name.startswith(rest)}
     return others | {name.replace(prefix, rest, 1): tensor for name, tensor in converted.items()}
 

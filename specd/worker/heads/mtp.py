@@ -10,12 +10,12 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import create_attention_mask
 
-from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.layouts import layout_of
+from specd.worker.heads.pair_head import PairHead
 
 
-class MTPHead(Head):
+class MTPHead(PairHead):
     """One layer of the target's family over pairs of a hidden state and the token that follows it.
 
     The states are those behind the last norm, the target's and the head's own: in vLLM (`layouts.py` names the files),
@@ -40,7 +40,7 @@ class MTPHead(Head):
         self.norm = RMSNorm(size, eps)
 
     def __call__(self, token_ids: mx.array, hidden: mx.array, cache: Sequence[Any]) -> mx.array:
-        """See `Head`."""
+        """See `PairHead`."""
         embeddings = self.pre_fc_norm_embedding(self.states.embed(token_ids))
         hidden = hidden.astype(embeddings.dtype)  # beside float32 logits, a state has their type
         x = self.fc(mx.concatenate([embeddings, self.pre_fc_norm_hidden(hidden)], axis=-1))

@@ -35,12 +35,13 @@ class Pairs:
         self.seconds: list[int] = []
         self.begin = self.offset = 0
         self._hidden: mx.array | None = None
+        self._state: mx.array | None = None  # the head's own, at the end of a chain of drafts
         self.batches = head.batches
         self.static = self.sharing = None
 
     @property
     def end(self) -> int:
-        """The position of the first pair that the head's layers do not hold yet."""
+        """The position of the first hidden state without a pair in the head's layers."""
         return self.begin + len(self.seconds)
 
     @property
@@ -50,7 +51,7 @@ class Pairs:
 
     def saw(self, rows: mx.array) -> None:
         """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
-        hidden = rows[:, -self.network.size :]
+        hidden = self.network.fuse(rows[:, -self.network.states.size :])
         self._hidden = hidden if self._hidden is None else mx.concatenate([self._hidden[-_KEPT:], hidden])
         self.offset += hidden.shape[0]
 
@@ -79,15 +80,29 @@ class Pairs:
         """Note the second tokens of the pairs that were fed."""
         self.seconds += token_ids
 
-    def catch_up(self, token_ids: Sequence[int], position: int, *, wants_logits: bool = True) -> Steps[_Outputs]:
-        """Feed the head the missing pairs; `token_ids` and `position` are those of `missing`.
+    def read(self, token_ids: Sequence[int], position: int) -> Steps[None]:
+        """Feed the head the missing pairs; `token_ids` and `position` are those of `missing`."""
+        yield from self._catch_up(token_ids, position, wants_logits=False)
 
-        Returns the logits [1, rows] and the head's state [1, size] after the last pair, lazily.
-        """
+    def first_logits(
+        self, target: SessionLayers, token_ids: Sequence[int], position: int, num_draft_tokens: int
+    ) -> Steps[mx.array]:
+        """Feed the head the missing pairs, and return the logits [1, rows] after the last one, lazily."""
+        logits = yield from self._catch_up(token_ids, position)
+        return logits
+
+    def next_logits(self, latest: mx.array) -> Steps[mx.array]:
+        """Return the logits [1, rows] of the draft token that follows the latest one [1], lazily."""
+        outputs: _Outputs = yield Feed(self, latest, hidden=self._state)
+        logits, self._state = outputs
+        return logits
+
+    def _catch_up(self, token_ids: Sequence[int], position: int, *, wants_logits: bool = True) -> Steps[mx.array]:
         tokens, hidden = self.missing(token_ids, position)
         outputs: _Outputs = yield Feed(self, mx.array(tokens, mx.uint32), wants_logits, hidden)
         self.fed(tokens)
-        return outputs
+        logits, self._state = outputs
+        return logits
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`. The second token of the last pair may be another one then."""
@@ -103,7 +118,7 @@ class Pairs:
         other = copy(self)
         num_pairs = min(len(self.seconds), max(position - self.begin, 0))
         other.layers, other.seconds = self.layers.copy(num_pairs), self.seconds[:num_pairs]
-        other.offset = position
+        other.offset, other._state = position, None
         kept = position - self._first_known
         other._hidden = owned(self._hidden[:kept]) if self._hidden is not None and kept > 0 else None
         mx.eval(other.arrays)
@@ -128,11 +143,8 @@ class Pairs:
             self.begin = 0
 
 
-def attach_head(network: Any, head: Head) -> None:
-    """Let a network's sessions keep a head's pairs."""
-    layers, size = SessionLayers(head), head.states.size
-    # From shapes alone, without computation.
-    states = head(mx.array([[0]]), mx.zeros((1, 1, size), head.states.dtype), layers.caches)
-    head.footprint = CacheFootprint.total([layers.footprint, CacheFootprint({_KEPT: states.nbytes, ALL_TOKENS: 0})])
-    head.states.attach()
-    network.make_companion = lambda: Pairs(head)
+def footprint_of(head: Any) -> CacheFootprint:
+    """Return the memory that a session keeps for a head of pairs, without computation."""
+    layers = SessionLayers(head)
+    states = head(mx.array([[0]]), mx.zeros((1, 1, head.size), head.states.dtype), layers.caches)
+    return CacheFootprint.total([layers.footprint, CacheFootprint({_KEPT: states.nbytes, ALL_TOKENS: 0})])

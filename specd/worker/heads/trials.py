@@ -10,8 +10,8 @@ from mlx.nn.layers.base import Module
 
 from specd.worker.engine.forward import BareCache, agree, bare_cache, forward
 from specd.worker.engine.jobs import Feed
-from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
+from specd.worker.heads.pair_head import PairHead
 from specd.worker.layers.session_layers import SessionLayers
 
 
@@ -19,8 +19,11 @@ def states_are_right(states: HiddenStates, network: Module, *, batches: bool) ->
     """Return whether the output layer maps the hidden states to the network's logits, in passes of every form.
 
     The passes are a whole one, a single token, and a batch of two sessions if the network `batches`. It is not so for
-    a network that changes its logits behind the output layer, such as one with a cap.
+    a network that changes its logits behind the output layer, such as one with a cap. Where the hidden states are
+    inputs of layers, nothing maps them to logits: they must be the same in a whole pass and in parts of it.
     """
+    if states.layers:
+        return _are_same_in_parts(states, network, batches=batches)
     seen: list[tuple[mx.array, mx.array]] = []
 
     def watched(token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
@@ -37,7 +40,22 @@ def states_are_right(states: HiddenStates, network: Module, *, batches: bool) ->
         return False
 
 
-def computes_together(head: Head) -> bool:
+def _are_same_in_parts(states: HiddenStates, network: Module, *, batches: bool) -> bool:
+    def hidden(token_ids: mx.array, cache: Sequence[Any]) -> mx.array:
+        return states.run(token_ids, cache)[1]
+
+    watching: Any = hidden
+    cache, other, fresh = (BareCache(watching, bare_cache(network).layers, batches) for _ in range(3))
+    text = mx.array([1, 2, 3, 4, 5, 6, 7, 8])
+    try:
+        parts = [forward([Feed(cache, text[:5])])[0], forward([Feed(cache, text[5:6]), Feed(other, text[:2])])[0]]
+        parts += [forward([Feed(cache, text[6:])])[0]]
+        return agree(mx.concatenate(parts), forward([Feed(fresh, text)])[0])
+    except Exception:  # networks can raise any error on caches and offsets
+        return False
+
+
+def computes_together(head: PairHead) -> bool:
     """Return whether a head gives two sessions the same logits in one pass as alone."""
     states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
 

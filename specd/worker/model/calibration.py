@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import structlog
@@ -25,6 +24,8 @@ from specd.version import __version__
 from specd.worker.engine.forward import BareCache, forward
 from specd.worker.engine.jobs import Evaluate, Feed, Steps
 from specd.worker.heads.head import Head
+from specd.worker.model import head_trial
+from specd.worker.model.head_trial import HeadTrial
 from specd.worker.model.loader import LoadedModel
 from specd.worker.model.rounding import measure_rounding, trial_cache
 
@@ -69,7 +70,7 @@ _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # wait for another process that measures, for this many calibration times
 _CACHED_TOKENS = 128  # tokens in each cache, and in a source, while steps are measured
-_VERSION = "10"  # increased when the steps of a model are computed differently
+_VERSION = "11"  # increased when the steps of a model are computed differently
 
 
 def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[Calibration]:
@@ -108,12 +109,10 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
     cached_len = min(_CACHED_TOKENS, context // 2, context - workload.num_fed(min(workload.sizes)))
     fitting = [size for size in workload.sizes if cached_len + workload.num_fed(size) <= context]
     several = _SESSIONS if model.batches else _SESSIONS[:1]
-    caches: list[BareCache] = []
+    caches: list[BareCache | HeadTrial] = []
     for i, sessions in enumerate(several, start=1):
         while len(caches) < sessions:
-            caches.append(trial_cache(model, source=[0] * _CACHED_TOKENS))
-            if cached_len:
-                yield Evaluate([_feed(caches[-1:], cached_len)])
+            caches.append((yield from _begin(model, cached_len)))
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]
         # Half of the remaining time, because the costs of single sessions decide most plans.
         until = started_at + seconds * (1 - 0.5**i)
@@ -125,6 +124,18 @@ def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> S
     caches.clear()
     mx.clear_cache()
     return StepCosts(measured)
+
+
+def _begin(model: LoadedModel, num_tokens: int) -> Steps[BareCache | HeadTrial]:
+    """Return a session with this number of tokens."""
+    if isinstance(model.network, Head):
+        trial = HeadTrial(model.network, max(num_tokens, 1))
+        yield from trial.read()
+        return trial
+    cache = trial_cache(model, source=[0] * _CACHED_TOKENS)
+    if num_tokens:
+        yield Evaluate([_feed([cache], num_tokens)])
+    return cache
 
 
 def keep(model: LoadedModel, workload: Workload, calibration: Calibration) -> None:
@@ -145,7 +156,7 @@ def keep(model: LoadedModel, workload: Workload, calibration: Calibration) -> No
 
 
 def _measure_curve(
-    caches: Sequence[BareCache], workload: Workload, sizes: Sequence[int], until: float
+    caches: Sequence[BareCache | HeadTrial], workload: Workload, sizes: Sequence[int], until: float
 ) -> Steps[dict[int, float]]:
     """Return seconds by size for these sessions: the least of a few measurements at different times.
 
@@ -163,12 +174,19 @@ def _measure_curve(
     return curve
 
 
-def measure(caches: Sequence[BareCache], workload: Workload, size: int) -> Steps[float]:
+def measure(caches: Sequence[BareCache | HeadTrial], workload: Workload, size: int) -> Steps[float]:
     """Return the seconds of a workload for these sessions, and rewind them."""
+    trials = [each for each in caches if isinstance(each, HeadTrial)]
+    bare = [each for each in caches if isinstance(each, BareCache)]
+    for trial in trials:
+        trial.rewind()
     begun_at = time.perf_counter()
-    yield Evaluate([_propose(caches, size) if workload.proposes else _feed(caches, size)])
+    if trials:
+        yield Evaluate([head_trial.propose(trials, size)])
+    else:
+        yield Evaluate([_propose(bare, size) if workload.proposes else _feed(bare, size)])
     seconds = time.perf_counter() - begun_at
-    for cache in caches:
+    for cache in bare:
         cache.layers.rewind(cache.layers.num_fed - workload.num_fed(size))
     return seconds
 
@@ -176,36 +194,18 @@ def measure(caches: Sequence[BareCache], workload: Workload, size: int) -> Steps
 def _propose(caches: Sequence[BareCache], num_draft_tokens: int) -> mx.array:
     """Propose tokens for each session, lazily, as a draft does."""
     latest = [mx.zeros(2, mx.uint32)] * len(caches)
-    states: list[mx.array | None] = [None] * len(caches)
     chosen: list[mx.array] = []
     for _ in range(num_draft_tokens):
-        logits, states = _outputs(caches, latest, states)
-        latest = [mx.argmax(rows[-1:], axis=-1) for rows in logits]
+        outputs = forward([Feed(cache, ids) for cache, ids in zip(caches, latest, strict=True)])
+        latest = [mx.argmax(rows[-1:], axis=-1) for rows in outputs]
         chosen += latest
     return mx.concatenate(chosen)
 
 
 def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
     """Feed this many tokens to each session, in one pass, lazily."""
-    logits, _ = _outputs(caches, [mx.zeros(width, mx.uint32)] * len(caches), [None] * len(caches))
-    return mx.stack([mx.argmax(rows, axis=-1) for rows in logits])
-
-
-def _outputs(
-    caches: Sequence[BareCache], tokens: Sequence[mx.array], states: Sequence[mx.array | None]
-) -> tuple[list[mx.array], list[mx.array | None]]:
-    """Feed each session's tokens, lazily; return the logits and, for a head, its states. Its first ones are zeros."""
-    head = caches[0].network
-    if not isinstance(head, Head):
-        return forward([Feed(cache, ids) for cache, ids in zip(caches, tokens, strict=True)]), [*states]
-    given = [
-        state if state is not None else mx.zeros((ids.size, head.size), head.states.dtype)
-        for ids, state in zip(tokens, states, strict=True)
-    ]
-    outputs: list[Any] = forward(
-        [Feed(cache, ids, hidden=state) for cache, ids, state in zip(caches, tokens, given, strict=True)]
-    )
-    return [logits for logits, _ in outputs], [state for _, state in outputs]
+    outputs = forward([Feed(cache, mx.zeros(width, mx.uint32)) for cache in caches])
+    return mx.stack([mx.argmax(rows, axis=-1) for rows in outputs])
 
 
 def _path(model: LoadedModel, workload: Workload) -> Path | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from specd.model_info import MAX_TOKENIZER_BYTES
 from specd.startup_error import StartupError
+from specd.worker.heads.marks import kind_of
 from specd.worker.model.safetensors_file import tensor_names
 
 WEIGHTS = "model*.safetensors"
@@ -49,9 +50,10 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decode
 def is_head(directory: Path) -> bool:
     """Return whether a directory has the head of another model, and no model: it has no embedding. Raises StartupError.
 
-    Before its weights are downloaded, only the type of the model tells.
+    Before its weights are downloaded, only the configuration tells.
     """
-    if str(read_config(directory).get("model_type", "")).endswith("_mtp"):
+    config = read_config(directory)
+    if kind_of(config) is not None or str(config.get("model_type", "")).endswith("_mtp"):
         return True
     names = [name for path in directory.glob("*.safetensors") for name in tensor_names(path)]
     return any(_FUSION.fullmatch(name) for name in names) and not any(

@@ -22,8 +22,12 @@ from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
+from specd.worker.heads.kind import HeadKind
+from specd.worker.heads.kinds import KINDS
 from specd.worker.heads.layouts import OURS, HeadLayout, Tensors, layout_of
+from specd.worker.heads.marks import kind_of
 from specd.worker.heads.mtp import MTPHead
+from specd.worker.heads.pair_head import PairHead
 from specd.worker.heads.trials import computes_together, states_are_right
 from specd.worker.model.directory import find
 from specd.worker.model.files import WEIGHTS, read_config
@@ -64,7 +68,7 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
-    head.batches = batches and computes_together(head)
+    head.batches = batches and isinstance(head, PairHead) and computes_together(head)
     return head
 
 
@@ -73,6 +77,8 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
 
     Raises StartupError if there should be a head, or if it does not fit.
     """
+    if separate is not None and (kind := KINDS.get(kind_of(read_config(separate)) or "")) is not None:
+        return _read_kind(kind, network, separate)
     config = read_config(directory)
     place = directory if separate is None else separate
     known = layout_of(network)
@@ -81,9 +87,12 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
             return None
         raise StartupError(f"the head in {place} cannot be used: heads for {config.get('model_type')} are not known")
     layout, _ = known
-    if separate is not None:
-        read_config(place)  # checks that the files are plain and belong together
-    tensors, is_converted = _tensors_in(_files(place, separate), layout, network, has_bare_names=separate is not None)
+    try:
+        tensors, is_converted = _tensors_in(
+            _files(place, separate), layout, network, has_bare_names=separate is not None
+        )
+    except ValueError as error:
+        raise StartupError(f"the head in {place} cannot be used: {error}") from error
     if not tensors:
         if separate is None and not (config.get("text_config") or config).get(layout.promise):
             return None
@@ -97,6 +106,26 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
     except ValueError as error:
         raise StartupError(f"the head in {place} cannot be used: {error}") from error
     _fill(head, tensors, place, shifts_norms=layout.adds_one and not is_converted)
+    return head
+
+
+def _read_kind(kind: HeadKind, network: Module, place: Path) -> Head:
+    """Return the head of a kind with a repository of its own, lazily. Raises StartupError."""
+    tensors: Tensors = {}
+    for path in sorted(place.glob("*.safetensors")):
+        tensor_names(path)  # checks the file before MLX maps it
+        tensors |= mx.load(str(path))  # type: ignore[arg-type]
+    if not tensors:
+        raise StartupError(
+            f"the head in {place} has no weights in safetensors: convert it, or name another repository of this head"
+        )
+    try:
+        tensors = kind.renamed(tensors)
+        head = kind.make(read_config(place), network, tensors.keys())
+    except (ValueError, TypeError, KeyError) as error:  # a value of its config.json can have any type
+        reason = str(error) if isinstance(error, ValueError) else f"{error!r}, probably because of its config.json"
+        raise StartupError(f"the head in {place} cannot be used: {reason}") from error
+    _fill(head, tensors, place, shifts_norms=False)
     return head
 
 

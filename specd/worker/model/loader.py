@@ -24,8 +24,7 @@ from specd.worker.engine.forms import choose_forms
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
-from specd.worker.heads.head import Head
-from specd.worker.heads.pairs import attach_head
+from specd.worker.heads.head import Head, attach_head
 from specd.worker.layers.full import QuantizedCache, quantize_caches
 from specd.worker.layers.parts import flatten
 from specd.worker.layers.session_layers import SessionLayers

@@ -10,7 +10,7 @@ import mlx.core as mx
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling, TokenDistribution
 from specd.step_costs import StepCosts
-from specd.worker.engine.jobs import Evaluate, Feed, Steps
+from specd.worker.engine.jobs import Evaluate, Steps
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
 from specd.worker.session.self_draft import SelfProposal, distributions_of, proposal_or_fault
@@ -35,7 +35,7 @@ class HeadDraft:
 class SessionHead:
     """Proposes tokens for one session with the head of its target.
 
-    Its state is in the target's cache (`Pairs`), and a fault costs the session only speed.
+    Its state is in the target's cache (`HeadCache`), and a fault costs the session only speed.
     """
 
     caches: Sequence[SessionCache] = ()
@@ -49,8 +49,8 @@ class SessionHead:
     ) -> Steps[SelfProposal]:
         """Propose tokens after the tokens of the session that the target's cache holds, and the target's next one.
 
-        First the head computes the pairs of the last round with the target's own states, so that its state does not
-        depend on what it has guessed.
+        First the head reads the target's own states of the last round, so that its state does not depend on what it has
+        guessed.
         """
         self._latest = DraftedTokens([], 0)
         steps = self._draft(target, next_token_id, num_draft_tokens, min_confidences)
@@ -59,10 +59,10 @@ class SessionHead:
 
     def keep_up(self, target: SessionCache, next_token_id: int) -> Steps[None]:
         """Let the head see hidden states that would be forgotten, in rounds without a proposal."""
-        assert target.pairs is not None
-        if target.known_len - target.pairs.end >= _MOST_WAITING:
-            yield from _catch_up(target, next_token_id)
-            yield Evaluate(target.pairs.arrays)
+        assert target.head_cache is not None
+        if target.known_len - target.head_cache.end >= _MOST_WAITING:
+            yield from target.head_cache.read(*_tokens_to_read(target, next_token_id))
+            yield Evaluate(target.head_cache.arrays)
 
     def distributions(self, token_ids: Sequence[int]) -> list[TokenDistribution]:
         """Return the distributions that these tokens, the first of a proposal, were sampled from."""
@@ -71,26 +71,21 @@ class SessionHead:
     def _draft(
         self, target: SessionCache, next_token_id: int, num_draft_tokens: int, min_confidences: Sequence[float]
     ) -> Steps[DraftedTokens]:
-        pairs = target.pairs
-        assert pairs is not None
-        state: mx.array | None = None
+        cache = target.head_cache
+        assert cache is not None
 
         def feed(latest: mx.array | None) -> Steps[mx.array]:
-            nonlocal state
-            logits: mx.array
-            if latest is None:
-                logits, state = yield from _catch_up(target, next_token_id)
-            else:
-                logits, state = yield Feed(pairs, latest, hidden=state)
-            return logits
+            if latest is not None:
+                return cache.next_logits(latest)
+            return cache.first_logits(target.layers, *_tokens_to_read(target, next_token_id), num_draft_tokens)
 
         start = target.known_len + 1
         history = self._sampler.history(target.token_ids[: target.known_len], [next_token_id])
         return (yield from draft_tokens(feed, self._sampler, start, history, num_draft_tokens, min_confidences))
 
 
-def _catch_up(target: SessionCache, next_token_id: int) -> Steps[tuple[mx.array, mx.array]]:
-    """Feed the head the pairs up to the target's last state; return its logits and its state after them."""
-    assert target.pairs is not None
-    begin = max(min(target.pairs.end, target.known_len) - 1, 0)
-    return target.pairs.catch_up([*target.token_ids[begin : target.known_len], next_token_id], begin)
+def _tokens_to_read(target: SessionCache, next_token_id: int) -> tuple[list[int], int]:
+    """Return the tokens behind the hidden states that the head has not read, and the position of the first token."""
+    assert target.head_cache is not None
+    position = max(min(target.head_cache.end, target.known_len) - 1, 0)
+    return [*target.token_ids[position : target.known_len], next_token_id], position

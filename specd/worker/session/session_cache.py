@@ -11,7 +11,7 @@ import mlx.core as mx
 from specd.errors import CacheTooShortError, SpecdError
 from specd.worker.engine.jobs import Encode, Evaluate, Feed, Result, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
-from specd.worker.heads.pairs import Pairs
+from specd.worker.heads.head import HeadCache
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import checksum, is_finite
@@ -59,7 +59,7 @@ class SessionCache:
 
     @property
     def last_ahead(self) -> Any:
-        """What came of the last of them, None without any."""
+        """The outcome of the last of them, None without any."""
         return self._ahead[-1] if self._ahead else None
 
     def run_ahead(self, choice: mx.array) -> Steps[mx.array]:
@@ -84,9 +84,9 @@ class SessionCache:
         return self._ahead[0]
 
     @property
-    def pairs(self) -> Pairs | None:
+    def head_cache(self) -> HeadCache | None:
         """The cache of the network's head, if it has one."""
-        return cast("Pairs | None", self.layers.companion)
+        return cast("HeadCache | None", self.layers.companion)
 
     @property
     def cached_len(self) -> int:
@@ -111,8 +111,8 @@ class SessionCache:
         rows: mx.array = yield Feed(self, token_ids, wants_logits)
         if self.num_fed != num_fed:
             raise CacheTooShortError(self.cached_len, 0)
-        if self.pairs is not None:
-            self.pairs.saw(rows)
+        if self.head_cache is not None:
+            self.head_cache.saw(rows)
         return rows
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -157,17 +157,13 @@ class SessionCache:
             else:
                 fed = pending[: min(chunk.num_tokens, len(pending) - 1)]
                 yield from self._feed(mx.array(fed), wants_logits=False)
-                yield from self._pair(pending[: len(fed) + 1])
+                if self.head_cache is not None:
+                    yield from self.head_cache.read(pending[: len(fed) + 1], self.cached_len)
                 # The logits stay lazy, and are never computed.
                 yield Evaluate(self.layers.arrays)
             self.commit(fed)
             del pending[: len(fed)]
         return pending
-
-    def _pair(self, token_ids: Sequence[int]) -> Steps[None]:
-        """Feed the head the pairs of the tokens behind the committed ones; `token_ids` has one more than was fed."""
-        if self.pairs is not None:
-            yield from self.pairs.catch_up(token_ids, self.cached_len, wants_logits=False)
 
     def keep(self) -> None:
         """End, and leave the layers to the prefix cache, without tokens that were only proposed.

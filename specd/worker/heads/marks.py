@@ -1,0 +1,16 @@
+"""Marks in a configuration that tell the kind of a head with a repository of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EAGLE_3 = "EAGLE-3"
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    """Return the kind of head in a repository of its own; None for an MTP head, or for no head."""
+    architectures = " ".join(map(str, config.get("architectures") or ())).lower()
+    if config.get("speculators_model_type") == "eagle3" or "eagle3" in architectures:
+        return EAGLE_3
+    return None
