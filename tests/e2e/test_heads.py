@@ -1,4 +1,4 @@
-"""A target that drafts with a head in its own files, through the service: two processes, no draft model."""
+"""A target that drafts with a head, through the service: two processes, no draft model."""
 
 from __future__ import annotations
 
@@ -10,31 +10,49 @@ import pytest
 
 from specd.supervisor import Stack
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION
+from specd.vocabulary import OWN_HEAD
 from tests.e2e.completions import complete
 from tests.e2e.faults import ENVIRONMENT, is_whole
 from tests.e2e.processes import PATIENCE_SECONDS, start_specd
 from tests.e2e.self_drafting import FIELDS, ask, assert_sessions_go_together, assert_survives_a_kill
 from tests.raw_client import RawClient
 from tests.thorough import examples
+from tests.worker import test_eagle3
+from tests.worker.families import save_family
 from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
 
-HEADS = {
-    "qwen3_5, exact": lambda directory: save_bigram(directory, "qwen3_5"),
-    "qwen3_5_moe, random": lambda directory: _with_random_head(directory, "qwen3_5_moe"),
-    "qwen3_next, exact": lambda directory: save_bigram(directory, "qwen3_next"),
-}
+
+def _with_exact_head(directory: Path, family: str) -> str:
+    save_bigram(directory, family)
+    return OWN_HEAD
 
 
-def _with_random_head(directory: Path, family: str) -> None:
+def _with_random_head(directory: Path, family: str) -> str:
     target = save_target(directory, family)
     embed(directory, converted(raw_head(target.text)), "mlx")
+    return OWN_HEAD
+
+
+def _with_eagle(directory: Path, family: str) -> str:
+    save_family(directory, family)
+    return test_eagle3.save(directory.parent / "eagle", test_eagle3.FORMS["the authors'"])
+
+
+# Each saves a target of a family in a directory, and returns the name of its head.
+HEADS = {
+    "qwen3_5, exact": _with_exact_head,
+    "qwen3, EAGLE-3": _with_eagle,
+    "qwen3_5_moe, random": _with_random_head,
+    "qwen3_next, exact": _with_exact_head,
+}
 
 
 @pytest.fixture(scope="module", params=examples(HEADS, 2))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    directory = tmp_path_factory.mktemp("models") / request.param.partition(",")[0]
-    HEADS[request.param](directory)
-    async with Stack(target=str(directory), draft="", environment=ENVIRONMENT) as running:
+    family = request.param.partition(",")[0]
+    directory = tmp_path_factory.mktemp("models") / family
+    options = {"target-worker": {"self_draft": HEADS[request.param](directory, family)}}
+    async with Stack(target=str(directory), draft="", environment=ENVIRONMENT, options=options) as running:
         running.is_exact = request.param.endswith("exact")  # type: ignore[attr-defined]
         yield running
 

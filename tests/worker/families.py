@@ -148,13 +148,17 @@ A target with a *head* drafts for itself, without a draft model ([serving.md](se
 | mimo | `model.mtp_layers.0.*` |
 | llama: heads of [`benchmarks/train_head.py`](../benchmarks/train_head.py) | `mtp.*` |
 
+A target of any family can have an EAGLE-3 or 3.1 head, as its authors, SGLang or vLLM's speculators publish it in
+safetensors: one layer, with a smaller vocabulary or without, and with norms before or behind its fusion.
+
 `mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
-Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own.
+Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own, as all EAGLE-3
+heads do.
 
 The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
 not. Its logits are those of a reference in NumPy, and of mlx-vlm where it is installed
-(`tests/worker/test_mtp_head.py`). A head in the model's own files that does not fit is left out with a warning; one
-that is named is refused.
+(`tests/worker/test_mtp_head.py`, `test_eagle3.py`). A head in the model's own files that does not fit is left out with
+a warning; one that is named is refused.
 """
 _CHAT_MODEL = """
 ## A model that chats

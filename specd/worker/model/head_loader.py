@@ -117,7 +117,7 @@ def _read_kind(kind: HeadKind, network: Module, place: Path) -> Head:
         tensors |= mx.load(str(path))  # type: ignore[arg-type]
     if not tensors:
         raise StartupError(
-            f"the head in {place} has no weights in safetensors: convert it, or name another repository of this head"
+            f"the head in {place} has no weights in safetensors: name a repository with a copy of this head that has them"
         )
     try:
         tensors = kind.renamed(tensors)
