@@ -117,7 +117,7 @@ def _read_kind(kind: HeadKind, network: Module, place: Path) -> Head:
         tensors |= mx.load(str(path))  # type: ignore[arg-type]
     if not tensors:
         raise StartupError(
-            f"the head in {place} has no weights in safetensors: name a repository with a copy of this head that has them"
+            f"the head in {place} has no weights in safetensors: name a repository that has this head with them"
         )
     try:
         tensors = kind.renamed(tensors)
