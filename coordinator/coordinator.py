@@ -34,6 +34,7 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError
+from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
 from specd.step_costs import StepCosts
@@ -87,6 +88,9 @@ class Coordinator:
         self.quotas = Quotas(time.perf_counter)
         self.metrics = metrics
         self.tokenizer = tokenizer
+        self.grammar_vocabulary = GrammarVocabulary(
+            tokenizer, size=model.vocabulary_size, eos_token_ids=model.eos_token_ids
+        )
         self.begin_trace: BeginTrace | None = None  # set where there are spans
         self.renderer = TemplateRenderer(
             tokenizer.template,

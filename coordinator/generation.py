@@ -16,6 +16,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
 from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.grammar_proposer import GrammarProposer
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.self_drafter import SelfDrafter
@@ -29,8 +30,10 @@ from coordinator.sources import Sources
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.verifier import Verifier
-from specd.errors import InternalError, SpecdError
-from specd.text.reasoning import PROMPT_END_TOKENS
+from specd.errors import InternalError, InvalidRequestError, SpecdError
+from specd.grammar import GRAMMAR_BROKEN, SessionGrammar
+from specd.matching.matcher import SessionMatcher
+from specd.text.reasoning import PROMPT_END_TOKENS, reasoning_tokens
 from specd.vocabulary import FinishReason, TokenSource
 
 log = structlog.get_logger()
@@ -172,7 +175,13 @@ class Generation:
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
-        self._proposer = Proposer(sources)
+        grammar = setup.sampling.grammar
+        if grammar is not None:
+            matcher = await asyncio.to_thread(SessionMatcher, shared.grammar_vocabulary, grammar)
+            await asyncio.to_thread(matcher.follow, session.token_ids)
+            self._proposer: Proposer = GrammarProposer(sources, matcher)
+        else:
+            self._proposer = Proposer(sources)
         self._planner = shared.planner.begin(
             setup.sampling, self._sources, client=request.client, is_paused=lambda: place.is_paused
         )
@@ -192,6 +201,8 @@ class Generation:
             async with aclosing(read_ahead(decoding, self._shared.admission, place, limit=_ROUNDS_AHEAD)) as rounds:
                 yield rounds
         except WorkerError as error:
+            if error.reason == GRAMMAR_BROKEN:
+                raise InvalidRequestError(error.reason, str(error)) from error
             raise InternalError(error.reason, str(error)) from error
         except (GeneratorExit, asyncio.CancelledError):  # the client has disconnected
             self._outcome = "cancelled"
@@ -263,7 +274,9 @@ class Generation:
             stop_token_ids=frozenset(stop.token_ids),
             min_tokens=max(stop.min_tokens - len(resumed), 0),
         )
-        sampling = replace(request.sampling, vocabulary_size=model.vocabulary_size)
+        sampling = replace(
+            request.sampling, vocabulary_size=model.vocabulary_size, grammar=self._session_grammar(prompt)
+        )
         if stop.min_tokens:
             sampling = replace(
                 sampling,
@@ -271,6 +284,16 @@ class Generation:
                 suppressed_before=len(prompt.token_ids) + stop.min_tokens,
             )
         return session, SessionSetup(session.session_id, sampling, prompt.source, namespace=request.namespace)
+
+    def _session_grammar(self, prompt: EncodedPrompt) -> SessionGrammar | None:
+        """Return the grammar of the reply's tokens. Raises InvalidRequestError."""
+        request = self._request
+        if request.grammar is None:
+            return None
+        reasoning = None
+        if request.stop.reasoning is not None:
+            reasoning = reasoning_tokens(self._shared.tokenizer, prompt.token_ids, request.stop.reasoning)
+        return SessionGrammar(request.grammar, len(prompt.token_ids), reasoning)
 
     def _beginning_of(self, prompt: EncodedPrompt) -> Beginning:
         shared, request = self._shared, self._request

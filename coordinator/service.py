@@ -31,6 +31,7 @@ from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import (
     draft_source_from,
+    grammar_from,
     sampling_from,
     to_finish_reason,
     to_log_probabilities,
@@ -182,6 +183,7 @@ def request_from(request: generation_pb2.GenerateRequest, traceparent: str, call
         echo=request.echo,
         traceparent=traceparent,
         cut_max_tokens=request.cut_max_tokens,
+        grammar=grammar_from(request.grammar) if request.HasField("grammar") else None,
         client=caller.name,
         client_limits=caller.limits,
     )

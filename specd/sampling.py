@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specd.errors import InvalidRequestError
+from specd.grammar import SessionGrammar
 
 MAX_TOP_LOG_PROBABILITIES = 20
 MAX_LOGIT_BIASES = 1024
@@ -59,6 +60,7 @@ class Sampling:
     top_log_probabilities: int | None = None
     prompt_log_probabilities: bool = False
     vocabulary_size: int = 0
+    grammar: SessionGrammar | None = None
 
     @property
     def truncates(self) -> bool:
@@ -69,7 +71,7 @@ class Sampling:
     def changes_logits(self) -> bool:
         """Whether tokens are biased, penalised or masked, so that acceptance tells nothing about other sessions."""
         neutral = Sampling()
-        return bool(self.logit_bias or self.suppressed_token_ids) or any(
+        return bool(self.logit_bias or self.suppressed_token_ids or self.grammar) or any(
             getattr(self, name) != getattr(neutral, name)
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
         )

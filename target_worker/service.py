@@ -13,6 +13,7 @@ from specd.rpc.messages import distribution_from, to_log_probabilities, to_margi
 from specd.v1 import target_pb2, target_pb2_grpc
 from specd.worker.engine.jobs import Done, FirstResult, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
+from specd.worker.session.grammar_masks import Allowed
 from specd.worker.session.self_draft import SelfProposal
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
 from specd.worker.session.validation import check_confidences, check_count, check_request
@@ -63,7 +64,10 @@ def _begin(
             f"distributions has {len(request.distributions)} entries, but acceptance by {sampling.acceptance.name} of "
             f"{len(proposal)} proposed tokens needs {num_distributions}",
         )
-    return _verify(worker, session, request, token_ids, proposal)
+    if session.masks is None and sampling.grammar is not None:
+        session.masks = worker.grammar_masks.begin(sampling.grammar)
+    allowed = session.masks.start(request.position, token_ids, proposal) if session.masks is not None else None
+    return _verify(worker, session, request, token_ids, proposal, allowed)
 
 
 def _verify(
@@ -72,6 +76,7 @@ def _verify(
     request: target_pb2.VerifyRequest,
     token_ids: Sequence[int],
     proposal: Sequence[int],
+    allowed: Allowed | None,
 ) -> Steps[Verification | SelfProposal]:
     # This runs in the job, not on the event loop, because 32 distributions over 150,000 tokens are 19 MB.
     distributions = [distribution_from(message) for message in request.distributions]
@@ -91,8 +96,10 @@ def _verify(
         rows,
         chunk=worker.chunk,
         pad=partial(_pad, worker, request.position + len(token_ids)),
-        runs_ahead=not will_draft and _runs_ahead(worker, request.position + len(token_ids)),
+        # The grammar's mask of a token needs the token before it.
+        runs_ahead=not will_draft and allowed is None and _runs_ahead(worker, request.position + len(token_ids)),
         logit_rounding=worker.logit_rounding,
+        allowed=allowed,
     )
     if drafter is not None and not will_draft:
         yield from drafter.keep_up(session.cache, verification.next_token_id)

@@ -15,6 +15,7 @@ from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.distribution import Rows
 from specd.worker.sampling.margin import COARSE_ROUNDING, choice_margins, near_tie_bounds
 from specd.worker.sampling.sampler import NonFiniteLogitsError, Sampler
+from specd.worker.session.grammar_masks import Allowed
 from specd.worker.session.session_cache import SessionCache
 from target_worker.acceptance import accept_by_rejection, accept_coupled
 from target_worker.log_probabilities import PromptLogProbabilities, log_probabilities
@@ -52,6 +53,7 @@ def verify(
     pad: Callable[[int], int] = int,
     runs_ahead: bool = False,
     logit_rounding: float = 0.0,
+    allowed: Allowed | None = None,
 ) -> Steps[Verification]:
     """Hold the first `position` tokens, append `token_ids` and the proposal, and return the verdict on the proposal.
 
@@ -61,7 +63,7 @@ def verify(
     number of tokens to the number to feed, because a wider step can be cheaper. The padding is no part of the session,
     and the next request rewinds it. With `runs_ahead`, a request without a proposal also starts the passes for the
     tokens after it; if the next request is something else, they are rewound. `logit_rounding` is the model's, for near
-    ties.
+    ties. `allowed` gives the masks of the places, for a session with a grammar.
 
     Raises NonFiniteLogitsError when the model's logits are not finite.
     """
@@ -81,7 +83,13 @@ def verify(
         if prompt is not None:
             yield from prompt.add(rows[: len(pending) - 1], pending[1:])
         logits = rows[len(pending) - 1 : len(fed)]
-        choice = _choose(sampler, logits, next_position, history, logit_rounding, proposal, draft_probabilities)
+        mask = None
+        if allowed is not None:
+            mx.async_eval(logits)  # the pass, beside which the masks are made
+            mask = allowed(sampler.num_tokens)
+        choice = _choose(
+            sampler, logits, next_position, history, logit_rounding, proposal, draft_probabilities, allowed=mask
+        )
     yield Evaluate([*choice.arrays, *(cache.head_cache.arrays if cache.head_cache is not None else [])])
     if not all(map(math.isfinite, choice.largest.tolist())):
         raise NonFiniteLogitsError
@@ -157,9 +165,11 @@ def _choose(
     logit_rounding: float,
     proposal: Sequence[int] = (),
     draft_probabilities: Rows | None = None,
+    *,
+    allowed: mx.array | None = None,
 ) -> _Choice:
-    """Choose tokens from position `position` on, lazily."""
-    transformed = sampler.transformed(logits, position, history)
+    """Choose tokens from position `position` on, lazily, of those that are `allowed` [n, vocabulary_size]."""
+    transformed = sampler.transformed(logits, position, history, allowed)
     scores = sampler.truncated(transformed)
     proposed = mx.array(list(proposal), mx.uint32)
     if sampler.rejects and proposal:

@@ -10,6 +10,7 @@ from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
 from coordinator.sessions.resumption import Resumption
 from specd.caller import CallerLimits
 from specd.errors import InvalidRequestError
+from specd.grammar import Grammar
 from specd.model_info import ModelInfo
 from specd.sampling import (
     MAX_PROMPT_LOG_PROBABILITIES,
@@ -99,6 +100,7 @@ class GenerationRequest:
     client: str = field(kw_only=True)
     client_limits: CallerLimits = field(default_factory=CallerLimits)
     cut_max_tokens: bool = False
+    grammar: Grammar | None = None
 
     @property
     def namespace(self) -> bytes:
@@ -113,6 +115,7 @@ class GenerationRequest:
                 "OUT_OF_RANGE", f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]"
             )
         self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.short_name)
+        self._check_grammar(model)
         if self.answer and not model.has_encoder:
             raise InvalidRequestError(
                 "CONTRADICTION",
@@ -135,6 +138,19 @@ class GenerationRequest:
             end_tokens=self.stop.end_token_ids(model),
         )
         return max_tokens
+
+    def _check_grammar(self, model: ModelInfo) -> None:
+        if self.grammar is None:
+            return
+        if model.has_encoder:
+            raise InvalidRequestError(
+                "CONTRADICTION", f"the request has a grammar, but {model.short_name} has an encoder: leave it out"
+            )
+        if self.stop.ignore_eos:
+            raise InvalidRequestError(
+                "CONTRADICTION",
+                "the request has a grammar and stop.ignore_eos, so nothing ends the text: leave one out",
+            )
 
     def _most_tokens(self, model: ModelInfo, prompt: EncodedPrompt) -> int | None:
         if self.max_tokens is None or not self.cut_max_tokens:

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from google.protobuf import empty_pb2
+
 from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError
+from specd.grammar import Grammar, GrammarKind, ReasoningTokens, SessionGrammar
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, Margin, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
@@ -72,6 +75,40 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
         vocabulary_size=message.vocabulary_size,
         top_log_probabilities=message.top_log_probabilities if message.HasField("top_log_probabilities") else None,
         prompt_log_probabilities=message.prompt_log_probabilities,
+        grammar=_session_grammar_from(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def grammar_from(message: sampling_pb2.Grammar) -> Grammar:
+    """Return the grammar in a message. Raises InvalidRequestError if it has none."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequestError("OUT_OF_RANGE", "grammar has no kind: set json_schema, json_object, regex or lark")
+    return Grammar(GrammarKind(kind), "" if kind == "json_object" else getattr(message, kind))
+
+
+def to_grammar(grammar: Grammar) -> sampling_pb2.Grammar:
+    """Return the message for a grammar."""
+    value: Any = empty_pb2.Empty() if grammar.kind is GrammarKind.JSON_OBJECT else grammar.text
+    return sampling_pb2.Grammar(**{grammar.kind.value: value})
+
+
+def _session_grammar_from(message: sampling_pb2.SessionGrammar) -> SessionGrammar:
+    reasoning = None
+    if message.HasField("reasoning_end"):
+        begin = message.reasoning_begin if message.HasField("reasoning_begin") else None
+        reasoning = ReasoningTokens(message.reasoning_end, begin, message.is_reasoning_open)
+    return SessionGrammar(grammar_from(message.grammar), message.begins_at, reasoning)
+
+
+def _to_session_grammar(grammar: SessionGrammar) -> sampling_pb2.SessionGrammar:
+    reasoning = grammar.reasoning
+    return sampling_pb2.SessionGrammar(
+        grammar=to_grammar(grammar.grammar),
+        begins_at=grammar.begins_at,
+        reasoning_end=reasoning.end if reasoning is not None else None,
+        reasoning_begin=reasoning.begin if reasoning is not None else None,
+        is_reasoning_open=reasoning is not None and reasoning.is_open,
     )
 
 
@@ -84,6 +121,7 @@ def to_session_sampling(sampling: Sampling) -> sampling_pb2.SessionSampling:
         vocabulary_size=sampling.vocabulary_size,
         top_log_probabilities=sampling.top_log_probabilities,
         prompt_log_probabilities=sampling.prompt_log_probabilities,
+        grammar=_to_session_grammar(sampling.grammar) if sampling.grammar is not None else None,
     )
 
 

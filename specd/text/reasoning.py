@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specd.errors import InvalidRequestError
+from specd.grammar import ReasoningTokens
 from specd.text.tokenizer import Tokenizer
 
 # The last tokens of a prompt that can begin the reasoning: room for a header of the reply and a tag.
@@ -22,6 +24,29 @@ class ReasoningMarkers:
     end: str
 
 
+def reasoning_tokens(tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> ReasoningTokens:
+    """Return the tokens of the markers, for a reply to a prompt. Raises InvalidRequestError for a marker of several."""
+    begin, end = (_only_token(tokenizer, marker) for marker in (markers.begin, markers.end))
+    if end is None:
+        raise InvalidRequestError(
+            "CONTRADICTION",
+            f"the request has a grammar, but stop.reasoning.end is {markers.end!r}, which is not one token of the "
+            "model: leave the grammar out, or the reasoning",
+        )
+    return ReasoningTokens(end, begin, is_open=_is_begun(tokenizer, prompt_ids, markers))
+
+
+def _only_token(tokenizer: Tokenizer, text: str) -> int | None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+    return token_ids[0] if len(token_ids) == 1 else None
+
+
+def _is_begun(tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> bool:
+    """Return whether the prompt has begun the reasoning."""
+    prompt_end = tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    return prompt_end.rstrip().endswith(markers.begin)
+
+
 class AnswerSearch:
     """Separates the answer of a reply from the reasoning before it, while the tokens come.
 
@@ -32,8 +57,7 @@ class AnswerSearch:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> None:
         self._special_tokens = tokenizer.special_tokens
         self._markers = markers
-        prompt_end = tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-        self._is_undecided = not prompt_end.rstrip().endswith(markers.begin)
+        self._is_undecided = not _is_begun(tokenizer, prompt_ids, markers)
         self._is_in_answer = False
         self._is_behind_reasoning = False  # with only white space since
         self._seen = ""  # the undecided text, special tokens included

@@ -60,8 +60,8 @@ class GenerationServiceServicer:
         """Generates a completion and streams it: a message for each round, the last one with finish reason and statistics.
 
         Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on: INVALID_ARGUMENT (EMPTY_PROMPT,
-        CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY, CONTRADICTION, NO_CHAT_TEMPLATE,
-        CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, for every method, if the bytes are not a message of its request's type),
+        CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY, CONTRADICTION, BAD_GRAMMAR,
+        GRAMMAR_BROKEN, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, for every method, if the bytes are not a message of its request's type),
         FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY), DEADLINE_EXCEEDED
         (CLIENT_STALLED, after the client has left a message unread for too long), RESOURCE_EXHAUSTED with
         google.rpc.RetryInfo (QUEUE_FULL, at once, or, with `gave_way` in the ErrorInfo's metadata, when the request yields

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specd/v1/sampling.proto\x12\x08specd.v1\"\xdf\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12!\n\x14penalty_context_size\x18\x08 \x01(\rH\x02\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.specd.v1.SamplingParameters.LogitBiasEntry\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x12.\n\nacceptance\x18\x0b \x01(\x0e\x32\x1a.specd.v1.AcceptanceMethod\x12\x10\n\x08lenience\x18\x0c \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x17\n\x15_penalty_context_sizeB\x07\n\x05_seed\"\xf5\x01\n\x0fSessionSampling\x12\x30\n\nparameters\x18\x01 \x01(\x0b\x32\x1c.specd.v1.SamplingParameters\x12\x1c\n\x14suppressed_token_ids\x18\x02 \x03(\r\x12\x19\n\x11suppressed_before\x18\x03 \x01(\r\x12\"\n\x15top_log_probabilities\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12 \n\x18prompt_log_probabilities\x18\x06 \x01(\x08\x42\x18\n\x16_top_log_probabilities\"=\n\x11TokenDistribution\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\"\x8f\x01\n\x15TokenLogProbabilities\x12\r\n\x05model\x18\x01 \x01(\x02\x12\x10\n\x08sampling\x18\x02 \x01(\x02\x12(\n\ttop_model\x18\x03 \x03(\x0b\x32\x15.specd.v1.RankedToken\x12+\n\x0ctop_sampling\x18\x04 \x03(\x0b\x32\x15.specd.v1.RankedToken\"S\n\x0bRankedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\x12\x11\n\town_bytes\x18\x04 \x01(\x0c*u\n\x10\x41\x63\x63\x65ptanceMethod\x12!\n\x1d\x41\x43\x43\x45PTANCE_METHOD_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_COUPLED\x10\x01\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_METHOD_REJECTION\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specd/v1/sampling.proto\x12\x08specd.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xdf\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12!\n\x14penalty_context_size\x18\x08 \x01(\rH\x02\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.specd.v1.SamplingParameters.LogitBiasEntry\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x12.\n\nacceptance\x18\x0b \x01(\x0e\x32\x1a.specd.v1.AcceptanceMethod\x12\x10\n\x08lenience\x18\x0c \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x17\n\x15_penalty_context_sizeB\x07\n\x05_seed\"\xa0\x02\n\x0fSessionSampling\x12\x30\n\nparameters\x18\x01 \x01(\x0b\x32\x1c.specd.v1.SamplingParameters\x12\x1c\n\x14suppressed_token_ids\x18\x02 \x03(\r\x12\x19\n\x11suppressed_before\x18\x03 \x01(\r\x12\"\n\x15top_log_probabilities\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12 \n\x18prompt_log_probabilities\x18\x06 \x01(\x08\x12)\n\x07grammar\x18\x07 \x01(\x0b\x32\x18.specd.v1.SessionGrammarB\x18\n\x16_top_log_probabilities\"x\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12-\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x16.google.protobuf.EmptyH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\xc2\x01\n\x0eSessionGrammar\x12\"\n\x07grammar\x18\x01 \x01(\x0b\x32\x11.specd.v1.Grammar\x12\x11\n\tbegins_at\x18\x02 \x01(\r\x12\x1a\n\rreasoning_end\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0freasoning_begin\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11is_reasoning_open\x18\x05 \x01(\x08\x42\x10\n\x0e_reasoning_endB\x12\n\x10_reasoning_begin\"=\n\x11TokenDistribution\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\"\x8f\x01\n\x15TokenLogProbabilities\x12\r\n\x05model\x18\x01 \x01(\x02\x12\x10\n\x08sampling\x18\x02 \x01(\x02\x12(\n\ttop_model\x18\x03 \x03(\x0b\x32\x15.specd.v1.RankedToken\x12+\n\x0ctop_sampling\x18\x04 \x03(\x0b\x32\x15.specd.v1.RankedToken\"S\n\x0bRankedToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\x12\x11\n\town_bytes\x18\x04 \x01(\x0c*u\n\x10\x41\x63\x63\x65ptanceMethod\x12!\n\x1d\x41\x43\x43\x45PTANCE_METHOD_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_METHOD_COUPLED\x10\x01\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_METHOD_REJECTION\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCEMETHOD']._serialized_start=1061
-  _globals['_ACCEPTANCEMETHOD']._serialized_end=1178
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=38
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=517
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=402
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=450
-  _globals['_SESSIONSAMPLING']._serialized_start=520
-  _globals['_SESSIONSAMPLING']._serialized_end=765
-  _globals['_TOKENDISTRIBUTION']._serialized_start=767
-  _globals['_TOKENDISTRIBUTION']._serialized_end=828
-  _globals['_TOKENLOGPROBABILITIES']._serialized_start=831
-  _globals['_TOKENLOGPROBABILITIES']._serialized_end=974
-  _globals['_RANKEDTOKEN']._serialized_start=976
-  _globals['_RANKEDTOKEN']._serialized_end=1059
+  _globals['_ACCEPTANCEMETHOD']._serialized_start=1452
+  _globals['_ACCEPTANCEMETHOD']._serialized_end=1569
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=67
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=546
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=431
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=479
+  _globals['_SESSIONSAMPLING']._serialized_start=549
+  _globals['_SESSIONSAMPLING']._serialized_end=837
+  _globals['_GRAMMAR']._serialized_start=839
+  _globals['_GRAMMAR']._serialized_end=959
+  _globals['_SESSIONGRAMMAR']._serialized_start=962
+  _globals['_SESSIONGRAMMAR']._serialized_end=1156
+  _globals['_TOKENDISTRIBUTION']._serialized_start=1158
+  _globals['_TOKENDISTRIBUTION']._serialized_end=1219
+  _globals['_TOKENLOGPROBABILITIES']._serialized_start=1222
+  _globals['_TOKENLOGPROBABILITIES']._serialized_end=1365
+  _globals['_RANKEDTOKEN']._serialized_start=1367
+  _globals['_RANKEDTOKEN']._serialized_end=1450
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from google.protobuf import empty_pb2 as _empty_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -52,20 +53,48 @@ class SamplingParameters(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_context_size: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceMethod, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class SessionSampling(_message.Message):
-    __slots__ = ("parameters", "suppressed_token_ids", "suppressed_before", "top_log_probabilities", "vocabulary_size", "prompt_log_probabilities")
+    __slots__ = ("parameters", "suppressed_token_ids", "suppressed_before", "top_log_probabilities", "vocabulary_size", "prompt_log_probabilities", "grammar")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     parameters: SamplingParameters
     suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     suppressed_before: int
     top_log_probabilities: int
     vocabulary_size: int
     prompt_log_probabilities: bool
-    def __init__(self, parameters: _Optional[_Union[SamplingParameters, _Mapping]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., suppressed_before: _Optional[int] = ..., top_log_probabilities: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., prompt_log_probabilities: _Optional[bool] = ...) -> None: ...
+    grammar: SessionGrammar
+    def __init__(self, parameters: _Optional[_Union[SamplingParameters, _Mapping]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., suppressed_before: _Optional[int] = ..., top_log_probabilities: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., prompt_log_probabilities: _Optional[bool] = ..., grammar: _Optional[_Union[SessionGrammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "json_object", "regex", "lark")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    LARK_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: _empty_pb2.Empty
+    regex: str
+    lark: str
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
+
+class SessionGrammar(_message.Message):
+    __slots__ = ("grammar", "begins_at", "reasoning_end", "reasoning_begin", "is_reasoning_open")
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_AT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_END_FIELD_NUMBER: _ClassVar[int]
+    REASONING_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    IS_REASONING_OPEN_FIELD_NUMBER: _ClassVar[int]
+    grammar: Grammar
+    begins_at: int
+    reasoning_end: int
+    reasoning_begin: int
+    is_reasoning_open: bool
+    def __init__(self, grammar: _Optional[_Union[Grammar, _Mapping]] = ..., begins_at: _Optional[int] = ..., reasoning_end: _Optional[int] = ..., reasoning_begin: _Optional[int] = ..., is_reasoning_open: _Optional[bool] = ...) -> None: ...
 
 class TokenDistribution(_message.Message):
     __slots__ = ("token_ids", "probabilities")

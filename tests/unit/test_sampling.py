@@ -15,6 +15,7 @@ from specd.cli.options import RequestOptions
 from specd.client.options import GenerationOptions
 from specd.client.protocol.wire import to_request
 from specd.errors import InvalidRequestError
+from specd.grammar import Grammar, GrammarKind, ReasoningTokens, SessionGrammar
 from specd.rpc.messages import sampling_from, to_session_sampling
 from specd.sampling import (
     MAX_LOGIT_BIASES,
@@ -155,11 +156,14 @@ def test_a_sampling_survives_the_wire() -> None:
         lenience=0.125,
         top_log_probabilities=0,
         prompt_log_probabilities=True,
+        grammar=SessionGrammar(Grammar(GrammarKind.REGEX, "a*"), 7, ReasoningTokens(3, 2, is_open=True)),
     )
     assert [
         each.name for each in fields(Sampling) if getattr(sampling, each.name) == getattr(Sampling(), each.name)
     ] == []
-    for sent in (sampling, Sampling(), replace(sampling, top_log_probabilities=None)):
+    any_object = SessionGrammar(Grammar(GrammarKind.JSON_OBJECT), 0, ReasoningTokens(0))
+    others = (replace(sampling, top_log_probabilities=None), replace(sampling, grammar=any_object))
+    for sent in (sampling, Sampling(), *others):
         message = sampling_pb2.SessionSampling.FromString(to_session_sampling(sent).SerializeToString())
         assert sampling_from(message) == sent
     message = sampling_pb2.SessionSampling(parameters=sampling_pb2.SamplingParameters(temperature=0.01))

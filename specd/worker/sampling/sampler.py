@@ -57,13 +57,18 @@ class Sampler:
         """
         return self.truncated(self.transformed(logits, position, history))
 
-    def transformed(self, logits: mx.array, position: int, history: mx.array | None) -> mx.array:
+    def transformed(
+        self, logits: mx.array, position: int, history: mx.array | None, allowed: mx.array | None = None
+    ) -> mx.array:
         """Return the log-probabilities [n, vocabulary_size] before the truncations and the temperature.
 
-        They are normalised where a truncation follows.
+        They are normalised where a truncation follows. Only tokens that are `allowed` [n, vocabulary_size] can be
+        chosen, before all other transforms.
         """
         s = self.sampling
         scores = logits[:, : self._size].astype(mx.float32)
+        if allowed is not None:
+            scores = mx.where(allowed, scores, -mx.inf)
         for process in self._biases:
             scores = process(_NO_TOKENS, scores)
         if history is not None:
@@ -111,6 +116,11 @@ class Sampler:
         if self.is_greedy:
             return (mx.arange(scores.shape[-1]) == mx.argmax(scores, axis=-1, keepdims=True)).astype(mx.float32)
         return mx.softmax(scores, axis=-1, precise=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that can be chosen."""
+        return self._size
 
     @property
     def _draft_purpose(self) -> Purpose:

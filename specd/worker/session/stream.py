@@ -27,6 +27,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.capacity import CacheCapacity
+from specd.worker.session.grammar_masks import GrammarMasks, SessionMasks
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.self_draft import SelfDraft, SessionDrafter
@@ -57,6 +58,7 @@ class Worker:
     logit_rounding: float = 0.0
     self_draft: SelfDraft | None = None
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
+    grammar_masks: GrammarMasks = field(init=False)
     description: model_pb2.DescribeResponse = field(init=False)  # only the constant fields
     tokenizer_config: model_pb2.TokenizerConfig = field(init=False)
 
@@ -81,16 +83,21 @@ class Worker:
                 "correct its config.json or tokenizer_config.json"
             ) from error
         object.__setattr__(self, "description", description)  # the dataclass is frozen
+        object.__setattr__(self, "grammar_masks", GrammarMasks(self.model))
         object.__setattr__(self, "tokenizer_config", tokenizer_config)
 
 
 @dataclass
 class WorkerSession:
-    """The session's KV cache and its sampler, and what proposes tokens where the target drafts itself."""
+    """The session's KV cache and its sampler, and what proposes tokens where the target drafts itself.
+
+    With a grammar it has the masks of its tokens.
+    """
 
     cache: SessionCache
     sampler: Sampler
     drafter: SessionDrafter | None = None
+    masks: SessionMasks | None = None
 
     @property
     def caches(self) -> list[SessionCache]:

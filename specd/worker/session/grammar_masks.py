@@ -1,0 +1,78 @@
+"""Masks of the tokens that a session's grammar allows, made beside the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from specd.grammar import SessionGrammar
+from specd.matching.matcher import Mask, SessionMatcher
+from specd.matching.vocabulary import GrammarVocabulary
+from specd.text.tokenizer import Tokenizer
+from specd.worker.model.loader import LoadedModel
+
+# Waits for the masks of a request's places: an array [places, vocabulary size], true for tokens that the grammar
+# allows, or None if it allows all. Raises what `SessionMatcher` raises.
+Allowed = Callable[[int], mx.array | None]
+
+# Sessions that compute masks at once. llguidance does not hold the interpreter's lock.
+_THREADS = 4
+
+
+class GrammarMasks:
+    """The masks of all sessions of a worker."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+
+    def begin(self, grammar: SessionGrammar) -> SessionMasks:
+        """Begin a session."""
+        return SessionMasks(self._threads, lambda: SessionMatcher(self._vocabulary, grammar))
+
+    @cached_property
+    def _vocabulary(self) -> GrammarVocabulary:
+        info = self._model.info
+        tokenizer = Tokenizer(self._model.tokenizer_json)
+        return GrammarVocabulary(tokenizer, size=info.vocabulary_size, eos_token_ids=info.eos_token_ids)
+
+
+class SessionMasks:
+    """The masks of one session, for one request after the other."""
+
+    def __init__(self, threads: ThreadPoolExecutor, make_matcher: Callable[[], SessionMatcher]) -> None:
+        self._threads = threads
+        self._make_matcher = make_matcher
+        self._matcher: SessionMatcher | None = None
+        self._latest: Future[list[Mask | None]] | None = None
+
+    def start(self, position: int, token_ids: Sequence[int], proposal: Sequence[int]) -> Allowed:
+        """Begin to compute the masks of a proposal's places and of the one behind it."""
+        before = self._latest
+        self._latest = future = self._threads.submit(self._masks, before, position, token_ids, proposal)
+        return lambda size: _rows(future.result(), size)
+
+    def _masks(
+        self, before: Future[list[Mask | None]] | None, position: int, token_ids: Sequence[int], proposal: Sequence[int]
+    ) -> list[Mask | None]:
+        if before is not None:
+            before.exception()  # of an earlier request: this one must not overtake it
+        if self._matcher is None:
+            self._matcher = self._make_matcher()
+        self._matcher.follow(token_ids, position)
+        return self._matcher.masks(proposal)
+
+
+def _rows(masks: Sequence[Mask | None], size: int) -> mx.array | None:
+    if all(mask is None for mask in masks):
+        return None
+    everything = np.ones(size, np.bool_)
+    rows = [
+        everything if mask is None else np.unpackbits(mask, count=size, bitorder="little").view(np.bool_)
+        for mask in masks
+    ]
+    return mx.array(np.stack(rows))
