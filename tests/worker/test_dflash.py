@@ -29,6 +29,7 @@ from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
 from tests.worker.dflash_forms import FORMS, ROWS, SIZE, Form, Tensors, save, weights
 from tests.worker.dflash_reference import Reference
+from tests.worker.dflash_session import Session
 from tests.worker.driving import finish
 from tests.worker.families import save_family
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
@@ -62,44 +63,6 @@ def states_of(network: Any, form: Form, text: Sequence[int]) -> np.ndarray[Any, 
         x = layer(x, mask=create_attention_mask(x, cache), cache=cache)
         passed.append(x[0])
     return np.array(mx.concatenate([passed[i] for i in form.reads], axis=-1))
-
-
-class Session:
-    """A session of a target and its head. Its passes and jobs run one by one."""
-
-    def __init__(self, head: DFlashHead) -> None:
-        self.head = head
-        self.layers = SessionLayers(head.states.network)
-        self.context = head.begin()
-        self.text: list[int] = []
-
-    def feed(self, token_ids: Sequence[int]) -> None:
-        _, hidden = self.head.states.run(mx.array([token_ids]), self.layers.caches)
-        self.layers.fed(len(token_ids))
-        self.context.saw(hidden[0])
-        self.text += token_ids
-
-    def read(self, next_token: int) -> None:
-        finish(self.context.read(*self._unread(next_token)))
-
-    def draft(self, next_token: int, num_draft_tokens: int) -> tuple[list[int], np.ndarray[Any, Any]]:
-        """Return drafted tokens, the likeliest or not, and their logits [n, rows]."""
-        rows = [finish(self.context.first_logits(self.layers, *self._unread(next_token), num_draft_tokens))]
-        drafted: list[int] = []
-        for i in range(num_draft_tokens):
-            drafted.append(int(mx.argsort(rows[-1][0])[-1 - i % 3]))
-            if i + 1 < num_draft_tokens:
-                rows.append(finish(self.context.next_logits(mx.array(drafted[-1:]))))
-        return drafted, np.array(mx.concatenate(rows).astype(mx.float32))
-
-    def rewind(self, position: int) -> None:
-        self.layers.rewind(position)
-        self.context.rewind(position)
-        del self.text[position:]
-
-    def _unread(self, next_token: int) -> tuple[list[int], int]:
-        position = max(min(self.context.end, len(self.text)) - 1, 0)
-        return [*self.text[position:], next_token], position
 
 
 def check(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], tolerance: float = 1e-4) -> None:
@@ -188,7 +151,7 @@ def test_a_head_equals_that_of_mlx_vlm(name: str, target: Path, tmp_path: Path) 
         num_read = len(session.text)
         drafted = theirs.draft_block(77, states, caches, n + 1, choose)
         expected = np.array(mx.concatenate(rows))
-        found = [finish(session.context.first_logits(session.layers, *session._unread(77), n))]
+        found = [finish(session.context.first_logits(session.layers, *session.unread(77), n))]
         found += [finish(session.context.next_logits(drafted[0, i : i + 1])) for i in range(n - 1)]
         own = np.array(mx.concatenate(found))
         assert own.argmax(-1).tolist() == drafted[0].tolist()
@@ -198,10 +161,13 @@ def test_a_head_equals_that_of_mlx_vlm(name: str, target: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["z-lab's DFlash with a window", "DFlash 2", "speculators' DSpark"])
-def test_contexts_after_any_rewinds_and_copies_are_those_of_the_tokens(
+def test_contexts_after_any_rewinds_copies_and_failures_are_those_of_the_tokens(
     name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows drop old rows, and begin again after a rewind to a position that they have dropped."""
+    """Windows drop old rows, and begin again after a rewind to a position that they have dropped.
+
+    A pass that fails in the last layer leaves nothing in the others.
+    """
     for place, value in {
         "specd.worker.layers.rows.SLACK": 8,
         "specd.worker.heads.recent_states.KEPT": 16,
@@ -216,6 +182,12 @@ def test_contexts_after_any_rewinds_and_copies_are_those_of_the_tokens(
         session.feed([random.randrange(ROWS) for _ in range(random.randint(1, 9))])
         if random.random() < 0.7:
             next_token, n = random.randrange(ROWS), random.randint(1, head.most_draft_tokens)
+            if random.random() < 0.2:
+                last: Any = head.layers[-1]
+                mlp, last.mlp = last.mlp, lambda _: 1 / 0
+                with pytest.raises(ZeroDivisionError):
+                    session.draft(next_token, n)
+                last.mlp = mlp
             drafted, rows = session.draft(next_token, n)
             assert session.context.end == len(session.text)
             begin = session.context.begin
@@ -317,7 +289,7 @@ def test_rejection_gets_the_distributions_of_a_block(name: str, target: Path, tm
     def feed(latest: mx.array | None) -> Any:
         if latest is not None:
             return session.context.next_logits(latest)
-        return session.context.first_logits(session.layers, *session._unread(3), form.most)
+        return session.context.first_logits(session.layers, *session.unread(3), form.most)
 
     drafted: DraftedTokens = finish(draft_tokens(feed, sampler, 6, None, form.most, ()))
     reference = Reference(form, weights(form), np.array(network.model.embed_tokens.weight))

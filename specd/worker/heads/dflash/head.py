@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import mlx.core as mx
@@ -164,27 +165,28 @@ class DFlashHead(Head):
         """
         if len(feeds) > 1 and not feeds[0].cache.batches:
             return [outputs for feed in feeds for outputs in self.compute([feed])]
-        for feed in feeds:
-            self._append(cast("mx.array", feed.hidden), feed.cache.layers)
-        if not feeds[0].wants_logits:
-            return [None] * len(feeds)
+        try:
+            for feed in feeds:
+                self._append(cast("mx.array", feed.hidden), feed.cache.layers)
+            return self._blocks(feeds) if feeds[0].wants_logits else [None] * len(feeds)
+        finally:  # also after an error, which costs this proposal only
+            for feed in feeds:
+                for cache in feed.cache.layers.caches:
+                    cache.rewind(feed.cache.layers.num_fed)
+
+    def _blocks(self, feeds: Sequence[Feed]) -> list[tuple[mx.array, mx.array]]:
+        """Compute a block for each session, and leave its keys and values in the caches."""
         if len(feeds) == 1:
-            (feed,) = feeds
-            spans = [slice(0, feed.num_tokens)]
-            rows = self(feed.token_ids[None], feed.cache.layers.caches)[0]
+            spans = [slice(0, feeds[0].num_tokens)]
+            rows = self(feeds[0].token_ids[None], feeds[0].cache.layers.caches)[0]
         else:
             layers, spans = batch_layers(feeds)
             rows = self(mx.concatenate([feed.token_ids for feed in feeds])[:, None], layers)[:, 0]
-        for feed in feeds:
-            for cache in feed.cache.layers.caches:
-                cache.rewind(cache.offset - feed.num_tokens)
         num_given = not self._args.samples_from_anchor
         states = [rows[span.start + num_given : span.stop] for span in spans]
-        logits = self.logits(mx.concatenate(states))
-        ends = [0]
-        for each in states:
-            ends.append(ends[-1] + each.shape[0])
-        return [(logits[ends[i] : ends[i + 1]], each) for i, each in enumerate(states)]
+        ends = [*accumulate(each.shape[0] for each in states)]
+        logits = mx.split(self.logits(mx.concatenate(states)), ends[:-1])
+        return [*zip(logits, states, strict=True)]
 
     def _append(self, states: mx.array, layers: SessionLayers) -> None:
         """Append states [n, size] to a session's context, lazily."""
