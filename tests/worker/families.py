@@ -151,14 +151,20 @@ A target with a *head* drafts for itself, without a draft model ([serving.md](se
 A target of any family can have an EAGLE-3 or 3.1 head, as its authors, SGLang or vLLM's speculators publish it in
 safetensors: one layer, with a smaller vocabulary or without, and with norms before or behind its fusion.
 
+It can also have a *block drafter*, which drafts all tokens of a proposal in one pass: DFlash or DFlash 2 as z-lab
+publishes them, or DSpark as DeepSpec, SpecForge or LiquidAI do, and both as vLLM's speculators do. Its layers are those
+of Qwen3, with windows, sinks, biases or scaled angles where it has them. A proposal is at most as long as a block.
+Other layers (Gemma's, or with gates) and other chains than the vanilla Markov head and the candidate selector are
+refused; the confidence head is not used, because specd has confidences for any draft.
+
 `mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
 Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own, as all EAGLE-3
-heads do.
+heads and block drafters do.
 
 The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
 not. Its logits are those of a reference in NumPy, and of mlx-vlm where it is installed
-(`tests/worker/test_mtp_head.py`, `test_eagle3.py`). A head in the model's own files that does not fit is left out with
-a warning; one that is named is refused.
+(`tests/worker/test_mtp_head.py`, `test_eagle3.py`, `test_dflash.py`). A head in the model's own files that does not fit
+is left out with a warning; one that is named is refused.
 """
 _CHAT_MODEL = """
 ## A model that chats

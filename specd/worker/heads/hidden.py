@@ -13,8 +13,9 @@ class HiddenStates:
     """A network's passes with their hidden states, and its two ends: the embedding and the output layer.
 
     A hidden state is the input of the output layer, so it is behind the last norm; or, with `layers`, the inputs of
-    the layers with these numbers, one behind the other. The output layer is `lm_head`, or the embedding where the two
-    share their weights (`as_linear`). Create the object after the last replacement of the network's layers.
+    the layers with these numbers, one behind the other. The number behind the last stands for the output of the last
+    layer. The output layer is `lm_head`, or the embedding where the two share their weights (`as_linear`). Create the
+    object after the last replacement of the network's layers.
     """
 
     def __init__(self, network: Any, layers: Sequence[int] = ()) -> None:
@@ -31,18 +32,20 @@ class HiddenStates:
         self._plain: Any = type(self._layer)
         method = "as_linear" if is_tied else "__call__"
         self._project = getattr(self._plain, method)
-        self._inputs: dict[int, mx.array] = {}  # by the id of the module
+        self._passed: dict[int, tuple[mx.array, Any]] = {}  # the input and the output, by the id of the module
         embedded = self.embed(mx.array([0]))
         self.dtype = embedded.dtype
         self.size = embedded.shape[-1] * (len(layers) or 1)  # of a hidden state
 
-        # The modules with recorded inputs, their classes, and classes that record.
+        # The modules that record, their classes, and classes that record.
         self._recorded = [(self._layer, self._plain, self._recording(self._plain, method))]
         if layers:
-            if missing := [i for i in layers if not 0 <= i < len(network.layers)]:
-                raise ValueError(f"the network has {len(network.layers)} layers, and none with the number {missing[0]}")
-            named_layers = [network.layers[i] for i in layers]
+            last = len(network.layers) - 1
+            if missing := [i for i in layers if not 0 <= i <= last + 1]:
+                raise ValueError(f"the network has {last + 1} layers, and none with the number {missing[0]}")
+            named_layers = [network.layers[min(i, last)] for i in layers]
             self._recorded = [(each, type(each), self._recording(type(each), "__call__")) for each in named_layers]
+        self._reads_output = [i == len(network.layers) for i in layers] or [False]
 
     def run(self, token_ids: mx.array, cache: Sequence[Any]) -> tuple[mx.array, mx.array]:
         """Return the logits [..., rows] and the hidden states [..., size] of a pass over token ids, lazily.
@@ -57,21 +60,23 @@ class HiddenStates:
             part.__class__ = recording
         try:
             logits: mx.array = self._call(self.network, token_ids, cache=cache)
-            inputs = [self._inputs[id(part)] for part, _, _ in self._recorded]
-            hidden = inputs[0] if len(inputs) == 1 else mx.concatenate(inputs, axis=-1)
+            recorded = zip(self._recorded, self._reads_output, strict=True)
+            states = [self._passed[id(part)][reads_output] for (part, _, _), reads_output in recorded]
+            hidden = states[0] if len(states) == 1 else mx.concatenate(states, axis=-1)
         finally:
             for part, plain, _ in self._recorded:
                 part.__class__ = plain
-            self._inputs.clear()
+            self._passed.clear()
         return logits, hidden
 
     def _recording(self, plain: Any, method: str) -> Any:
-        """Return a class of modules that also records the inputs of a method."""
+        """Return a class of modules that also records the inputs and outputs of a method."""
         call = getattr(plain, method)
 
         def recorded(part: Module, hidden: mx.array, *args: Any, **options: Any) -> Any:
-            self._inputs[id(part)] = hidden
-            return call(part, hidden, *args, **options)
+            output = call(part, hidden, *args, **options)
+            self._passed[id(part)] = hidden, output
+            return output
 
         return type(plain.__name__, (plain,), {method: recorded})
 

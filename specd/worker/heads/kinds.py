@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from specd.worker.heads import eagle3, marks
+from specd.worker.heads.dflash import head as dflash
 
-KINDS = {marks.EAGLE_3: eagle3.KIND}
+KINDS = {marks.EAGLE_3: eagle3.KIND, marks.DFLASH: dflash.KIND}

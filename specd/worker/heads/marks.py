@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 EAGLE_3 = "EAGLE-3"
+DFLASH = "DFlash"
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
@@ -13,4 +14,7 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
     architectures = " ".join(map(str, config.get("architectures") or ())).lower()
     if config.get("speculators_model_type") == "eagle3" or "eagle3" in architectures:
         return EAGLE_3
+    marks = f"{architectures} {config.get('speculators_model_type')}"
+    if "dflash_config" in config or "dflash" in marks or "dspark" in marks:
+        return DFLASH
     return None

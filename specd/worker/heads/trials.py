@@ -10,8 +10,8 @@ from mlx.nn.layers.base import Module
 
 from specd.worker.engine.forward import BareCache, agree, bare_cache, forward
 from specd.worker.engine.jobs import Feed
+from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.heads.pair_head import PairHead
 from specd.worker.layers.session_layers import SessionLayers
 
 
@@ -55,7 +55,7 @@ def _are_same_in_parts(states: HiddenStates, network: Module, *, batches: bool) 
         return False
 
 
-def computes_together(head: PairHead) -> bool:
+def computes_together(head: Head) -> bool:
     """Return whether a head gives two sessions the same logits in one pass as alone."""
     states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
 

@@ -20,6 +20,7 @@ from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
+from specd.worker.heads.dflash.head import DFlashHead
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind
@@ -68,7 +69,7 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
-    head.batches = batches and isinstance(head, PairHead) and computes_together(head)
+    head.batches = batches and isinstance(head, PairHead | DFlashHead) and computes_together(head)
     return head
 
 
