@@ -166,7 +166,7 @@ HEADS = {
 }
 
 
-def save(directory: Path, family: str) -> tuple[Tensors, Callable[[Any], mx.array]]:
+def save(directory: Path, family: str) -> tuple[Tensors, Callable[..., mx.array]]:
     """Save a tiny target; return a raw head for it, and the logits that a network has with it, by hand."""
     published = HEADS[family]
     save_family(directory, family)
@@ -189,23 +189,34 @@ def save(directory: Path, family: str) -> tuple[Tensors, Callable[[Any], mx.arra
     norms = [1 + 0.3 * mx.random.normal((size,)) for _ in range(3)]
     fc = mx.random.normal((size, 2 * size)) / size**0.5
 
-    def logits(other: Any) -> mx.array:
+    def logits(other: Any, drafted: Sequence[int] = ()) -> mx.array:
+        """Return the logits of all pairs; behind them come those of a chain of drafts, with the head's own states."""
         text = _text_model(other)
         inner = text.backbone if "backbone" in text else text.model
         embedding = next(inner[name] for name in ("embed_tokens", "embeddings", "word_embeddings") if name in inner)
-        hidden = _before_norm(inner) if published.before_norm else inner(IDS)
-        of_token = mx.fast.rms_norm(embedding(NEXT), norms[0], eps)
-        of_state = mx.fast.rms_norm(hidden, norms[1], eps)
-        pair = [of_state, of_token] if published.state_first else [of_token, of_state]
-        x = mx.concatenate(pair, axis=-1) @ fc.T
-        i = mx.arange(IDS.size)
-        mask = (i[:, None] >= i) & (i[:, None] - i < (published.window or IDS.size))
-        caches = [KVCache() for _ in range(published.num_caches)]
-        for layer in layers:
-            x = layer(x, mask, caches if published.num_caches > 1 else caches[0])
         output = text.lm_head if text.get("lm_head") is not None else embedding.as_linear
         last = norms[2] if len(published.parts) == 4 else inner.norm.weight
-        result: mx.array = output(mx.fast.rms_norm(x, last, eps))
+
+        def outputs(tokens: mx.array, hidden: mx.array) -> mx.array:
+            of_token = mx.fast.rms_norm(embedding(tokens), norms[0], eps)
+            of_state = mx.fast.rms_norm(hidden, norms[1], eps)
+            pair = [of_state, of_token] if published.state_first else [of_token, of_state]
+            x = mx.concatenate(pair, axis=-1) @ fc.T
+            i = mx.arange(tokens.size)
+            mask = (i[:, None] >= i) & (i[:, None] - i < (published.window or tokens.size))
+            caches = [KVCache() for _ in range(published.num_caches)]
+            for layer in layers:
+                x = layer(x, mask, caches if published.num_caches > 1 else caches[0])
+            return x
+
+        tokens, hidden = NEXT, _before_norm(inner) if published.before_norm else inner(IDS)
+        for token in drafted:
+            state = outputs(tokens, hidden)[:, -1:]
+            hidden = mx.concatenate(
+                [hidden, state if published.before_norm else mx.fast.rms_norm(state, last, eps)], axis=1
+            )
+            tokens = mx.concatenate([tokens, mx.array([[token]])], axis=1)
+        result: mx.array = output(mx.fast.rms_norm(outputs(tokens, hidden), last, eps))
         return result
 
     tensors = (norms[0], norms[1], fc, norms[2])
@@ -226,9 +237,8 @@ def _make_raw(path: Path) -> None:
     spelled["mlp.share_expert"] = "share_expert"
     raw = {}
     for name, tensor in weights.items():
-        for own, published in spelled.items():
-            name = name.replace(own, published)
-        raw[name] = tensor - 1 if "norm" in name else tensor
+        own = next((part for part in spelled if f".{part}" in name), "")
+        raw[name.replace(own, spelled.get(own, ""))] = tensor - 1 if "norm" in name else tensor
     mx.eval(raw)
     mx.save_safetensors(str(path), raw, {"format": "pt"})
 

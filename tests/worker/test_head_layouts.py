@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from specd.errors import StartupError
 from specd.sampling import Sampling
+from specd.worker.layers import rows
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.head_loader import read_head
 from specd.worker.model.loader import load, read
@@ -27,13 +30,18 @@ def embed(directory: Path, head: Tensors) -> None:
     mx.save_safetensors(str(directory / "model-00002-of-00002.safetensors"), head, {"format": "pt"})
 
 
-def logits_of(directory: Path, separate: Path | None = None) -> mx.array:
+def logits_of(directory: Path, separate: Path | None = None, drafted: Sequence[int] = ()) -> mx.array:
+    """Return the logits of all pairs, and those of a chain of drafts, with the head's own states."""
     network, _, _ = read("target", directory)
     network.set_dtype(mx.float32)
     head = read_head(network, directory, separate)
     assert head is not None
     _, hidden = head.states.run(IDS, SessionLayers(network).caches)
-    return head.logits(head(NEXT, hidden, SessionLayers(head).caches))
+    layers: Any = SessionLayers(head)
+    states = [feed(head, layers, NEXT, hidden)]
+    for token in drafted:
+        states += [feed(head, layers, mx.array([[token]]), states[-1][:, -1:])]
+    return head.logits(mx.concatenate(states, axis=1))
 
 
 # mlx-lm drops the head of DeepSeek-V3, which Kimi K2.5 has too, only behind 61 layers.
@@ -69,13 +77,18 @@ def test_a_published_head_can_have_a_directory_of_its_own(family: str, tmp_path:
     embed(tmp_path / "head", head)
     network, _, _ = read(family, tmp_path / "target")
     network.set_dtype(mx.float32)
-    np.testing.assert_allclose(
-        np.array(logits_of(tmp_path / "target", tmp_path / "head")), np.array(by_hand(network)), atol=1e-4
-    )
+    drafted = [70, 800, 6]
+    own = np.array(logits_of(tmp_path / "target", tmp_path / "head", drafted))
+    np.testing.assert_allclose(own, np.array(by_hand(network, drafted)), atol=1e-4)
 
 
 @pytest.mark.parametrize("family", HEADS)
-def test_after_any_rewind_or_copy_a_head_gives_what_a_fresh_one_gives(family: str, tmp_path: Path) -> None:
+def test_after_any_rewind_or_copy_a_head_gives_what_a_fresh_one_gives(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with a window too rewinds by any number."""
+    monkeypatch.setattr(rows, "SLACK", 1)
+    monkeypatch.setattr(KVCache, "step", 2)
     head = made(tmp_path, family)
     hidden = mx.random.normal((1, NEXT.size, head.size), key=mx.random.key(4))
     fresh = feed(head, SessionLayers(head), NEXT, hidden)

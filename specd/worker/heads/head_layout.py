@@ -27,15 +27,16 @@ class HeadLayout:
     """A kind of head.
 
     `promise` is the field of a config with the number of heads. `pattern`, in which N stands for the number of the
-    target's layers, finds the tensors in the target's files, unless their names begin with `mtp.`; its group is the
-    name within the head. `names` maps the beginnings of these names to those of `MTPHead`, the longest first, and ""
-    drops a tensor. With `state_first`, the state comes before the embedding in `fc`. `adds_one` is whether norms
-    multiply by 1 + w until a converter adds the 1.
+    target's layers, finds the tensors in the target's files; its group is the name within the head. Where it finds
+    none, the names begin with `mtp.`. `names` maps the beginnings of the names within the head to those of `MTPHead`,
+    the longest first, and "" drops a tensor. With `state_first`, the state comes before the embedding in `fc`.
+    `adds_one` is whether norms multiply by 1 + w until a converter adds the 1.
 
-    `make_layers` makes the head's layers, of a class of layers, for a target's arguments; one of them has attention, in
-    the cache that `make_cache` makes. `window` tells how many tokens this layer sees, and some layers need the mask as
-    an array. `eps` names the argument of the norms. With `before_norm`, the states that the head reads and returns are
-    those before the last norm, the target's and its own. A head that `shares_norm` has the target's last norm.
+    `make_layers` makes the head's layers, of a class of layers, for a target's arguments; one of them has attention.
+    `make_cache` makes the cache of this layer, and `window` tells how many tokens it sees. The cache keeps all tokens,
+    because `Pairs` rewinds by any number. Some layers need the mask as an array. `eps` names the argument of the norms.
+    With `before_norm`, the states that the head reads and returns are those before the last norm, the target's and its
+    own. A head that `shares_norm` has the target's last norm.
     """
 
     promise: str
