@@ -8,25 +8,29 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+# The names of the embedding, of which a network has one.
+_EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings")
+
 
 class HiddenStates:
     """A network's passes with their hidden states, and its two ends: the embedding and the output layer.
 
-    A hidden state is the input of the output layer, so it is behind the last norm; or, with `layers`, the inputs of
-    the layers with these numbers, one behind the other. The number behind the last stands for the output of the last
-    layer. The output layer is `lm_head`, or the embedding where the two share their weights (`as_linear`). Create the
-    object after the last replacement of the network's layers.
+    A hidden state is the input of the output layer, so it is behind the last norm; or, with `before_norm`, the input of
+    this norm; or, with `layers`, the inputs of the layers with these numbers, one behind the other. The number behind
+    the last stands for the output of the last layer. The output layer is `lm_head`, or the embedding where the two
+    share their weights (`as_linear`). Create the object after the last replacement of the network's layers.
     """
 
-    def __init__(self, network: Any, layers: Sequence[int] = ()) -> None:
+    def __init__(self, network: Any, layers: Sequence[int] = (), *, before_norm: bool = False) -> None:
         """Find both ends and the layers. Raises ValueError if the network has no such layers, or other names."""
         named = {name.rpartition(".")[2]: part for name, part in network.named_modules()}
-        if "embed_tokens" not in named:
+        embedding = next((named[name] for name in _EMBEDDINGS if name in named), None)
+        if embedding is None:
             raise ValueError("the network has no embed_tokens")
         self.network = network
         self.layers = layers
         self._call = type(network).__call__
-        self.embedding: Any = named["embed_tokens"]
+        self.embedding: Any = embedding
         is_tied = "lm_head" not in named
         self._layer: Any = self.embedding if is_tied else named["lm_head"]
         self._plain: Any = type(self._layer)
@@ -46,6 +50,10 @@ class HiddenStates:
             named_layers = [network.layers[min(i, last)] for i in layers]
             self._recorded = [(each, type(each), self._recording(type(each), "__call__")) for each in named_layers]
         self._reads_output = [i == len(network.layers) for i in layers] or [False]
+        self.norm: Any = getattr(getattr(network, "model", None), "norm", None)  # the last one
+        self._before_norm = before_norm
+        if before_norm:
+            self._recorded = [(self.norm, type(self.norm), self._recording(type(self.norm), "__call__"))]
 
     def run(self, token_ids: mx.array, cache: Sequence[Any]) -> tuple[mx.array, mx.array]:
         """Return the logits [..., rows] and the hidden states [..., size] of a pass over token ids, lazily.
@@ -107,3 +115,7 @@ class HiddenStates:
         """Return the output layer's logits [..., rows] of hidden states [..., size]."""
         logits: mx.array = self._project(self._layer, hidden)
         return logits
+
+    def logits_of_target(self, hidden: mx.array) -> mx.array:
+        """Return the network's logits [..., rows] of its own hidden states [..., size]."""
+        return self.logits(self.norm(hidden) if self._before_norm else hidden)
