@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from specd.worker.heads import eagle3, marks
+from specd.worker.heads import eagle3, gemma_assistant, marks
 
-KINDS = {marks.EAGLE_3: eagle3.KIND}
+KINDS = {marks.EAGLE_3: eagle3.KIND, marks.GEMMA_ASSISTANT: gemma_assistant.KIND}
