@@ -31,6 +31,7 @@ from specd.worker.session.head_draft import HeadDraft
 from tests.worker.assistant_reference import AssistantReference, assistant_config, assistant_tensors
 from tests.worker.driving import Driven, finish
 from tests.worker.families import save_family
+from tests.worker.test_head_draft import as_on_a_gpu
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -115,7 +116,7 @@ def chain_by_hand(
     next_token: int,
     k: int,
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the logits of a chain of k tokens after a text and its next token; `seen` is what the assistant reads."""
+    """Return the logits of a chain of k tokens after a text and its next token, from the target's state and rows."""
     state, rows = seen
     reference = AssistantReference(config, tensors, {kind: (k[0], v[0]) for kind, (k, v) in rows.items()})
     embeddings, last = np.array(inner(network).embed_tokens.weight, np.float64), np.array(state, np.float64)
@@ -323,6 +324,24 @@ async def test_proposals_are_those_of_a_fresh_session(form: Form, target: Path, 
         assert own == fresh_proposal(model, tokens, len(own))
 
 
+@pytest.mark.parametrize("form", ["E4B"], indirect=True)
+async def test_proposals_are_the_same_in_the_forms_of_a_gpu(form: Form, target: Path, tmp_path: Path) -> None:
+    """With whole buffers and compiled passes, in which rows of padding are behind the session's."""
+    model = with_head(form, target, tmp_path)
+    assert model.head is not None
+    prompts = prompts_of(9, 2)
+    async with serving(None, model) as service:
+        expected, _ = await decode_all(service, Sampling(), prompts, (0,), seed=9, is_erratic=False)
+    draft, model = HeadDraft(model.head.info, COSTS), as_on_a_gpu(model, shares=False)
+    async with serving(draft, model, runs_ahead=True) as service:
+        said, callers = await decode_all(service, Sampling(), prompts, (0, 2, 5), seed=9, is_erratic=True)
+    assert said == expected
+    proposals = [(each.tokens[:length], own) for each in callers for length, own in each.proposals if own]
+    assert len(proposals) > 10
+    for tokens, own in proposals[::3]:
+        assert own == fresh_proposal(model, tokens, len(own))
+
+
 class Late(Random):
     """Asks for no tokens in the first rounds, for more tokens than hidden states are kept."""
 
@@ -386,5 +405,5 @@ def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
     form = FORMS["E4B"]
     target = Path(save_family(tmp_path / "target", "gemma3_text"))
     save(tmp_path / "head", form.config, assistant_tensors(form.config))
-    with pytest.raises(StartupError, match="an assistant of a Gemma 4, and the target is none"):
+    with pytest.raises(StartupError, match="the assistant of a Gemma 4, and the target is not one"):
         load_head(network_of(target), target, batches=False, name=str(tmp_path / "head"))

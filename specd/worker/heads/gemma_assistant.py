@@ -79,7 +79,7 @@ class GemmaAssistant(Head):
         target: Any = getattr(getattr(network, "language_model", network), "args", None)
         is_gemma = isinstance(target, gemma4_text.ModelArgs)
         if not is_gemma:
-            raise ValueError("it is an assistant of a Gemma 4, and the target is none")
+            raise ValueError("it is the assistant of a Gemma 4, and the target is not one")
         super().__init__(HiddenStates(network))
         text: Mapping[str, Any] = config["text_config"]
         num_layers = text["num_hidden_layers"]

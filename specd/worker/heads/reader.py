@@ -33,7 +33,7 @@ class Reader:
         self.offset = self.num_known = 0
         self._hidden: mx.array | None = None
         self._state: mx.array | None = None  # the head's own, at the end of a chain of drafts
-        # A reference that does not count, because the target's layers refer to this object.
+        # Weak, because the target's layers refer to this object.
         self._target: ref[SessionLayers] | None = None
 
     @property

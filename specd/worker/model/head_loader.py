@@ -226,7 +226,7 @@ def _cast(head: Head) -> None:
         dequantize_model(head)
         head.set_dtype(dtype)
     head.eval()
-    # Not its parameters alone: a table of angles is none, and another thread could not evaluate it.
+    # Tables of angles are not parameters, and another thread could not evaluate them.
     parts: Any = head.modules()  # type: ignore[no-untyped-call]
     mx.eval([value for part in parts for value in part.values() if isinstance(value, mx.array)])
 
