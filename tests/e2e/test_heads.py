@@ -17,8 +17,7 @@ from tests.e2e.processes import PATIENCE_SECONDS, start_specd
 from tests.e2e.self_drafting import FIELDS, ask, assert_sessions_go_together, assert_survives_a_kill
 from tests.raw_client import RawClient
 from tests.thorough import examples
-from tests.worker import test_eagle3, test_gemma_assistant
-from tests.worker.assistant_reference import assistant_tensors
+from tests.worker import assistant_files, test_eagle3
 from tests.worker.families import save_family
 from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
 
@@ -41,8 +40,8 @@ def _with_eagle(directory: Path, family: str) -> str:
 
 def _with_assistant(directory: Path, family: str) -> str:
     save_family(directory, family)
-    config = test_gemma_assistant.FORMS["E4B"].config
-    return test_gemma_assistant.save(directory.parent / "assistant", config, assistant_tensors(config))
+    config = assistant_files.FORMS["E4B"].config
+    return assistant_files.save(directory.parent / "assistant", config, assistant_files.assistant_tensors(config))
 
 
 # Each saves a target of a family in a directory, and returns the name of its head.

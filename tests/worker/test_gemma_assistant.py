@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,49 +19,18 @@ from specd.worker.engine.forward import BareCache, forward
 from specd.worker.engine.jobs import Feed
 from specd.worker.heads.gemma_assistant import GemmaAssistant
 from specd.worker.heads.head import attach_head
-from specd.worker.heads.reader import NUM_KEPT, Reader
+from specd.worker.heads.reader import Reader
 from specd.worker.layers.full import quantize_caches
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import is_head
 from specd.worker.model.head_loader import load_head, read_head
 from specd.worker.model.loader import LoadedModel, load, read
 from specd.worker.session.head_draft import HeadDraft
-from tests.worker.assistant_reference import AssistantReference, assistant_config, assistant_tensors
+from tests.worker.assistant_files import FORMS, FULL, SLIDING, Form, Tensors, assistant_tensors, save
+from tests.worker.assistant_reference import AssistantReference
 from tests.worker.driving import Driven, finish
 from tests.worker.families import save_family
-from tests.worker.test_head_draft import as_on_a_gpu
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-Tensors = dict[str, mx.array]
-
-
-@dataclass(frozen=True)
-class Form:
-    """A target, and the assistant's configuration and tensors."""
-
-    family: str = "gemma4_text"
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    is_ordered: bool = False
-    sources: Mapping[str, int] = field(default_factory=lambda: {SLIDING: 3, FULL: 2})  # the layers that are read
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return assistant_config(32, is_ordered=self.is_ordered, layer_types=[SLIDING, SLIDING, FULL]) | {**self.more}
-
-
-FORMS = {
-    "E4B": Form(is_ordered=True),
-    "31B": Form(
-        changes={
-            "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1, "use_double_wide_mlp": False,
-        },
-        sources={SLIDING: 4, FULL: 5},
-    ),
-    "12B": Form(family="gemma4", more={"model_type": "gemma4_unified_assistant"}),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -74,13 +41,6 @@ def form(request: pytest.FixtureRequest) -> Form:
 @pytest.fixture(scope="module")
 def target(form: Form, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(save_family(tmp_path_factory.mktemp("models") / "target", form.family, **form.changes))
-
-
-def save(directory: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "pt"})
-    return str(directory)
 
 
 def network_of(directory: Path) -> Any:
@@ -325,15 +285,15 @@ async def test_proposals_are_those_of_a_fresh_session(form: Form, target: Path, 
 
 
 @pytest.mark.parametrize("form", ["E4B"], indirect=True)
-async def test_proposals_are_the_same_in_the_forms_of_a_gpu(form: Form, target: Path, tmp_path: Path) -> None:
-    """With whole buffers and compiled passes, in which rows of padding are behind the session's."""
+async def test_proposals_are_the_same_in_the_form_of_a_gpu(form: Form, target: Path, tmp_path: Path) -> None:
+    """With whole buffers. MLX cannot compile a Gemma 4, which copies its position."""
     model = with_head(form, target, tmp_path)
     assert model.head is not None
     prompts = prompts_of(9, 2)
     async with serving(None, model) as service:
         expected, _ = await decode_all(service, Sampling(), prompts, (0,), seed=9, is_erratic=False)
-    draft, model = HeadDraft(model.head.info, COSTS), as_on_a_gpu(model, shares=False)
-    async with serving(draft, model, runs_ahead=True) as service:
+    model.network.fixed_shapes = True
+    async with serving(HeadDraft(model.head.info, COSTS), model, runs_ahead=True) as service:
         said, callers = await decode_all(service, Sampling(), prompts, (0, 2, 5), seed=9, is_erratic=True)
     assert said == expected
     proposals = [(each.tokens[:length], own) for each in callers for length, own in each.proposals if own]
@@ -343,13 +303,13 @@ async def test_proposals_are_the_same_in_the_forms_of_a_gpu(form: Form, target: 
 
 
 class Late(Random):
-    """Asks for no tokens in the first rounds, for more tokens than hidden states are kept."""
+    """Asks for no tokens in the first 100 rounds."""
 
     num_rounds = 0
 
     def choice(self, seq: Any) -> Any:
         self.num_rounds += 1
-        return 0 if self.num_rounds <= 2 * NUM_KEPT else super().choice(seq)
+        return 0 if self.num_rounds <= 100 else super().choice(seq)
 
 
 @pytest.mark.parametrize("form", ["E4B"], indirect=True)
@@ -360,7 +320,7 @@ async def test_rounds_without_a_proposal_lose_no_state(count: int, form: Form, t
     assert model.head is not None
     async with serving(HeadDraft(model.head.info, COSTS), model, runs_ahead=True) as service:
         callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(count)]
-        await asyncio.gather(*(each.decode(2 * NUM_KEPT + 30, ks=(3,), is_erratic=False) for each in callers))
+        await asyncio.gather(*(each.decode(130, ks=(3,), is_erratic=False) for each in callers))
     for each in callers:
         assert {*each.faults} == {""}
         for length, own in each.proposals[::5]:

@@ -11,18 +11,18 @@ import mlx.core as mx
 from specd.cache_footprint import CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.head import Head
-from specd.worker.layers.owned import owned
 from specd.worker.layers.session_layers import SessionLayers
 
-# The last hidden states that are kept: more than a request feeds with logits, and more than a session runs ahead.
-NUM_KEPT = 128
+# The hidden states of earlier passes that are kept: more than the passes that a session runs ahead.
+NUM_KEPT = 16
 
 
 class Reader:
     """The target's last hidden states [n, size], up to the last of the `offset` tokens that the target holds.
 
     A proposal begins with the state of the last token that certainly belongs to the session, the `num_known`-th. The
-    target's layers can hold more tokens, which were only proposed: the head must not read their rows.
+    target's layers can hold more tokens, which were only proposed: the head must not read their rows. A rewind and a
+    copy forget all states, because a session feeds at least its last token before the next proposal.
     """
 
     def __init__(self, head: Head) -> None:
@@ -84,15 +84,13 @@ class Reader:
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`."""
-        self._hidden = self._first(position)
         self.offset = position
+        self._hidden = self._state = None
 
     def copy(self, position: int) -> Reader:
-        """Return an independent reader of the first `position` tokens, evaluated."""
+        """Return an independent reader of the first `position` tokens."""
         other = copy(self)
         other.rewind(position)
-        other._state, other._hidden = None, owned(other._hidden) if other._hidden is not None else None
-        mx.eval(other.arrays)
         return other
 
     @property
@@ -104,8 +102,3 @@ class Reader:
     def footprint(self) -> CacheFootprint:
         """The memory by the number of tokens: the states that are kept."""
         return self.network.footprint
-
-    def _first(self, position: int) -> mx.array | None:
-        """Return the kept states of the first `position` tokens, None without any."""
-        kept = self._hidden.shape[0] - (self.offset - position) if self._hidden is not None else 0
-        return self._hidden[:kept] if self._hidden is not None and kept > 0 else None
