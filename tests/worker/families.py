@@ -57,11 +57,14 @@ def make_config(name: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": name, **required, **SMALL, "num_hidden_layers": 4, **NETWORKS[name], **changes}
 
 
-def save_family(directory: Path, name: str, *, noise: float = 0.0) -> str:
-    """Save a tiny random model of a family with the embedded tokenizer; noise makes a draft of the target."""
+def save_family(directory: Path, name: str, *, noise: float = 0.0, **changes: Any) -> str:
+    """Save a tiny random model of a family with the embedded tokenizer; noise makes a draft of the target.
+
+    `changes` are entries of its configuration.
+    """
     classes = filter(is_dataclass, vars(_module(name)).values())
     needed = {field.name for each in classes for field in fields(each) if field.default is MISSING}
-    config = _saved(make_config(name), needed) | {"eos_token_id": 0}
+    config = _saved(make_config(name, **changes), needed) | {"eos_token_id": 0}
     return save_tiny(directory, config, _network(name, config), noise=noise, weight_factor=1.0)
 
 
@@ -161,14 +164,18 @@ of Qwen3, with windows, sinks, biases or scaled angles where it has them. A prop
 Other layers (Gemma's, or with gates) and other chains than the vanilla Markov head and the candidate selector are
 refused; the confidence head is not used, because specd has confidences for any draft.
 
+A Gemma 4 can have its assistant (`gemma4_assistant` or `gemma4_unified_assistant`, such as
+mlx-community/gemma-4-E4B-it-assistant-bf16), which reads the target's own keys and values.
+
 `mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
 Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own, as all EAGLE-3
-heads and block drafters do. MiMo and Step 3.5 have several heads, for deeper drafts, and the first makes all draft
-tokens.
+heads, block drafters and assistants do. MiMo and Step 3.5 have several heads, for deeper drafts, and the first makes
+all draft tokens.
 
 The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
 not. Its logits are those of a reference, and of mlx-vlm where it is installed and has the family
-(`tests/worker/test_mtp_head.py`, `test_head_layouts.py`, `test_head_vlm.py`, `test_eagle3.py`, `test_dflash.py`).
+(`tests/worker/test_mtp_head.py`, `test_head_layouts.py`, `test_head_vlm.py`, `test_eagle3.py`, `test_dflash.py`,
+`test_gemma_assistant.py`).
 
 A head in the model's own files that does not fit is left out with a warning; one that is named is refused.
 """

@@ -106,10 +106,11 @@ class Late(Random):
         return 0 if self.num_rounds <= 2 * KEPT else super().choice(seq)
 
 
-async def test_rounds_without_a_proposal_lose_no_pairs() -> None:
+@pytest.mark.parametrize(("count", "runs_ahead"), [(2, False), (1, True)])
+async def test_rounds_without_a_proposal_lose_no_pairs(count: int, runs_ahead: bool) -> None:
     model = with_head(1.0)
-    async with serving(HeadDraft(model.info, COSTS), model) as service:
-        callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(2)]
+    async with serving(HeadDraft(model.info, COSTS), model, runs_ahead=runs_ahead) as service:
+        callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(count)]
         await asyncio.gather(*(each.decode(2 * KEPT + 30, ks=(3,), is_erratic=False) for each in callers))
     assert all(each.num_proposed > 15 for each in callers)
     assert accepted(callers) > 0.97

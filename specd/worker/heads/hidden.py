@@ -36,6 +36,7 @@ class HiddenStates:
         self._plain: Any = type(self._layer)
         method = "as_linear" if is_tied else "__call__"
         self._project = getattr(self._plain, method)
+        self._cap = _cap_of(network)
         self._passed: dict[int, tuple[mx.array, Any]] = {}  # the input and the output, by the id of the module
         embedded = self.embed(mx.array([0]))
         self.dtype = embedded.dtype
@@ -112,10 +113,16 @@ class HiddenStates:
         return embeddings
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return the output layer's logits [..., rows] of hidden states [..., size]."""
+        """Return the network's logits [..., rows] of hidden states [..., size], by its output layer and its cap."""
         logits: mx.array = self._project(self._layer, hidden)
-        return logits
+        return logits if self._cap is None else mx.tanh(logits / self._cap) * self._cap
 
     def logits_of_target(self, hidden: mx.array) -> mx.array:
         """Return the network's logits [..., rows] of its own hidden states [..., size]."""
         return self.logits(self.norm(hidden) if self._before_norm else hidden)
+
+
+def _cap_of(network: Module) -> float | None:
+    """Return the bound c of a network with the logits c * tanh(x / c) for the outputs x of its output layer."""
+    caps = (getattr(part, "final_logit_softcapping", None) for part in network.modules())
+    return next((cap for cap in caps if cap is not None), None)

@@ -16,10 +16,10 @@ from specd.worker.layers.session_layers import SessionLayers
 
 
 def states_are_right(states: HiddenStates, network: Module, *, batches: bool) -> bool:
-    """Return whether the output layer maps the hidden states to the network's logits, in passes of every form.
+    """Return whether the output layer and a known cap map the hidden states to the network's logits.
 
     The passes are a whole one, a single token, and a batch of two sessions if the network `batches`. It is not so for
-    a network that changes its logits behind the output layer, such as one with a cap. Where the hidden states are
+    a network that changes its logits behind the output layer in another way. Where the hidden states are
     inputs of layers, nothing maps them to logits: they must be the same in a whole pass and in parts of it.
     """
     if states.layers:

@@ -71,7 +71,9 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
-    head.batches = batches and isinstance(head, PairHead | DFlashHead) and computes_together(head)
+    if isinstance(head, PairHead | DFlashHead):
+        head.batches = computes_together(head)
+    head.batches &= batches
     return head
 
 
@@ -125,7 +127,7 @@ def _read_kind(kind: HeadKind, network: Module, place: Path) -> Head:
     try:
         tensors = kind.renamed(tensors)
         head = kind.make(read_config(place), network, tensors.keys())
-    except (ValueError, TypeError, KeyError) as error:  # a value of its config.json can have any type
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # a value in config.json can have any type
         reason = str(error) if isinstance(error, ValueError) else f"{error!r}, probably because of its config.json"
         raise StartupError(f"the head in {place} cannot be used: {reason}") from error
     _fill(head, tensors, place, shifts_norms=False)
@@ -228,7 +230,9 @@ def _cast(head: Head) -> None:
         dequantize_model(head)
         head.set_dtype(dtype)
     head.eval()
-    mx.eval(head.parameters())  # type: ignore[no-untyped-call]
+    # Tables of angles are not parameters, and another thread could not evaluate them.
+    parts: Any = head.modules()  # type: ignore[no-untyped-call]
+    mx.eval([value for part in parts for value in part.values() if isinstance(value, mx.array)])
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:
