@@ -15,9 +15,9 @@ from specd.text.tokenizer import Tokenizer
 
 _MOST_CHARACTERS = 300  # of an error
 _MOST_VALUES, _MOST_LEVELS = 2**15, 64  # of a schema
-# White space between the tokens of JSON: enough for a line break and ten levels of indentation. A weak model would
-# write it for ever.
-_JSON: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,41}"}
+# White space between the tokens of JSON: a space, or one or two line breaks with an indentation, as in llama.cpp. A
+# weak model would write more of it for ever.
+_JSON: Any = {"whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,40}"}
 
 
 class _Tokens:

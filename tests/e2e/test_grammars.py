@@ -1,0 +1,252 @@
+"""Answers that keep a grammar: valid, and the same for every source, k, batch, death and way to draft."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import grpc
+import jsonschema
+import pytest
+
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
+from specd.v1.generation_pb2 import (
+    DRAFT_SOURCE_LOOKUP,
+    DRAFT_SOURCE_MODEL,
+    DRAFT_SOURCE_UNSPECIFIED,
+    FINISH_REASON_EOS,
+    Reasoning,
+    StopConditions,
+)
+from specd.v1.sampling_pb2 import (
+    ACCEPTANCE_METHOD_COUPLED,
+    ACCEPTANCE_METHOD_REJECTION,
+    Grammar,
+    SamplingParameters,
+)
+from tests.e2e.completions import Completion, complete
+from tests.e2e.faults import ENVIRONMENT, eventually, is_whole, kill
+from tests.e2e.processes import draft_of
+from tests.maskbench import schemas
+from tests.raw_client import RawClient
+from tests.thorough import examples
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 4},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+JSON = Grammar(json_schema=json.dumps(SCHEMA))
+PROMPTS = ("# a record as JSON\nx = ", "import json\nrecord = ", "def f():\n    return ", "{'name': 'Ada'}\n")
+
+
+def sampling(temperature: float, seed: int = 3, **fields: Any) -> SamplingParameters:
+    return SamplingParameters(temperature=temperature, seed=seed, **fields)
+
+
+async def answer(client: RawClient, prompt: str, temperature: float, k: int | None, **fields: Any) -> Completion:
+    """Complete a prompt as a record, which must be valid."""
+    given = {} if k is None else {"num_draft_tokens": k}
+    fields = {"grammar": JSON, "max_tokens": 300, "sampling": sampling(temperature)} | fields
+    completion = await complete(client, prompt, **fields, **given)
+    assert completion.last.finish_reason == FINISH_REASON_EOS, completion.text
+    jsonschema.validate(json.loads(completion.text), SCHEMA)
+    return completion
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_texts_are_the_same_for_every_source_and_k(client: RawClient, temperature: float) -> None:
+    for prompt in PROMPTS:
+        expected = await answer(client, prompt, temperature, 0)
+        for k, source in (
+            (1, DRAFT_SOURCE_MODEL),
+            (4, DRAFT_SOURCE_MODEL),
+            (8, DRAFT_SOURCE_MODEL),
+            (6, DRAFT_SOURCE_LOOKUP),
+            (None, DRAFT_SOURCE_UNSPECIFIED),
+        ):
+            drafted = await answer(client, prompt, temperature, k, draft_source=source)
+            assert drafted.token_ids == expected.token_ids
+            if k == 4:
+                assert 0 < drafted.statistics.accepted_tokens <= drafted.statistics.proposed_tokens
+
+
+async def test_rejection_and_penalties_keep_the_grammar(client: RawClient) -> None:
+    for seed in range(4):
+        given = sampling(1.0, seed, acceptance=ACCEPTANCE_METHOD_REJECTION)
+        await answer(client, PROMPTS[0], 1.0, 4, sampling=given)
+        given = sampling(1.0, seed, repetition_penalty=1.3, frequency_penalty=0.5, top_p=0.9, top_k=20, min_p=0.05)
+        texts = {(await answer(client, PROMPTS[0], 1.0, k, sampling=given)).text for k in (0, 3, 7)}
+        assert len(texts) == 1
+
+
+async def test_free_and_constrained_sessions_go_together(client: RawClient) -> None:
+    free = [(await complete(client, prompt, max_tokens=60, sampling=sampling(1.0))).token_ids for prompt in PROMPTS]
+    alone = [(await answer(client, prompt, 1.0, 0)).token_ids for prompt in PROMPTS]
+    together = await asyncio.gather(
+        *(answer(client, prompt, 1.0, k) for prompt, k in zip(PROMPTS, (4, None, 0, 2), strict=True)),
+        *(complete(client, prompt, max_tokens=60, sampling=sampling(1.0)) for prompt in PROMPTS),
+    )
+    assert [each.token_ids for each in together] == [*alone, *free]
+
+
+@pytest.fixture(scope="module")
+async def mortal() -> AsyncIterator[Stack]:
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("victim", "kill_in_round"), examples([("target", 3), ("draft", 2), ("target", 9), ("target", 1)], 2)
+)
+async def test_a_death_in_the_middle_changes_nothing(mortal: Stack, victim: str, kill_in_round: int) -> None:
+    async with RawClient(mortal.address) as client:
+        await eventually(lambda: is_whole(mortal))
+        expected = await answer(client, PROMPTS[0], 1.0, 0)
+        responses = []
+        async for response in client.generate(
+            PROMPTS[0], max_tokens=300, num_draft_tokens=2, grammar=JSON, sampling=sampling(1.0)
+        ):
+            responses.append(response)
+            if len(responses) == kill_in_round:
+                kill(mortal.target if victim == "target" else draft_of(mortal))
+    completion = Completion(responses)
+    assert completion.token_ids == expected.token_ids
+    if victim == "target":
+        assert completion.statistics.target_replays >= 1
+
+
+async def test_a_broken_stream_resumes_in_the_middle_of_the_answer(client: RawClient) -> None:
+    expected = await answer(client, PROMPTS[1], 1.0, 0)
+    for num_kept in (1, 5, len(expected.token_ids) - 2):
+        kept = expected.token_ids[:num_kept]
+        resumed = await complete(
+            client,
+            PROMPTS[1],
+            max_tokens=300,
+            grammar=JSON,
+            sampling=sampling(1.0),
+            num_draft_tokens=3,
+            resumption={"token_ids": kept, "prompt_fingerprint": expected.responses[0].prompt_fingerprint},
+        )
+        assert kept + resumed.token_ids == expected.token_ids
+
+
+async def test_a_target_that_drafts_itself_keeps_the_grammar() -> None:
+    options = {"target-worker": {"self_draft": EMBEDDED_DRAFT}}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft="", environment=ENVIRONMENT, options=options) as stack,
+        RawClient(stack.address) as client,
+    ):
+        for acceptance in (ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION):
+            given = sampling(1.0, acceptance=acceptance)
+            completions = [await answer(client, PROMPTS[0], 1.0, k, sampling=given) for k in (0, 4, None)]
+            assert completions[1].statistics.proposed_tokens > 0
+            if acceptance == ACCEPTANCE_METHOD_COUPLED:
+                assert len({each.text for each in completions}) == 1
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (Grammar(regex="[0-9]{3}-[0-9]{4}"), "[0-9]{3}-[0-9]{4}"),
+        (Grammar(regex="(yes|no)"), "(yes|no)"),
+        (Grammar(lark='start: "if " NAME ":"\nNAME: /[a-z]{1,9}/'), "if [a-z]{1,9}:"),
+    ],
+)
+async def test_other_grammars(client: RawClient, grammar: Grammar, pattern: str) -> None:
+    for temperature in (0.0, 1.0):
+        texts = {
+            (await complete(client, "x = ", grammar=grammar, num_draft_tokens=k, sampling=sampling(temperature))).text
+            for k in (0, 4)
+        }
+        assert len(texts) == 1
+        jsonschema.validate(texts.pop(), {"type": "string", "pattern": f"^{pattern}$"})
+
+
+async def test_reasoning_is_free_and_the_answer_keeps_the_grammar(client: RawClient) -> None:
+    """A colon ends this model's reasoning, which every reply begins with: it is a token of its own."""
+    grammar = Grammar(regex="[a-z]{2,5}[0-9]{2}")
+    stop = StopConditions(reasoning=Reasoning(end=":"))
+    texts = set()
+    for k in (0, 4, None):
+        given = {} if k is None else {"num_draft_tokens": k}
+        completion = await complete(
+            client, "def add(a, b)", grammar=grammar, stop=stop, sampling=sampling(0.0), max_tokens=60, **given
+        )
+        reasoning, _, said = completion.text.partition(":")
+        assert reasoning == ""
+        jsonschema.validate(said, {"type": "string", "pattern": "^[a-z]{2,5}[0-9]{2}$"})
+        texts.add(completion.text)
+    assert len(texts) == 1
+
+
+REFUSED = {
+    "a keyword": ({"grammar": Grammar(json_schema='{"uniqueItems": true}')}, "BAD_GRAMMAR", "uniqueItems"),
+    "no kind": ({"grammar": Grammar()}, "OUT_OF_RANGE", "grammar has no kind"),
+    "ignore_eos": ({"grammar": JSON, "stop": StopConditions(ignore_eos=True)}, "CONTRADICTION", "ignore_eos"),
+    "min_tokens": (
+        {"grammar": Grammar(regex="ab"), "stop": StopConditions(min_tokens=20)}, "GRAMMAR_BROKEN", "min_tokens",
+    ),
+    "resumption": (
+        {"grammar": Grammar(regex="ab"), "resumption": {"token_ids": [77]}}, "GRAMMAR_BROKEN", "forbids token 77",
+    ),
+    "reasoning": (
+        {"grammar": JSON, "stop": StopConditions(reasoning=Reasoning(begin="<a b c>", end="</a b c>"))},
+        "CONTRADICTION", "is not one token",
+    ),
+    "too large": (
+        {"grammar": Grammar(json_schema=json.dumps({"properties": {f"k{i}": {} for i in range(3000)}}))},
+        "GRAMMAR_BROKEN", "too large",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_grammar_that_cannot_be_kept_ends_with_the_reason(client: RawClient, name: str) -> None:
+    fields, reason, words = REFUSED[name]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await complete(client, "x = {", **fields)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert words in (raised.value.details() or "")
+    assert reason in str(raised.value.trailing_metadata())
+    await answer(client, PROMPTS[0], 0.0, 2)
+
+
+async def test_answers_are_valid_for_schemas_of_others(client: RawClient) -> None:
+    """Of every fifth schema; `make test-thorough` and the nightly run try all of them by other seeds."""
+    chosen = Random(1).sample(schemas(), 40)
+    lock, counts = asyncio.Semaphore(4), {"valid": 0, "cut": 0, "refused": 0}
+
+    async def check(number: int, schema: Any) -> None:
+        async with lock:
+            try:
+                completion = await complete(
+                    client,
+                    "# JSON\nx = ",
+                    grammar=Grammar(json_schema=json.dumps(schema)),
+                    max_tokens=160,
+                    sampling=sampling((0.0, 0.7, 1.0)[number % 3], number),
+                )
+            except grpc.aio.AioRpcError as error:
+                assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+                counts["refused"] += 1
+                return
+        if completion.last.finish_reason != FINISH_REASON_EOS:
+            counts["cut"] += 1
+            return
+        jsonschema.validate(json.loads(completion.text), schema)
+        counts["valid"] += 1
+
+    await asyncio.gather(*(check(number, each["schema"]) for number, each in enumerate(chosen)))
+    print(counts)
+    assert counts["valid"] >= 15
