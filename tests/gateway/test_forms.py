@@ -31,7 +31,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 200}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 400}
 MESSAGES = {"messages": [QUESTION], **SAMPLED}
 
 
@@ -68,7 +68,7 @@ async def test_a_reply_keeps_its_schema_with_its_properties_in_order(http: HttpC
     call = grpc_client.generate(
         chat_of([QUESTION]),
         sampling=SamplingParameters(temperature=1.0, seed=5, penalty_context_size=0),
-        max_tokens=200,
+        max_tokens=400,
         grammar=Grammar(json_schema=json.dumps(SCHEMA)),
     )
     assert "".join(response.text for response in await responses_to(call)) == text
@@ -88,7 +88,7 @@ async def test_completions_and_responses_keep_it_too(http: HttpClient) -> None:
         is_thing(choice["text"])
         assert choice["finish_reason"] == "stop"
     form = {"type": "json_schema", "name": "thing", "schema": SCHEMA, "strict": True}
-    sampled = {"temperature": 1.0, "seed": 5, "max_output_tokens": 200}
+    sampled = {"temperature": 1.0, "seed": 5, "max_output_tokens": 400}
     response = (await http.post(RESPONSES, {"input": "x", "text": {"format": form}, **sampled})).json()
     assert response["status"] == "completed"
     assert response["text"]["format"] == {**form, "description": None}
