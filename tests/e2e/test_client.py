@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 from jsonschema import validate
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from specd import AsyncClient, Client
 from specd.client import Completion, Delta, Finished, GenerationOptions, Grammar, Retrying, RetryPolicy, Stream
@@ -267,6 +267,8 @@ async def test_a_prompt_has_as_many_tokens_as_are_counted(stack: Stack, blocking
 
 class Thing(BaseModel):
     """A class whose fields are not in the order of the alphabet."""
+
+    model_config = ConfigDict(extra="forbid")
 
     title: str = Field(max_length=12)
     colour: Literal["red", "green"]
