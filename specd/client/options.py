@@ -39,7 +39,7 @@ class GenerationOptions(TypedDict, total=False):
     ignore_eos: bool
     # The markers before and after the reasoning of a reply, in which stop strings do not count.
     reasoning: tuple[str, str] | None
-    # The form of the text, behind the reasoning: a JSON schema, whose value is `Completion.parsed`, or another grammar.
+    # The form of the text, behind the reasoning. With a JSON schema, `Completion.parsed` is the text's value.
     schema: Schema | None
     grammar: Grammar | None
     # Who proposes tokens, and what is expected to come. Neither changes the text.

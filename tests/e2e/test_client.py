@@ -266,7 +266,7 @@ async def test_a_prompt_has_as_many_tokens_as_are_counted(stack: Stack, blocking
 
 
 class Thing(BaseModel):
-    """A class whose fields are not in the order of the alphabet."""
+    """A class with fields that are not in the order of the alphabet."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -15,7 +15,7 @@ from specd.vocabulary import FinishReason, TokenSource
 
 
 class Point(BaseModel):
-    """A class whose fields are not in the order of the alphabet."""
+    """A class with fields that are not in the order of the alphabet."""
 
     y: int
     x: int
