@@ -17,7 +17,7 @@ from tests.e2e.processes import PATIENCE_SECONDS, start_specd
 from tests.e2e.self_drafting import FIELDS, ask, assert_sessions_go_together, assert_survives_a_kill
 from tests.raw_client import RawClient
 from tests.thorough import examples
-from tests.worker import test_eagle3
+from tests.worker import assistant_files, dflash_forms, test_eagle3
 from tests.worker.families import save_family
 from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
 
@@ -38,10 +38,24 @@ def _with_eagle(directory: Path, family: str) -> str:
     return test_eagle3.save(directory.parent / "eagle", test_eagle3.FORMS["the authors'"])
 
 
+def _with_block_drafter(directory: Path, family: str) -> str:
+    save_family(directory, family)
+    form = dflash_forms.FORMS["DFlash 2"]
+    return dflash_forms.save(directory.parent / "dflash", form.config, dflash_forms.weights(form))
+
+
+def _with_assistant(directory: Path, family: str) -> str:
+    save_family(directory, family)
+    config = assistant_files.FORMS["E4B"].config
+    return assistant_files.save(directory.parent / "assistant", config, assistant_files.assistant_tensors(config))
+
+
 # Each saves a target of a family in a directory, and returns the name of its head.
 HEADS = {
     "qwen3_5, exact": _with_exact_head,
     "qwen3, EAGLE-3": _with_eagle,
+    "qwen3_5, DFlash 2": _with_block_drafter,
+    "gemma4_text, its assistant": _with_assistant,
     "qwen3_5_moe, random": _with_random_head,
     "qwen3_next, exact": _with_exact_head,
 }

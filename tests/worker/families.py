@@ -57,11 +57,14 @@ def make_config(name: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": name, **required, **SMALL, "num_hidden_layers": 4, **NETWORKS[name], **changes}
 
 
-def save_family(directory: Path, name: str, *, noise: float = 0.0) -> str:
-    """Save a tiny random model of a family with the embedded tokenizer; noise makes a draft of the target."""
+def save_family(directory: Path, name: str, *, noise: float = 0.0, **changes: Any) -> str:
+    """Save a tiny random model of a family with the embedded tokenizer; noise makes a draft of the target.
+
+    `changes` are entries of its configuration.
+    """
     classes = filter(is_dataclass, vars(_module(name)).values())
     needed = {field.name for each in classes for field in fields(each) if field.default is MISSING}
-    config = _saved(make_config(name), needed) | {"eos_token_id": 0}
+    config = _saved(make_config(name, **changes), needed) | {"eos_token_id": 0}
     return save_tiny(directory, config, _network(name, config), noise=noise, weight_factor=1.0)
 
 
@@ -145,20 +148,36 @@ A target with a *head* drafts for itself, without a draft model ([serving.md](se
 |---|---|
 | qwen3_next, qwen3_5, qwen3_5_moe (Qwen3-Next, Qwen3.5, 3.6, 3.8) | `mtp.*` |
 | glm4_moe, glm4_moe_lite (GLM-4.5 to 4.7), deepseek_v3 (V3, R1, V3.1) | the layer behind the last, `model.layers.N.*` |
+| deepseek_v32, glm_moe_dsa (DeepSeek-V3.2, GLM-5), step3p5, bailing_moe_v3 (Ling 3) | the same |
 | mimo | `model.mtp_layers.0.*` |
+| mimo_v2_flash, longcat_flash | `model.mtp.*` |
+| ernie4_5_moe | `model.mtp_block.0.*` and others in `model.mtp_*` |
+| exaone_moe (K-EXAONE), nemotron_h (Nemotron 3, with the blocks `*E`) | `mtp.*` |
 | llama: heads of [`benchmarks/train_head.py`](../benchmarks/train_head.py) | `mtp.*` |
 
 A target of any family can have an EAGLE-3 or 3.1 head, as its authors, SGLang or vLLM's speculators publish it in
 safetensors: one layer, with a smaller vocabulary or without, and with norms before or behind its fusion.
 
+It can also have a *block drafter*, which drafts all tokens of a proposal in one pass: DFlash or DFlash 2 as z-lab
+publishes them, or DSpark as DeepSpec, SpecForge or LiquidAI do, and both as vLLM's speculators do. Its layers are those
+of Qwen3, with windows, sinks, biases or scaled angles where it has them. A proposal is at most as long as a block.
+Other layers (Gemma's, or with gates) and other chains than the vanilla Markov head and the candidate selector are
+refused; the confidence head is not used, because specd has confidences for any draft.
+
+A Gemma 4 can have its assistant (`gemma4_assistant` or `gemma4_unified_assistant`, such as
+mlx-community/gemma-4-E4B-it-assistant-bf16), which reads the target's own keys and values.
+
 `mtp.safetensors`, `mtp/weights.safetensors` or `model-mtp.safetensors` beside these files come first, with the names of
 Qwen's heads, as `specd convert` and others write them. A head can also have a repository of its own, as all EAGLE-3
-heads do.
+heads, block drafters and assistants do. MiMo and Step 3.5 have several heads, for deeper drafts, and the first makes
+all draft tokens.
 
 The head may be as Hugging Face has it or as converters to MLX write it, with experts apart or stacked, quantised or
-not. Its logits are those of a reference in NumPy, and of mlx-vlm where it is installed
-(`tests/worker/test_mtp_head.py`, `test_eagle3.py`). A head in the model's own files that does not fit is left out with
-a warning; one that is named is refused.
+not. Its logits are those of a reference, and of mlx-vlm where it is installed and has the family
+(`tests/worker/test_mtp_head.py`, `test_head_layouts.py`, `test_head_vlm.py`, `test_eagle3.py`, `test_dflash.py`,
+`test_gemma_assistant.py`).
+
+A head in the model's own files that does not fit is left out with a warning; one that is named is refused.
 """
 _CHAT_MODEL = """
 ## A model that chats

@@ -17,7 +17,7 @@ from specd.vocabulary import OWN_HEAD
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
 from specd.worker.heads.head import attach_head
-from specd.worker.heads.pairs import _KEPT
+from specd.worker.heads.recent_states import KEPT
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.session_cache import SessionCache
@@ -103,14 +103,15 @@ class Late(Random):
 
     def choice(self, seq: Any) -> Any:
         self.num_rounds += 1
-        return 0 if self.num_rounds <= 2 * _KEPT else super().choice(seq)
+        return 0 if self.num_rounds <= 2 * KEPT else super().choice(seq)
 
 
-async def test_rounds_without_a_proposal_lose_no_pairs() -> None:
+@pytest.mark.parametrize(("count", "runs_ahead"), [(2, False), (1, True)])
+async def test_rounds_without_a_proposal_lose_no_pairs(count: int, runs_ahead: bool) -> None:
     model = with_head(1.0)
-    async with serving(HeadDraft(model.info, COSTS), model) as service:
-        callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(2)]
-        await asyncio.gather(*(each.decode(2 * _KEPT + 30, ks=(3,), is_erratic=False) for each in callers))
+    async with serving(HeadDraft(model.info, COSTS), model, runs_ahead=runs_ahead) as service:
+        callers = [Caller(service, Sampling(), Late(i), [5, 3, i]) for i in range(count)]
+        await asyncio.gather(*(each.decode(2 * KEPT + 30, ks=(3,), is_erratic=False) for each in callers))
     assert all(each.num_proposed > 15 for each in callers)
     assert accepted(callers) > 0.97
 

@@ -26,13 +26,14 @@ from tests.worker.whole_buffers import whole_buffers
 
 # With a layer of its own for the logits, and with the embedding; with experts, and with multi-head latent attention.
 TARGETS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe_lite", "mimo", "deepseek_v3", "exaone_moe", "ernie4_5_moe")
+CAPPED = ("gemma2", "gemma3n", "gemma4", "gemma4_text")
 
 
 def untied(name: str) -> Any:
     return small_network(name, tie_word_embeddings=False)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [*TARGETS, *CAPPED])
 def test_the_output_layer_makes_the_logits_of_the_states(name: str) -> None:
     network = make_network(name)
     batches = enable_batches(network)
@@ -74,9 +75,18 @@ def test_a_batch_has_the_states_of_its_sessions() -> None:
 
 
 def test_a_network_that_changes_its_logits_is_told_apart() -> None:
-    """Gemma 2 caps the logits behind its output layer."""
-    network = make_network("gemma2")
+    """RecurrentGemma caps the logits behind its output layer, under a name of its own."""
+    network = make_network("recurrent_gemma")
     assert not states_are_right(HiddenStates(network), network, batches=False)
+
+
+@pytest.mark.parametrize("name", CAPPED)
+def test_another_cap_is_told_apart(name: str) -> None:
+    network = make_network(name)
+    states = HiddenStates(network)
+    for cap in (None, 25.0, 35.0):
+        states._cap = cap
+        assert not states_are_right(states, network, batches=False)
 
 
 class _Misled(HiddenStates):
@@ -93,8 +103,9 @@ class _Misled(HiddenStates):
 
 
 @pytest.mark.parametrize("form", ["whole", "single", "batch"])
-def test_the_trial_sees_wrong_states_in_every_form(form: str) -> None:
-    network = small_network("qwen3")
+@pytest.mark.parametrize("make", [partial(small_network, "qwen3"), partial(make_network, "gemma4")])
+def test_the_trial_sees_wrong_states_in_every_form(make: Any, form: str) -> None:
+    network = make()
     assert enable_batches(network)
     assert states_are_right(_Misled(network, "none"), network, batches=True)
     assert not states_are_right(_Misled(network, form), network, batches=True)

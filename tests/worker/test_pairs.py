@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
-from specd.worker.heads import pairs as pairs_module
+from specd.worker.heads import recent_states
 from specd.worker.heads.head import Head
 from specd.worker.heads.pairs import Pairs
 
@@ -81,7 +81,7 @@ class Session:
         keys, values = (np.array(row).reshape(end - begin, -1) for row in self.pairs.layers.caches[0].rows)
         assert keys[:, 0].tolist() == list(seconds[begin:])
         assert values.tolist() == [state_after(self.tokens[: s + 1]) for s in range(begin, end)]
-        if self.longest_wait <= pairs_module._KEPT:
+        if self.longest_wait <= recent_states.KEPT:
             assert begin == 0
 
 
@@ -92,7 +92,7 @@ def test_pairs_are_those_of_the_tokens(data: st.DataObject) -> None:
     head = RecordingHead()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVCache, "step", 4)  # so that buffers move with a few pairs
-        patch.setattr(pairs_module, "_KEPT", 8)
+        patch.setattr(recent_states, "KEPT", 8)
         sessions = [Session(Pairs(head))]
         for _ in range(data.draw(st.integers(1, 14))):
             session = sessions[data.draw(st.integers(0, len(sessions) - 1))]

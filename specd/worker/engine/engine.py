@@ -292,7 +292,11 @@ class Engine:
             wants = job.steps.send(None)
             while True:
                 try:
-                    (logits,) = self._compute([wants], owns_all_cores=True)  # type: ignore[list-item]
+                    if isinstance(wants, Evaluate):  # of a head, which reads the target's states
+                        mx.eval(wants.arrays)
+                        logits = None
+                    else:
+                        (logits,) = self._compute([wants], owns_all_cores=True)  # type: ignore[list-item]
                 except Exception as error:
                     wants = job.steps.throw(error)
                 else:

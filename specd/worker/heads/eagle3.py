@@ -22,9 +22,8 @@ from specd.worker.engine.forward import let_attention_take_batches
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind, Tensors
 from specd.worker.heads.pair_head import PairHead
+from specd.worker.heads.row_map import RowMap
 
-# The logit of tokens that a head with a smaller vocabulary never proposes. Sums of it are finite in float32.
-_NEVER = -1e30
 # Tensors that no pass reads: a mask of the head's vocabulary, copies of the target's own, tables of angles.
 _UNREAD = re.compile(r"t2d|verifier_.*|.*rotary_emb\..*")
 
@@ -89,7 +88,7 @@ class Eagle3Head(PairHead):
             self.d2t = mx.zeros(num_drafted, mx.int64)
         elif num_drafted > self._num_rows:
             raise ValueError(f"it drafts {num_drafted} tokens, and the target has {self._num_rows}")
-        self._rows: mx.array | None = None
+        self._row_map: RowMap | None = None
         let_attention_take_batches(self)
 
     def fuse(self, hidden: mx.array) -> mx.array:
@@ -115,19 +114,10 @@ class Eagle3Head(PairHead):
         logits: mx.array = self.lm_head(normed) if "lm_head" in self else self.states.logits(normed)
         if "d2t" not in self and logits.shape[-1] == self._num_rows:
             return logits
-        if self._rows is None:
-            self._rows = self._own_rows(logits.shape[-1])
-        never = mx.full((*logits.shape[:-1], 1), max(_NEVER, mx.finfo(logits.dtype).min), logits.dtype)
-        return mx.take(mx.concatenate([logits, never], axis=-1), self._rows, axis=-1)
-
-    def _own_rows(self, num_own: int) -> mx.array:
-        """Return for each of the target's rows the head's row, or `num_own` where it has none."""
-        own = mx.arange(num_own)
-        ids = own + self.d2t if "d2t" in self else own
-        rows = mx.full(self._num_rows, num_own, mx.int32)
-        rows[ids] = own.astype(mx.int32)
-        mx.eval(rows)
-        return rows
+        if self._row_map is None:
+            own = mx.arange(logits.shape[-1])
+            self._row_map = RowMap(self._num_rows, own + self.d2t if "d2t" in self else own)
+        return self._row_map(logits)
 
 
 def _arguments(layer: Mapping[str, Any]) -> llama.ModelArgs:

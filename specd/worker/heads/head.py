@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,10 @@ class HeadCache(Companion, Protocol):
     @property
     def end(self) -> int:
         """The position of the first hidden state of the target that the head has not read yet."""
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The most tokens of a proposal."""
 
     def saw(self, rows: mx.array) -> None:
         """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
@@ -50,8 +55,11 @@ class Head(Module):
     """A network that drafts from hidden states of a target.
 
     `size` is the size of a state that it reads, the target's behind `fuse`. `batches` is whether it computes several
-    sessions in one pass, and `footprint` the memory that a session keeps for it; the loader sets both.
+    sessions in one pass, and `footprint` the memory that a session keeps for it; the loader sets both. A proposal has
+    at most `most_draft_tokens` tokens.
     """
+
+    most_draft_tokens = sys.maxsize
 
     def __init__(self, states: HiddenStates, size: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

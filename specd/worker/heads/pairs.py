@@ -11,21 +11,17 @@ import mlx.core as mx
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.head import Head
-from specd.worker.layers.owned import owned
+from specd.worker.heads.recent_states import KEPT, RecentStates
 from specd.worker.layers.session_layers import SessionLayers
 
 _Outputs = tuple[mx.array, mx.array]
-
-# The last hidden states that are kept: more than a request feeds with logits, twice, because of superseded requests.
-_KEPT = 128
 
 
 class Pairs:
     """The pairs of a session in a head's own layers, and the target's last hidden states, from which pairs are made.
 
-    The target holds `offset` tokens. Pair s = (h_s, x_{s+1}) is in row s - `begin` of the head's layers, for each s
-    from `begin` up to `end`, and `seconds` has the tokens x_{s+1}. The hidden states [n, size] that are kept are of
-    the last positions up to `offset` - 1. All of it is a function of the session's tokens, so a replay makes the same.
+    Pair s = (h_s, x_{s+1}) is in row s - `begin` of the head's layers, for each s from `begin` up to `end`, and
+    `seconds` has the tokens x_{s+1}. All of it is a function of the session's tokens, so a replay makes the same.
     """
 
     def __init__(self, head: Head) -> None:
@@ -33,8 +29,8 @@ class Pairs:
         self.network = head
         self.layers = SessionLayers(head)
         self.seconds: list[int] = []
-        self.begin = self.offset = 0
-        self._hidden: mx.array | None = None
+        self.begin = 0
+        self._recent = RecentStates()
         self._state: mx.array | None = None  # the head's own, at the end of a chain of drafts
         self.batches = head.batches
         self.static = self.sharing = None
@@ -45,15 +41,13 @@ class Pairs:
         return self.begin + len(self.seconds)
 
     @property
-    def _first_known(self) -> int:
-        """The position of the first hidden state that is kept."""
-        return self.offset - (self._hidden.shape[0] if self._hidden is not None else 0)
+    def most_draft_tokens(self) -> int:
+        """The most tokens of a proposal."""
+        return self.network.most_draft_tokens
 
     def saw(self, rows: mx.array) -> None:
         """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
-        hidden = self.network.fuse(rows[:, -self.network.states.size :])
-        self._hidden = hidden if self._hidden is None else mx.concatenate([self._hidden[-_KEPT:], hidden])
-        self.offset += hidden.shape[0]
+        self._recent.add(self.network.fuse(rows[:, -self.network.states.size :]))
 
     def missing(self, token_ids: Sequence[int], position: int) -> tuple[list[int], mx.array]:
         """Return the tokens and hidden states [n, size] of the pairs to feed to the head, at least one.
@@ -63,18 +57,17 @@ class Pairs:
         is kept. Its proposals are then worse until it has seen enough text. The caller feeds the pairs to `layers`, and
         calls `fed`.
         """
-        assert self._hidden is not None
         last = position + len(token_ids) - 1  # the second token of the last pair
         same = max(position - 1, 0)
         while same < min(self.end, last - 1) and self.seconds[same - self.begin] == token_ids[same + 1 - position]:
             same += 1
         self._keep(min(same, self.end))
-        if self.end < self._first_known:
+        if self.end < self._recent.first:
             self._keep(0)
-            self.begin = self._first_known
-        new = list(token_ids[self.end + 1 - position :])
-        first = self.end - self._first_known
-        return new, self._hidden[first : first + len(new)]
+            self.begin = self._recent.first
+        hidden = self._recent.between(self.end, last)
+        assert hidden is not None
+        return list(token_ids[self.end + 1 - position :]), hidden
 
     def fed(self, token_ids: Sequence[int]) -> None:
         """Note the second tokens of the pairs that were fed."""
@@ -106,11 +99,7 @@ class Pairs:
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`. The second token of the last pair may be another one then."""
-        forgotten = self.offset - position
-        if self._hidden is not None and forgotten:
-            kept = max(self._hidden.shape[0] - forgotten, 0)
-            self._hidden = self._hidden[:kept] if kept else None
-        self.offset = position
+        self._recent.rewind(position)
         self._keep(min(self.end, position))
 
     def copy(self, position: int) -> Pairs:
@@ -118,16 +107,14 @@ class Pairs:
         other = copy(self)
         num_pairs = min(len(self.seconds), max(position - self.begin, 0))
         other.layers, other.seconds = self.layers.copy(num_pairs), self.seconds[:num_pairs]
-        other.offset, other._state = position, None
-        kept = position - self._first_known
-        other._hidden = owned(self._hidden[:kept]) if self._hidden is not None and kept > 0 else None
+        other._recent, other._state = self._recent.copy(position), None
         mx.eval(other.arrays)
         return other
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays."""
-        return [*self.layers.arrays, *([self._hidden] if self._hidden is not None else [])]
+        return [*self.layers.arrays, *self._recent.arrays]
 
     @property
     def footprint(self) -> CacheFootprint:
@@ -147,4 +134,4 @@ def footprint_of(head: Any) -> CacheFootprint:
     """Return the memory that a session keeps for a head of pairs, without computation."""
     layers = SessionLayers(head)
     states = head(mx.array([[0]]), mx.zeros((1, 1, head.size), head.states.dtype), layers.caches)
-    return CacheFootprint.total([layers.footprint, CacheFootprint({_KEPT: states.nbytes, ALL_TOKENS: 0})])
+    return CacheFootprint.total([layers.footprint, CacheFootprint({KEPT: states.nbytes, ALL_TOKENS: 0})])

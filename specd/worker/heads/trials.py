@@ -10,16 +10,16 @@ from mlx.nn.layers.base import Module
 
 from specd.worker.engine.forward import BareCache, agree, bare_cache, forward
 from specd.worker.engine.jobs import Feed
+from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.heads.pair_head import PairHead
 from specd.worker.layers.session_layers import SessionLayers
 
 
 def states_are_right(states: HiddenStates, network: Module, *, batches: bool) -> bool:
-    """Return whether the output layer maps the hidden states to the network's logits, in passes of every form.
+    """Return whether the output layer and a known cap map the hidden states to the network's logits.
 
     The passes are a whole one, a single token, and a batch of two sessions if the network `batches`. It is not so for
-    a network that changes its logits behind the output layer, such as one with a cap. Where the hidden states are
+    a network that changes its logits behind the output layer in another way. Where the hidden states are
     inputs of layers, nothing maps them to logits: they must be the same in a whole pass and in parts of it.
     """
     if states.layers:
@@ -35,7 +35,7 @@ def states_are_right(states: HiddenStates, network: Module, *, batches: bool) ->
         caches = [BareCache(watching, bare_cache(network).layers, batches) for _ in range(2)]
         for tokens in ([[1, 2, 3, 4, 5]], [[6]], [[7, 8, 9], [10]]):
             mx.eval(forward([Feed(cache, mx.array(ids)) for cache, ids in zip(caches, tokens, strict=False)]))
-        return all(agree(states.logits(hidden), logits) for logits, hidden in seen)
+        return all(agree(states.logits_of_target(hidden), logits) for logits, hidden in seen)
     except Exception:  # networks can raise any error on caches and offsets
         return False
 
@@ -55,7 +55,7 @@ def _are_same_in_parts(states: HiddenStates, network: Module, *, batches: bool) 
         return False
 
 
-def computes_together(head: PairHead) -> bool:
+def computes_together(head: Head) -> bool:
     """Return whether a head gives two sessions the same logits in one pass as alone."""
     states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
 

@@ -95,10 +95,11 @@ def _convert_head(head: Head, network: Any, bits: int | None, group_size: int, d
     if dtype:
         head.set_dtype(DTYPES[dtype])
     chooses = getattr(network, "quant_predicate", None) or (lambda *_: True)
+    like = f"model.layers.{len(network.layers) - 1}."  # some predicates read the number of a layer in its path
 
     def choose(path: str, part: Any) -> Any:
         fits = hasattr(part, "to_quantized") and part.weight.shape[-1] % group_size == 0
-        return fits and chooses(path, part)
+        return fits and chooses(path.replace("layers.0.", like, 1), part)
 
     if bits:
         quantize(head, group_size, bits, class_predicate=choose)

@@ -20,11 +20,13 @@ from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
+from specd.worker.heads.dflash.head import DFlashHead
 from specd.worker.heads.head import Head
+from specd.worker.heads.head_layout import HeadLayout, Tensors
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind
 from specd.worker.heads.kinds import KINDS
-from specd.worker.heads.layouts import OURS, HeadLayout, Tensors, layout_of
+from specd.worker.heads.layouts import layout_of
 from specd.worker.heads.marks import kind_of
 from specd.worker.heads.mtp import MTPHead
 from specd.worker.heads.pair_head import PairHead
@@ -37,6 +39,7 @@ log = structlog.get_logger()
 
 # Files of a head in the target's directory, as MTPLX writes them. The target's own files are searched last.
 _SIDECARS = ("mtp.safetensors", "mtp/weights.safetensors", "model-mtp.safetensors")
+_SHIFTED = (RMSNorm.__name__, "ZeroCenteredRMSNorm")  # norms that can multiply by 1 + w; the second is of Step 3.5
 _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
 _MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
 
@@ -68,7 +71,9 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
-    head.batches = batches and isinstance(head, PairHead) and computes_together(head)
+    if isinstance(head, PairHead | DFlashHead):
+        head.batches = computes_together(head)
+    head.batches &= batches
     return head
 
 
@@ -102,7 +107,7 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
             "or a repository with the head, such as mlx-community/Qwen3.8-27B-MTP-4bit, with --self-draft"
         )
     try:
-        head = MTPHead(network, HiddenStates(network))
+        head = MTPHead(network, HiddenStates(network, before_norm=layout.before_norm))
     except ValueError as error:
         raise StartupError(f"the head in {place} cannot be used: {error}") from error
     _fill(head, tensors, place, shifts_norms=layout.adds_one and not is_converted)
@@ -122,7 +127,7 @@ def _read_kind(kind: HeadKind, network: Module, place: Path) -> Head:
     try:
         tensors = kind.renamed(tensors)
         head = kind.make(read_config(place), network, tensors.keys())
-    except (ValueError, TypeError, KeyError) as error:  # a value of its config.json can have any type
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # a value in config.json can have any type
         reason = str(error) if isinstance(error, ValueError) else f"{error!r}, probably because of its config.json"
         raise StartupError(f"the head in {place} cannot be used: {reason}") from error
     _fill(head, tensors, place, shifts_norms=False)
@@ -160,12 +165,11 @@ def _tensors_in(
         found |= held
         is_converted |= metadata.get("format") == "mlx"
         is_converted |= any("conv1d.weight" in name and each.shape[-1] == 1 for name, each in held.items())
-    tensors = {match[1]: each for name, each in found.items() if (match := OURS.fullmatch(name))}
-    tensors = tensors or layout.renamed(found, network)
-    if has_bare_names and not tensors:
-        tensors, is_converted = found, True
-    is_converted |= any(name.endswith(".scales") or ".switch_mlp." in name for name in tensors)
-    return tensors, is_converted
+    own = layout.own(found, len(network.layers))
+    if has_bare_names and not own:
+        own, is_converted = {name.removeprefix("model."): each for name, each in found.items()}, True
+    is_converted |= any(name.endswith(".scales") or ".switch_mlp." in name for name in own)
+    return layout.renamed(own, network), is_converted
 
 
 def _with_stacked_experts(tensors: Mapping[str, mx.array]) -> Tensors:
@@ -213,7 +217,7 @@ def _fill(head: Module, tensors: Tensors, place: Path, *, shifts_norms: bool) ->
     if faults := [f"{fault} {_shown(sorted(names))}" for fault, names in wrong.items() if names]:
         raise StartupError(f"the head in {place} does not fit: {'; '.join(faults)}. {remedy}")
     if shifts_norms:
-        norms = [f"{name}.weight" for name, part in head.named_modules() if isinstance(part, RMSNorm)]
+        norms = [f"{name}.weight" for name, part in head.named_modules() if type(part).__name__ in _SHIFTED]
         tensors |= {name: tensors[name].astype(mx.float32) + 1 for name in norms}
     head.load_weights(list(tensors.items()))
 
@@ -226,7 +230,9 @@ def _cast(head: Head) -> None:
         dequantize_model(head)
         head.set_dtype(dtype)
     head.eval()
-    mx.eval(head.parameters())  # type: ignore[no-untyped-call]
+    # Tables of angles are not parameters, and another thread could not evaluate them.
+    parts: Any = head.modules()  # type: ignore[no-untyped-call]
+    mx.eval([value for part in parts for value in part.values() if isinstance(value, mx.array)])
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:

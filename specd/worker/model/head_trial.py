@@ -47,6 +47,11 @@ class HeadTrial:
         """Return the logits [1, rows] of the draft token that follows the latest one [1]."""
         return self._cache.next_logits(latest)
 
+    @property
+    def most_draft_tokens(self) -> int:
+        """The most tokens of a proposal."""
+        return self._cache.most_draft_tokens
+
     def rewind(self) -> None:
         """Let the head forget the last tokens and the draft, and give it the hidden states of these tokens again."""
         self._cache.rewind(len(self._tokens) - len(self._new))
@@ -54,7 +59,8 @@ class HeadTrial:
 
 
 def propose(trials: Sequence[HeadTrial], num_draft_tokens: int) -> mx.array:
-    """Propose tokens for several sessions, lazily, in the same passes."""
+    """Propose tokens for several sessions, or as many as the head can, lazily, in the same passes."""
+    num_draft_tokens = min(num_draft_tokens, *(trial.most_draft_tokens for trial in trials))
     jobs = [trial.first_logits(num_draft_tokens) for trial in trials]
     chosen: list[mx.array] = []
     for i in range(num_draft_tokens):

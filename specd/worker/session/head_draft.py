@@ -80,6 +80,7 @@ class SessionHead:
             return cache.first_logits(target.layers, *_tokens_to_read(target, next_token_id), num_draft_tokens)
 
         start = target.known_len + 1
+        num_draft_tokens = min(num_draft_tokens, cache.most_draft_tokens)
         history = self._sampler.history(target.token_ids[: target.known_len], [next_token_id])
         return (yield from draft_tokens(feed, self._sampler, start, history, num_draft_tokens, min_confidences))
 
