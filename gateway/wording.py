@@ -53,7 +53,7 @@ _GRAMMAR = re.compile(rf"{_QUOTED_GRAMMAR.pattern}|\b(?:a|the) grammar\b")
 _CONSTANT = re.compile(r"\b(draft_source|acceptance) is ([A-Z]+)\b")
 _FIELD = re.compile(
     r"(\w+_\w+(?:\.\w+)?|text\.format|temperature|lenience|acceptance|prompt|stop|echo|messages|tools) "
-    r"(?:is|has|of|cannot) "
+    r"(?:is|has|of|cannot|forbids) "
 )
 # What a template or its conversation says is not the coordinator's, nor what is quoted of a grammar.
 _QUOTING = {"CHAT_TEMPLATE_FAILED", "BAD_GRAMMAR"}

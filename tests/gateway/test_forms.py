@@ -152,6 +152,7 @@ async def test_a_form_that_cannot_be_kept_is_refused_by_its_field(
 async def test_other_parameters_that_forbid_all_of_it_end_the_text_with_400(http: HttpClient) -> None:
     refused = await http.post(CHAT, {**MESSAGES, "guided_regex": "ab", "min_tokens": 50})
     assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "guided_regex"
     assert refused.json()["error"]["message"].startswith("guided_regex forbids ")
 
 
