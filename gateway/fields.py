@@ -158,6 +158,7 @@ class SamplingFields(StrictModel):
         defaults: Defaults,
         *,
         max_tokens_field: str = "max_tokens",
+        grammar_field: str = "",
         **more: Any,
     ) -> RequestedGeneration:
         """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError.
@@ -184,6 +185,7 @@ class SamplingFields(StrictModel):
             cast(GenerationOptions, options),
             self.session_id or "",
             max_tokens_field=max_tokens_field,
+            grammar_field=grammar_field,
             is_max_tokens_given=max_tokens is not None,
         )
 

@@ -13,12 +13,16 @@ from specd.text.chat import Chat
 
 @dataclass(frozen=True)
 class RequestedGeneration:
-    """What to generate; `max_tokens_field` is the endpoint's name for `max_tokens`, which the client may have given."""
+    """What to generate; `max_tokens_field` is the endpoint's name for `max_tokens`, which the client may have given.
+
+    `grammar_field` names the field that asks for a form of the text.
+    """
 
     prompt: str | Sequence[int] | Chat
     options: GenerationOptions
     session_id: str = ""
     max_tokens_field: str = "max_tokens"
+    grammar_field: str = ""
     is_max_tokens_given: bool = False
 
     def choice(self, index: int) -> RequestedGeneration:

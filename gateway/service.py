@@ -92,7 +92,7 @@ class Service:
                             headers[_CUT] = str(min(event.max_tokens, int(headers.get(_CUT, event.max_tokens))))
                         yield event
         except SpecdError as error:
-            failure = to_api_error(error, max_tokens=generation.max_tokens_field)
+            failure = to_api_error(error, max_tokens=generation.max_tokens_field, grammar=generation.grammar_field)
             if failure.status >= 500:
                 self.models.forget()
             raise failure from error

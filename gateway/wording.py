@@ -17,6 +17,8 @@ NAMES = {
     "template_arguments_json": "chat_template_kwargs",
     "stop.token_ids": "stop_token_ids",
     "stop.strings": "stop",
+    "stop.ignore_eos": "ignore_eos",
+    "stop.reasoning.end": "the end of the model's reasoning",
     "chat.messages": "messages",
     "chat.tools": "tools",
     "chat.tools_json": "tools",
@@ -37,6 +39,7 @@ _SENTENCES = {
         "is a completion, and the request a conversation: use /v1/completions"
     ),
     "a Generate runs on session": "another request runs on session",
+    "leave the grammar out, or the reasoning": "leave it out",
     "set REJECTION": "set 'rejection'",
     "to go on, resume with the tokens so far when it is back, or at another": "send the request again",
     "send one, as the metadata 'authorization: Bearer TOKEN' (specd generate reads it from SPECD_TOKEN)": (
@@ -45,10 +48,15 @@ _SENTENCES = {
 }
 _SENTENCE = re.compile("|".join(map(re.escape, _SENTENCES)))
 _NAME = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, NAMES))})(?!\w)")
+_QUOTED_GRAMMAR = re.compile(r"^grammar\.\w+")
+_GRAMMAR = re.compile(rf"{_QUOTED_GRAMMAR.pattern}|\b(?:a|the) grammar\b")
 _CONSTANT = re.compile(r"\b(draft_source|acceptance) is ([A-Z]+)\b")
-_FIELD = re.compile(r"(\w+_\w+|temperature|lenience|acceptance|prompt|stop|echo|messages|tools) (?:is|has|of) ")
-# What a template or its conversation says is not the coordinator's.
-_QUOTING = {"CHAT_TEMPLATE_FAILED"}
+_FIELD = re.compile(
+    r"(\w+_\w+(?:\.\w+)?|text\.format|temperature|lenience|acceptance|prompt|stop|echo|messages|tools) "
+    r"(?:is|has|of|cannot|forbids) "
+)
+# What a template or its conversation says is not the coordinator's, nor what is quoted of a grammar.
+_QUOTING = {"CHAT_TEMPLATE_FAILED", "BAD_GRAMMAR"}
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.OUT_OF_RANGE: 400,
@@ -75,15 +83,15 @@ _RETRY_SECONDS = 1.0
 _TOO_LONG = "SERVER: Received message larger than max"  # gRPC's core
 
 
-def to_api_error(error: SpecdError, *, max_tokens: str = "max_tokens") -> ApiError:
-    """Return the error that a client gets for one of the coordinator's, with its name for `max_tokens`."""
+def to_api_error(error: SpecdError, *, max_tokens: str = "max_tokens", grammar: str = "") -> ApiError:
+    """Return the error that a client gets for one of the coordinator's, with its names for `max_tokens`, `grammar`."""
     status = error.status if isinstance(error, CallError) else error.code
     code = _STATUSES.get(status, 500)
     if error.reason == "MESSAGE_TOO_LARGE" or (not error.is_from_specd and str(error).startswith(_TOO_LONG)):
         return ApiError(413, "body_too_large", "the request is longer than the coordinator's --max-request-bytes")
     message = _WORDS.get(code, "the coordinator failed on this request")
     if error.is_from_specd:
-        message = in_http_words(error.reason, str(error), max_tokens=max_tokens)
+        message = in_http_words(error.reason, str(error), max_tokens=max_tokens, grammar=grammar)
     retry_after_seconds = error.retry_after_seconds
     if code in {429, 503} and not retry_after_seconds:
         retry_after_seconds = _RETRY_SECONDS
@@ -96,11 +104,13 @@ def to_api_error(error: SpecdError, *, max_tokens: str = "max_tokens") -> ApiErr
     )
 
 
-def in_http_words(reason: str, message: str, *, max_tokens: str = "max_tokens") -> str:
-    """Return the message of an error, with the name that the request has for `max_tokens`."""
+def in_http_words(reason: str, message: str, *, max_tokens: str = "max_tokens", grammar: str = "") -> str:
+    """Return the message of an error, with the names that the request has for `max_tokens` and `grammar`."""
     if reason in _QUOTING:
-        return message
+        return _QUOTED_GRAMMAR.sub(grammar, message)
     message = _SENTENCE.sub(lambda found: _SENTENCES[found[0]], message)
+    if grammar:
+        message = _GRAMMAR.sub(grammar, message)
     message = _NAME.sub(lambda found: NAMES[found[0]], message)
     message = re.sub(r"\bmax_tokens\b", max_tokens, message)
     return _CONSTANT.sub(lambda found: f"{found[1]} is '{found[2].lower()}'", message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specd.errors import InvalidRequestError
@@ -10,6 +12,8 @@ from specd.errors import InvalidRequestError
 MAX_GRAMMAR_BYTES = 2**16
 # The reason of an error that ends a text, which the grammar cannot be followed any further in.
 GRAMMAR_BROKEN = "GRAMMAR_BROKEN"
+# The characters that Rust's regex-syntax escapes in its own `escape`. Python's re.escape also escapes white space.
+_REGEX_MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 
 class GrammarKind(enum.Enum):
@@ -27,6 +31,31 @@ class Grammar:
 
     kind: GrammarKind
     text: str = ""
+
+    @classmethod
+    def json_schema(cls, text: str) -> Grammar:
+        """Return the grammar of the JSON texts that keep a schema, which is JSON text itself."""
+        return cls(GrammarKind.JSON_SCHEMA, text)
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Return the grammar of all JSON objects."""
+        return cls(GrammarKind.JSON_OBJECT)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Return the grammar of the texts that match a regular expression (of Rust's regex-syntax) as a whole."""
+        return cls(GrammarKind.REGEX, pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """Return the grammar that a text in llguidance's dialect of Lark defines."""
+        return cls(GrammarKind.LARK, text)
+
+    @classmethod
+    def choice(cls, texts: Iterable[str]) -> Grammar:
+        """Return the grammar of exactly these texts."""
+        return cls.regex("|".join(_REGEX_MARKS.sub(r"\\\g<0>", text) for text in texts))
 
     def check(self) -> None:
         """Raise InvalidRequestError for a grammar that is too long or empty."""

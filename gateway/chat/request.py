@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from gateway.chat.messages import MAX_MESSAGES, Contents, Message, checked_chat, template_messages, text_of
-from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
+from gateway.fields import Array, Count, Defaults, JsonObject, StrictModel, refuse_field
 from gateway.generation import RequestedGeneration
+from gateway.grammars import GrammarFields, ResponseFormat
 from gateway.reasoning_effort import Effort
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
 
@@ -47,12 +48,6 @@ class Tool(StrictModel):
         return {**tool, "function": function}
 
 
-class ResponseFormat(StrictModel):
-    """The form of the reply."""
-
-    type: str
-
-
 class Prediction(StrictModel):
     """What the client expects to come, such as a file that is to be edited: it is proposed where it fits."""
 
@@ -60,7 +55,7 @@ class Prediction(StrictModel):
     content: Contents
 
 
-class ChatFields(SamplingFields):
+class ChatFields(GrammarFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Array[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -73,7 +68,7 @@ class ChatFields(SamplingFields):
     tools: Annotated[Array[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = Field(None, description="'auto' or 'none'.")
     parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
-    response_format: ResponseFormat | None = Field(None, description="Text only.")
+    response_format: ResponseFormat | None = Field(None, description="Enforced, also without `strict`.")
     reasoning_effort: Effort | None = Field(None, description="Of models whose chat template reads it.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Variables for the model's chat template.")
     continue_final_message: bool | None = Field(None, description="Continue the last message.")
@@ -93,10 +88,6 @@ class ChatFields(SamplingFields):
 
     def chat_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
-        if self.response_format is not None and self.response_format.type != "text":
-            raise refuse_field(
-                "response_format", f"{self.response_format.type[:100]!r} is not enforced here: ask for it in a message"
-            )
         if self.tool_choice not in {None, "auto", "none"} if not isinstance(self.tool_choice, dict) else True:
             raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
         if self.top_logprobs and not self.logprobs:
@@ -118,4 +109,5 @@ class ChatFields(SamplingFields):
             max_tokens_field=name,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
             prediction=expected or None,
+            **self.grammar_options("response_format", self.response_format, self.offered_tools),
         )

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from gateway.fields import Array, Count, Defaults, SamplingFields, T, TokenId, refuse_field
+from gateway.fields import Array, Count, Defaults, T, TokenId, refuse_field
 from gateway.generation import RequestedGeneration
+from gateway.grammars import GrammarFields, ResponseFormat
 from gateway.http.errors import invalid
 from gateway.http.json_body import MAX_VALUES
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES
@@ -21,7 +22,7 @@ TokenIds = Annotated[Array[TokenId], Field(min_length=1, max_length=MAX_VALUES)]
 Prompts = Annotated[Array[T], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
-class CompletionFields(SamplingFields):
+class CompletionFields(GrammarFields):
     """POST /v1/completions."""
 
     prompt: str | TokenIds | Prompts[str] | Prompts[TokenIds] = Field(
@@ -31,6 +32,7 @@ class CompletionFields(SamplingFields):
     echo: bool | None = Field(None, description="Return the prompt before the completion, in logprobs too.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     suffix: str | None = Field(None, description="Refused unless empty: nothing fills in the middle here.")
+    response_format: ResponseFormat | None = Field(None, description="Enforced, also without `strict`.")
 
     @field_validator("logprobs", mode="before")
     @classmethod
@@ -62,6 +64,7 @@ class CompletionFields(SamplingFields):
                 "session_id: a session continues with one answer, and there are several prompts: send one prompt",
                 "session_id",
             )
+        grammar = self.grammar_options("response_format", self.response_format)
         return [
             self.generation(
                 prompt,
@@ -70,6 +73,7 @@ class CompletionFields(SamplingFields):
                 defaults,
                 top_log_probabilities=self.logprobs,
                 echo=bool(self.echo) and not self.echoes_as_sent(prompt),
+                **grammar,
             )
             for prompt in self.prompts
         ]

@@ -19,8 +19,9 @@ from gateway.chat.messages import (
     text_of,
 )
 from gateway.chat.request import MAX_TOOLS
-from gateway.fields import Array, Count, Defaults, JsonObject, SamplingFields, StrictModel, refuse_field
+from gateway.fields import Array, Count, Defaults, JsonObject, StrictModel, refuse_field
 from gateway.generation import RequestedGeneration
+from gateway.grammars import GrammarFields, TextFormat
 from gateway.http.errors import invalid
 from gateway.reasoning_effort import Effort
 
@@ -29,12 +30,6 @@ class Reasoning(StrictModel):
     """How much the model is to reason."""
 
     effort: Effort | None = None
-
-
-class TextFormat(StrictModel):
-    """The form of the text."""
-
-    type: str = "text"
 
 
 class TextOptions(StrictModel):
@@ -64,7 +59,7 @@ class ResponseTool(StrictModel):
     parameters: JsonObject | None = None
 
 
-class ResponseFields(SamplingFields):
+class ResponseFields(GrammarFields):
     """POST /v1/responses."""
 
     input: str | Annotated[Array[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -108,6 +103,11 @@ class ResponseFields(SamplingFields):
         """The effort, as chat completions name it."""
         return self.reasoning.effort if self.reasoning is not None else None
 
+    @property
+    def text_format(self) -> TextFormat | None:
+        """The form of the text, if the request has one."""
+        return self.text.format if self.text is not None else None
+
     def response_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.previous_response_id:
@@ -116,8 +116,6 @@ class ResponseFields(SamplingFields):
             )
         if self.background:
             raise refuse_field("background", "responses are not kept here: stay connected until it is whole")
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise refuse_field("text.format", f"{self.text.format.type[:100]!r} is not enforced here")
         if self.tool_choice not in ("auto", "none", None):
             raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
         if (self.n or 1) > 1:
@@ -129,6 +127,7 @@ class ResponseFields(SamplingFields):
             self.max_output_tokens,
             defaults,
             max_tokens_field="max_output_tokens",
+            **self.grammar_options("text.format", self.text_format, self.offered_tools),
         )
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -184,7 +183,7 @@ def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
         "store": False,
         "truncation": "disabled",
         "reasoning": {"effort": fields.reasoning_effort, "summary": None} if fields.reasoning_effort else None,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _shown_format(fields.text_format)},
         "top_logprobs": 0,
         "max_tool_calls": None,
         "frequency_penalty": fields.frequency_penalty or 0.0,
@@ -198,3 +197,10 @@ def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "metadata": {},
     }
+
+
+def _shown_format(form: TextFormat | None) -> Mapping[str, Any]:
+    if form is None or form.type != "json_schema":
+        return {"type": form.type if form is not None else "text"}
+    shown = form.model_dump(include={"name", "description", "schema_", "strict"}, by_alias=True)
+    return {"type": form.type, **shown}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from specd.cli.options import RequestOptions, with_request_options
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
 from specd.client.stream import Stream
-from specd.errors import StartupError
+from specd.errors import InvalidRequestError, StartupError
+from specd.grammar import Grammar
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import DEFAULT_ADDRESS
 
@@ -35,6 +37,17 @@ def generate(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="File with the expected text, such as code that is edited."),
     ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with a JSON schema that the text must keep."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Regular expression that must match the whole text.")
+    ] = None,
+    lark: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with a Lark grammar that the text must keep."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
     session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON message per line.")] = False,
@@ -51,8 +64,9 @@ def generate(
     text = _read_prompt(prompt)
     request = options.checked()
     request |= {
-        "prediction": _read_prediction(prediction) if prediction is not None else None,
+        "prediction": _read(prediction, "prediction") if prediction is not None else None,
         "answer_start": answer_start or None,
+        "grammar": _grammar(schema, regex, lark),
     }
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         turns = client.session(session) if session else client
@@ -86,8 +100,31 @@ def _read_prompt(argument: str) -> str:
         raise StartupError(f"the prompt is not UTF-8 text: {error}") from error
 
 
-def _read_prediction(path: Path) -> str:
+def _grammar(schema: Path | None, regex: str | None, lark: Path | None) -> Grammar | None:
+    """Return the grammar of the text. Raises StartupError for one that no coordinator would take."""
+    grammars = []
+    if schema is not None:
+        grammars.append(Grammar.json_schema(_read(schema, "schema")))
+        try:
+            json.loads(grammars[0].text)
+        except (ValueError, RecursionError) as error:
+            raise StartupError(f"the schema {schema} is not JSON: {error}") from error
+    if regex is not None:
+        grammars.append(Grammar.regex(regex))
+    if lark is not None:
+        grammars.append(Grammar.lark(_read(lark, "grammar")))
+    if len(grammars) > 1:
+        raise StartupError("a text has one form: leave out all but one of --schema, --regex and --lark")
+    for grammar in grammars:
+        try:
+            grammar.check()
+        except InvalidRequestError as error:
+            raise StartupError(str(error)) from error
+    return grammars[0] if grammars else None
+
+
+def _read(path: Path, name: str) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read the prediction {path}: {error}") from error
+        raise StartupError(f"cannot read the {name} {path}: {error}") from error

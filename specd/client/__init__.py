@@ -14,6 +14,7 @@ from specd.client.resuming.retries import DEFAULT_RETRIES, NO_RETRIES, RetryPoli
 from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.client.stream import Stream
+from specd.grammar import Grammar, GrammarKind
 from specd.rpc.credentials import ClientCredentials
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Finished",
     "GenerationOptions",
     "GenerationStatistics",
+    "Grammar",
+    "GrammarKind",
     "RetryPolicy",
     "Retrying",
     "RoundMeans",

@@ -157,6 +157,7 @@ class AsyncClient:
             chance=random.random,
             connection=self._connection,
             keeps_tokens=self._keeps_tokens,
+            options=options,
         )
         metadata = [*self._metadata, *metadata_of(options)]
         return AsyncStream(generation, partial(self._open, metadata), self.address, options.get("timeout_seconds"))

@@ -158,6 +158,7 @@ class Client:
             chance=random.random,
             connection=self._connection,
             keeps_tokens=self._keeps_tokens,
+            options=options,
         )
         metadata = [*self._metadata, *metadata_of(options)]
         return Stream(generation, partial(self._open, metadata), self.address, options.get("timeout_seconds"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from specd.client.schema import Schema, value_of
 from specd.client.statistics import GenerationStatistics
 from specd.errors import SpecdError
 from specd.sampling import TokenLogProbabilities
@@ -97,6 +99,26 @@ class Completion:
     seed: int
     stop_string: str | None = None
     stop_token_id: int | None = None
+    schema: Schema | None = field(default=None, repr=False)
+    reasoning_end: str = field(default="", repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """The value of a text with a `schema`, an instance if that is a pydantic class; None without one.
+
+        Raises ValueError for a text that the model did not end, such as one that `max_tokens` cut, and if the class
+        refuses the value.
+        """
+        if self.schema is None:
+            return None
+        if self.finish_reason is not FinishReason.EOS:
+            raise ValueError(
+                f"the text is no whole value, because it ended by {self.finish_reason.value} after "
+                f"{len(self.tokens)} tokens: set a larger max_tokens, and no stop conditions"
+            )
+        # A marker that is a special token is not in the text.
+        places = [each.special_position for each in self.tokens[:-1] if each.special_position is not None]
+        return value_of(self.text[max(places, default=0) :], self.schema, self.reasoning_end)
 
     @property
     def reply(self) -> Reply:

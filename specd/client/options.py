@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+from specd.client.schema import Schema
+from specd.grammar import Grammar
 from specd.sampling import Acceptance
 from specd.vocabulary import DraftSource, DraftSourceName
 
@@ -37,6 +39,9 @@ class GenerationOptions(TypedDict, total=False):
     ignore_eos: bool
     # The markers before and after the reasoning of a reply, in which stop strings do not count.
     reasoning: tuple[str, str] | None
+    # The form of the text, behind the reasoning. With a JSON schema, `Completion.parsed` is the text's value.
+    schema: Schema | None
+    grammar: Grammar | None
     # Who proposes tokens, and what is expected to come. Neither changes the text.
     num_draft_tokens: int | None
     draft_source: DraftSource | DraftSourceName

@@ -26,9 +26,11 @@ class _Tokens:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int, size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int, size: int, unseen: Collection[int]) -> None:
+        """No text has the tokens in `unseen`, nor those that are special."""
+        own_bytes = tokenizer.token_bytes.of
         self.eos_token_id = eos_token_id
-        self.tokens = [tokenizer.token_bytes.of(token_id) for token_id in range(size)]
+        self.tokens = [b"" if token_id in unseen else own_bytes(token_id) for token_id in range(size)]
         self.special_token_ids = [token_id for token_id in tokenizer.special_tokens if token_id < size]
         self._tokenizer = tokenizer
 
@@ -44,7 +46,10 @@ class GrammarVocabulary:
         """`size` is the number of tokens of the model; only tokens below it can be chosen."""
         self._tokenizer = tokenizer
         self.size = size
-        self.eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < size)
+        ends = sorted(token_id for token_id in eos_token_ids if token_id < size)
+        # An end token that is not special has a text, which would be behind the form.
+        self.eos_token_ids = [token_id for token_id in ends if token_id in tokenizer.special_tokens] or ends
+        self._other_ends = set(ends).difference(self.eos_token_ids)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -53,7 +58,7 @@ class GrammarVocabulary:
             raise InvalidRequestError(
                 "CONTRADICTION", "the request has a grammar, but the model has no end token to end it: leave it out"
             )
-        own = _Tokens(self._tokenizer, self.eos_token_ids[0], self.size)
+        own = _Tokens(self._tokenizer, self.eos_token_ids[0], self.size, self._other_ends)
         return LLTokenizer(own, n_vocab=self.size, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
 
     def compile(self, grammar: Grammar) -> LLMatcher:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from jsonschema import validate
+from pydantic import BaseModel, ConfigDict, Field
 
 from specd import AsyncClient, Client
-from specd.client import Completion, Delta, Finished, GenerationOptions, Retrying, RetryPolicy, Stream
+from specd.client import Completion, Delta, Finished, GenerationOptions, Grammar, Retrying, RetryPolicy, Stream
 from specd.errors import InvalidRequestError, NotFoundError, SpecdError, UnavailableError
 from specd.supervisor import Stack
 from specd.vocabulary import FinishReason, TokenSource
@@ -260,3 +263,89 @@ async def test_a_prompt_has_as_many_tokens_as_are_counted(stack: Stack, blocking
         assert not (await client.count_tokens(PROMPT, max_tokens=count.room + 1)).fits
     assert count.prompt_tokens == completion.statistics.prompt_tokens > 1
     assert count.fits
+
+
+class Thing(BaseModel):
+    """A class with fields that are not in the order of the alphabet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: str = Field(max_length=12)
+    colour: Literal["red", "green"]
+    count: int = Field(ge=0, le=999)
+    both: tuple[bool, bool]
+
+
+FORMED: Any = {"temperature": 1.0, "seed": SEED, "max_tokens": 400}
+
+
+async def test_a_schema_gives_values(stack: Stack, blocking: Client) -> None:
+    schema = Thing.model_json_schema()
+    async with AsyncClient(stack.address) as client:
+        thing = await client.generate(PROMPT, schema=Thing, **FORMED).completion()
+        value = await client.generate(PROMPT, schema=schema, **FORMED).completion()
+    assert isinstance(thing.parsed, Thing)
+    assert thing.text == value.text
+    assert value.parsed == thing.parsed.model_dump(mode="json")
+    assert list(value.parsed) == list(Thing.model_fields)
+    validate(value.parsed, schema)
+    alone = await in_thread(
+        lambda: blocking.generate(PROMPT, schema=json.dumps(schema), draft_source="none", **FORMED).completion()
+    )
+    assert alone.parsed == value.parsed
+    assert alone.token_ids == value.token_ids
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (Grammar.choice(["yes (a.b)", "no|never"]), {"yes (a.b)", "no|never"}),
+        (Grammar.regex("[ab]x?"), {"a", "b", "ax", "bx"}),
+        (Grammar.lark('start: "left" | "right"'), {"left", "right"}),
+    ],
+)
+async def test_a_grammar_is_kept(blocking: Client, grammar: Grammar, texts: set[str]) -> None:
+    completion = await in_thread(lambda: blocking.generate(PROMPT, grammar=grammar, **FORMED).completion())
+    assert completion.text in texts
+    assert completion.parsed is None
+    with blocking.session() as session:
+        turns = await in_thread(
+            lambda: [session.generate(prompt, grammar=grammar, **FORMED).completion() for prompt in (PROMPT, "\n")]
+        )
+    assert {turn.text for turn in turns} <= texts
+
+
+async def test_a_text_that_was_cut_is_no_value(blocking: Client) -> None:
+    cut = await in_thread(lambda: blocking.generate(PROMPT, schema=Thing, max_tokens=3).completion())
+    with pytest.raises(ValueError, match=r"ended by length after 3 tokens: set a larger max_tokens"):
+        _ = cut.parsed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schema": {}, "grammar": Grammar.json_object()}, "both schema and grammar"),
+        ({"schema": {"default": float("nan")}}, "cannot be sent"),
+        ({"schema": '{"a"'}, "json_schema is not JSON"),
+        ({"schema": {"not": {"type": "string"}}}, "not"),
+        ({"grammar": Grammar.regex("(")}, "grammar.regex cannot be kept"),
+    ],
+)
+async def test_a_form_that_cannot_be_kept_says_why(blocking: Client, options: GenerationOptions, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await in_thread(lambda: blocking.generate(PROMPT, **options).completion())
+
+
+async def test_a_form_outlives_the_coordinator(harmed_stack: Stack) -> None:
+    async with AsyncClient(harmed_stack.address) as client:
+        expected = await client.generate(PROMPT, schema=Thing, **FORMED).completion()
+        stream = client.generate(PROMPT, schema=Thing, **FORMED)
+        killed = False
+        async for event in stream:
+            if isinstance(event, Delta) and len(stream.tokens) > 5 and not killed:
+                killed = True
+                os.kill(harmed_stack.coordinator.pid, signal.SIGKILL)
+        completion = await stream.completion()
+    assert completion.statistics.num_resumptions == 1
+    assert completion.token_ids == expected.token_ids
+    assert completion.parsed == expected.parsed

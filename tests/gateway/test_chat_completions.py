@@ -146,8 +146,8 @@ async def test_stop_strings_bias_and_penalties_work(http: HttpClient, openai: As
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI
+from pydantic import BaseModel, Field
 
 from specd.supervisor import Stack
 from tests.e2e.chats import chat_of
@@ -18,6 +19,13 @@ from tests.smollm2 import ChatPair
 
 TURNS = ("What is the capital of France?", "Wie heißt das auf Deutsch? 🇩🇪", "List three fruits with an emoji each. 🍎")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+class Capital(BaseModel):
+    """An answer to the first question."""
+
+    city: str = Field(max_length=20)
+    is_large: bool
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +137,11 @@ async def test_a_marker_that_a_user_types_is_text(chat_http: HttpClient) -> None
     assert await prompt_tokens("say <|im_end|>") >= await prompt_tokens("say x") + 4
 
 
-async def test_json_is_refused(client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]) -> None:
-    with pytest.raises(BadRequestError, match="json_object"):
-        await client.chat.completions.create(
-            model=model, messages=before(conversation)[0][0], response_format={"type": "json_object"}, **GREEDY
-        )
+async def test_json_keeps_its_schema(client: AsyncOpenAI, model: str, conversation: list[dict[str, Any]]) -> None:
+    completion = await client.chat.completions.parse(
+        model=model, messages=before(conversation)[0][0], response_format=Capital, temperature=0, max_tokens=100
+    )
+    assert isinstance(completion.choices[0].message.parsed, Capital)
 
 
 async def test_tools_are_ignored_visibly(chat_http: HttpClient, conversation: list[dict[str, Any]]) -> None:

@@ -113,7 +113,8 @@ async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: H
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"input": []}, "input"),

@@ -33,6 +33,7 @@ UNSENT = {
     *("answer_text", "answer_token_ids", "return_prompt_token_ids"),
     *("prompt_fingerprint", "session_token_ids"),  # of a resumption
     "special_tokens",  # of a message of a session
+    *("grammar.json_schema", "grammar.json_object"),  # named by the field that asks for them
     "fields_json",  # of a message: the gateway writes it
 }
 

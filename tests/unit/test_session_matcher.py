@@ -186,3 +186,16 @@ def test_a_model_without_an_end_token_has_no_grammars() -> None:
     without = GrammarVocabulary(tokenizer(), size=8192, eos_token_ids=[])
     with pytest.raises(InvalidRequestError, match="no end token"):
         without.compile(GRAMMARS["object"])
+
+
+def test_an_end_token_with_a_text_ends_no_text_with_a_form() -> None:
+    """Its text would be a part of the answer. Nor can it be a part of a string, because it would end it."""
+    (word,) = tokenizer().encode(" =", add_special_tokens=False)
+    ends = GrammarVocabulary(tokenizer(), size=tokenizer().vocabulary_size, eos_token_ids=[EOS, word])
+    session = SessionMatcher(ends, SessionGrammar(Grammar.regex("(x[ =]*)*"), 0))
+    assert EOS in allowed(session.masks([])[0])
+    assert word not in allowed(session.masks([])[0])
+    session.follow(tokenizer().encode("x", add_special_tokens=False))
+    assert word not in allowed(session.masks([])[0])
+    only = GrammarVocabulary(tokenizer(), size=tokenizer().vocabulary_size, eos_token_ids=[word])
+    assert only.eos_token_ids == [word]

@@ -9,19 +9,22 @@ from typing import Any, cast
 from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import chat_of, is_chat
+from specd.client.schema import Schema, schema_text
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
+from specd.grammar import Grammar
 from specd.json_text import to_json
 from specd.rpc.messages import (
     draft_source_message,
     finish_reason_from,
     log_probabilities_from,
     source_counts_from,
+    to_grammar,
     to_parameters,
     token_source_from,
 )
 from specd.text.chat import Chat, PlacedToken
-from specd.v1 import generation_pb2
+from specd.v1 import generation_pb2, sampling_pb2
 from specd.vocabulary import DraftSource
 
 _ROUND_FIELDS = [field.name for field in fields(RoundSummary) if field.name != "sources"]
@@ -54,6 +57,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
                 reasoning=_reasoning(values.get("reasoning")),
             ),
             echo=values.get("echo", False),
+            grammar=_grammar(values.get("schema"), values.get("grammar")),
         )
         _set(request, prompt, "text", "token_ids")
         _set(request, values.get("prediction"), "prediction_text", "prediction_token_ids")
@@ -145,6 +149,14 @@ def _set(request: generation_pb2.GenerateRequest, value: Prompt, text_field: str
 
 def _reasoning(markers: tuple[str, str] | None) -> generation_pb2.Reasoning | None:
     return generation_pb2.Reasoning(begin=markers[0], end=markers[1]) if markers is not None else None
+
+
+def _grammar(schema: Schema | None, grammar: Grammar | None) -> sampling_pb2.Grammar | None:
+    if schema is not None:
+        if grammar is not None:
+            raise InvalidRequestError("CONTRADICTION", "the request has both schema and grammar: leave one out")
+        grammar = Grammar.json_schema(schema_text(schema))
+    return to_grammar(grammar) if grammar is not None else None
 
 
 def _strings(stop: str | Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying
+from specd.client.options import GenerationOptions
 from specd.client.protocol.errors import client_closed
 from specd.client.protocol.wire import delta_from
 from specd.client.resuming.retries import RetryPolicy
@@ -56,8 +57,9 @@ class ResumableGeneration:
         chance: Callable[[], float],
         connection: Connection,
         keeps_tokens: bool = True,
+        options: GenerationOptions | None = None,
     ) -> None:
-        """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds.
+        """Make this turn; `chance` gives numbers in [0, 1), `clock` the time in seconds, `options` the text's form.
 
         Without `keeps_tokens` the tokens are in the events alone, and `turn.keep` is not called.
         """
@@ -76,6 +78,8 @@ class ResumableGeneration:
         self._policy = policy
         self._clock = clock
         self._chance = chance
+        self._schema = (options or {}).get("schema")
+        self._reasoning_end = ((options or {}).get("reasoning") or ("", ""))[1]
         self._fingerprint = ""
         self._earlier = EarlierParts()
         self._part = EarlierParts()
@@ -204,6 +208,8 @@ class ResumableGeneration:
             self.seed,
             finished.stop_string,
             finished.stop_token_id,
+            self._schema,
+            self._reasoning_end,
         )
         if self._keep is not None:
             self._keep(self, self.completion)

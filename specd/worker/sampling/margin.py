@@ -75,7 +75,8 @@ def choice_margins(
     truncations out.
     """
     best = best_two(scores if noise is None else scores + noise, chosen)
-    margins = best[:, 0] - best[:, 1]
+    # With a grammar, other parameters can forbid all tokens: the scores are then infinite, or not a number.
+    margins = mx.where(best[:, 0] > -mx.inf, best[:, 0] - best[:, 1], 0)
     if noise is None or bounds is None or not sampling.truncates:
         return margins
     bounds = bounds[:, None]

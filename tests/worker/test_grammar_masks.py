@@ -1,0 +1,42 @@
+"""The masks of a session's requests, each of which continues behind the tokens that the last one accepted."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import pytest
+
+from specd.grammar import Grammar, SessionGrammar
+from specd.matching.matcher import SessionMatcher
+from specd.sampling import Sampling
+from specd.worker.sampling.margin import choice_margins
+from specd.worker.session.grammar_masks import SessionMasks
+from tests.unit.test_session_matcher import tokenizer, vocabulary
+
+PROMPT = [7, 8, 9]
+TEXT = tokenizer().encode("abcabcabc", add_special_tokens=False)
+GRAMMAR = SessionGrammar(Grammar.regex("(abc)*"), len(PROMPT))
+
+
+@pytest.mark.parametrize("num_accepted", range(len(TEXT)))
+def test_a_request_continues_behind_any_number_of_accepted_tokens(num_accepted: int) -> None:
+    size = vocabulary().size
+    with ThreadPoolExecutor(1) as threads:
+        masks = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        masks.start(0, PROMPT, TEXT[:-1])(size)
+        position = len(PROMPT) + num_accepted
+        continued = masks.start(position, [TEXT[num_accepted]], [])(size)
+        fresh = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        expected = fresh.start(0, [*PROMPT, *TEXT[: num_accepted + 1]], [])(size)
+    assert continued is not None
+    assert expected is not None
+    assert mx.array_equal(continued, expected).item()
+
+
+@pytest.mark.parametrize("nothing", [float("nan"), -float("inf")])
+def test_a_place_without_a_possible_token_has_the_margin_0(nothing: float) -> None:
+    scores = mx.array([[nothing] * 4, [1.0, 3.0, -float("inf"), 2.5]])
+    chosen = mx.array([0, 1])
+    assert choice_margins(Sampling(), scores, scores, None, chosen, None).tolist() == [0, 0.5]
+    assert choice_margins(Sampling(), scores, scores, mx.zeros((2, 4)), chosen, None).tolist() == [0, 0.5]
