@@ -46,10 +46,12 @@ class GrammarVocabulary:
         """`size` is the number of tokens of the model; only tokens below it can be chosen."""
         self._tokenizer = tokenizer
         self.size = size
-        ends = sorted(token_id for token_id in eos_token_ids if token_id < size)
-        # An end token that is not special has a text, which would be behind the form.
-        self.eos_token_ids = [token_id for token_id in ends if token_id in tokenizer.special_tokens] or ends
-        self._other_ends = set(ends).difference(self.eos_token_ids)
+        self._ends = sorted(token_id for token_id in eos_token_ids if token_id < size)
+
+    @cached_property
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end a text. One that is not special has a text, which would be behind the form."""
+        return [token_id for token_id in self._ends if token_id in self._tokenizer.special_tokens] or self._ends
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -58,7 +60,7 @@ class GrammarVocabulary:
             raise InvalidRequestError(
                 "CONTRADICTION", "the request has a grammar, but the model has no end token to end it: leave it out"
             )
-        own = _Tokens(self._tokenizer, self.eos_token_ids[0], self.size, self._other_ends)
+        own = _Tokens(self._tokenizer, self.eos_token_ids[0], self.size, {*self._ends} - {*self.eos_token_ids})
         return LLTokenizer(own, n_vocab=self.size, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
 
     def compile(self, grammar: Grammar) -> LLMatcher:

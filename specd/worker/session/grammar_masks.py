@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -55,6 +56,11 @@ class SessionMasks:
         before = self._latest
         self._latest = future = self._threads.submit(self._masks, before, position, token_ids, proposal)
         return lambda size: _rows(future.result(), size)
+
+    async def done(self) -> None:
+        """Wait for the masks of the latest request, or their error, without an effect."""
+        if self._latest is not None:
+            await asyncio.wait({asyncio.wrap_future(self._latest)})
 
     def _masks(
         self, before: Future[list[Mask | None]] | None, position: int, token_ids: Sequence[int], proposal: Sequence[int]

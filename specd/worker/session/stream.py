@@ -206,6 +206,8 @@ class SessionStreams(Generic[Request, Result, Response]):
                             "request of a stream only",
                         )
                     steps = self._begin(worker, session, request)
+                    if latest is None and session.masks is not None:
+                        await session.masks.done()  # to compile a grammar can take a second, which no step may wait
                     worker.caches.reserve(session.cache, request.position + len(request.token_ids))
                     first = asyncio.get_running_loop().create_future()
                     job = free_on_error(session.cache, steps)
