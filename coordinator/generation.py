@@ -16,6 +16,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
 from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.forced import Forced
 from coordinator.proposals.grammar_proposer import GrammarProposer
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
@@ -97,6 +98,7 @@ class Generation:
             shared.available_sources,
             default_k=shared.settings.given_num_draft_tokens,
             predicts=bool(request.prediction),
+            forces=request.grammar is not None,
         )
         shared.quotas.check(request.client, request.client_limits)
 
@@ -179,7 +181,9 @@ class Generation:
         if grammar is not None:
             matcher = await asyncio.to_thread(SessionMatcher, shared.grammar_vocabulary, grammar)
             await asyncio.to_thread(matcher.follow, session.token_ids)
-            self._proposer: Proposer = GrammarProposer(sources, matcher)
+            forced = Forced() if TokenSource.FORCED in self._sources.allowed else None
+            sources += [forced] if forced is not None else []
+            self._proposer: Proposer = GrammarProposer(sources, matcher, forced)
         else:
             self._proposer = Proposer(sources)
         self._planner = shared.planner.begin(

@@ -20,7 +20,7 @@ def available_sources(settings: CoordinatorSettings, *, target_drafts: bool) -> 
         TokenSource.LOOKUP: settings.lookup,
         TokenSource.PREDICTION: settings.lookup,
     }
-    return tuple(source for source in PROPOSERS if has[source])
+    return tuple(source for source in PROPOSERS if has.get(source))
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Sources:
         *,
         default_k: int | None,
         predicts: bool,
+        forces: bool = False,
     ) -> Sources:
-        """Return the sources of a request, which `predicts` if it has a prediction. Raises InvalidRequestError."""
+        """Return the sources of a request, which `predicts` if it has a prediction, and `forces` if it has a grammar.
+
+        Raises InvalidRequestError.
+        """
         k = default_k if num_draft_tokens is None else num_draft_tokens
+        available = (*available, TokenSource.FORCED) if forces else available
         allowed = tuple(source for source in draft_source.sources if source in available)
         _check(draft_source, num_draft_tokens, allowed, predicts=predicts)
         if k == 0 or not allowed:

@@ -29,6 +29,7 @@ class TokenSource(enum.Enum):
     DRAFT = "draft"
     LOOKUP = "lookup"
     PREDICTION = "prediction"
+    FORCED = "forced"
 
     @property
     def label(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.core import Part, Plan, Proposal
+from coordinator.proposals.forced import Forced
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
 from specd.errors import InvalidRequestError
@@ -20,10 +21,11 @@ class GrammarProposer(Proposer):
     The grammar is followed on a thread, because a new place of a difficult one takes milliseconds.
     """
 
-    def __init__(self, sources: Sequence[Source], matcher: SessionMatcher) -> None:
-        """`matcher` has followed the session."""
+    def __init__(self, sources: Sequence[Source], matcher: SessionMatcher, forced: Forced | None = None) -> None:
+        """`matcher` has followed the session. `forced` is among the sources, if forced tokens may be proposed."""
         super().__init__(sources)
         self._matcher = matcher
+        self._forced = forced
 
     async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
         """Return the sources' proposal after `token_ids`, as planned, up to its first token that is forbidden."""
@@ -46,12 +48,17 @@ class GrammarProposer(Proposer):
         """
         await super().committed(token_ids, num_before)
         try:
-            await asyncio.to_thread(self._matcher.follow, token_ids, num_before)
+            await asyncio.to_thread(self._follow, token_ids, num_before)
         except InvalidRequestError as error:
             raise InvalidRequestError(
                 GRAMMAR_BROKEN,
                 f"{error}, because other parameters, such as min_tokens, forbid all that it allows: leave one out",
             ) from error
+
+    def _follow(self, token_ids: Sequence[int], num_before: int) -> None:
+        self._matcher.follow(token_ids, num_before)
+        if self._forced is not None:
+            self._forced.token_ids = self._matcher.forced()
 
 
 def _beginning(part: Part, num_tokens: int) -> Part:

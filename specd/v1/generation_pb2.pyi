@@ -24,6 +24,7 @@ class TokenSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_SOURCE_DRAFT: _ClassVar[TokenSource]
     TOKEN_SOURCE_LOOKUP: _ClassVar[TokenSource]
     TOKEN_SOURCE_PREDICTION: _ClassVar[TokenSource]
+    TOKEN_SOURCE_FORCED: _ClassVar[TokenSource]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ TOKEN_SOURCE_TARGET: TokenSource
 TOKEN_SOURCE_DRAFT: TokenSource
 TOKEN_SOURCE_LOOKUP: TokenSource
 TOKEN_SOURCE_PREDICTION: TokenSource
+TOKEN_SOURCE_FORCED: TokenSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -99,6 +99,24 @@ async def test_free_and_constrained_sessions_go_together(client: RawClient) -> N
     assert [each.token_ids for each in together] == [*alone, *free]
 
 
+async def test_forced_tokens_are_proposed_and_change_no_text(client: RawClient) -> None:
+    names = [f"the_{word}_of_the_configuration_file" for word in ("name", "size", "owner", "purpose", "encoding")]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer", "maximum": 9, "minimum": 0} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    fields = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 300, "sampling": sampling(0.7)}
+    expected = await complete(client, "x = ", num_draft_tokens=0, **fields)
+    jsonschema.validate(json.loads(expected.text), schema)
+    drafted = await complete(client, "x = ", **fields)
+    assert drafted.token_ids == expected.token_ids
+    forced = drafted.statistics.sources["forced"]
+    print(f"{forced.accepted} of {forced.proposed} forced tokens accepted, {drafted.statistics.rounds} rounds")
+    assert forced.accepted > 10
+
+
 @pytest.fixture(scope="module")
 async def mortal() -> AsyncIterator[Stack]:
     async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, environment=ENVIRONMENT) as running:

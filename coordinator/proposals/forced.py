@@ -1,0 +1,33 @@
+"""Forced tokens: proposals without a model, of the text that a grammar leaves no choice about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.core import Match, Part, Plan
+from coordinator.proposals.source import Source
+from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.vocabulary import TokenSource
+
+
+class Forced(Source):
+    """Proposes the keys, quotes and separators that come next under a session's grammar.
+
+    A grammar forces a text, not its tokens: the target may choose others for the same text, so these are proposals like
+    any others. `token_ids` are the forced ones behind the session's tokens.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: Sequence[int] = ()
+
+    def match(self) -> Match | None:
+        """Return the forced tokens."""
+        found = self.token_ids[:MAX_NUM_DRAFT_TOKENS]
+        return Match(TokenSource.FORCED, found, len(found)) if found else None
+
+    async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
+        """Return the rest of the forced tokens, if they begin with the tokens of the other sources."""
+        if list(self.token_ids[: len(before)]) != before:
+            return None
+        rest = self.token_ids[len(before) :][: plan.limit(TokenSource.FORCED, len(before))]
+        return Part(TokenSource.FORCED, rest) if rest else None
