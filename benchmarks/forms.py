@@ -1,0 +1,86 @@
+"""Measure answers in a form: the cost of a grammar, and the gain of the tokens that it forces.
+
+    python benchmarks/forms.py [--turns 5]
+
+The same requests in turns, one at a time, on the included pair, greedy: 64 tokens of plain text, without a grammar and
+with one that allows any text, by the target alone and with four draft tokens; and a record with long keys, by the
+target alone, with the sources that need no grammar, and with all. It prints medians of milliseconds a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from typing import Any
+
+from specd.client import AsyncClient, Completion, Grammar
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.supervisor import Stack
+
+_PROMPTS = ("x = ", "# the settings as JSON\nsettings = ", "import json\nrecord = ", "class Stack:\n    def")
+_NAMES = (
+    "maximum_number_of_connections",
+    "directory_for_temporary_files",
+    "preferred_language_and_region",
+    "contact_address_of_the_owner",
+    "checksum_before_compression",
+    "scheduled_maintenance_window",
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 8} for name in _NAMES},
+    "required": [*_NAMES],
+    "additionalProperties": False,
+}
+_ANY = Grammar.regex(r"(.|\n)*")
+_CASES: dict[str, dict[str, Any]] = {
+    "plain, target alone": {"draft_source": "none", "max_tokens": 64},
+    "any text, target alone": {"draft_source": "none", "max_tokens": 64, "grammar": _ANY},
+    "plain, four draft tokens": {"num_draft_tokens": 4, "max_tokens": 64},
+    "any text, four draft tokens": {"num_draft_tokens": 4, "max_tokens": 64, "grammar": _ANY},
+    "record, target alone": {"draft_source": "none", "max_tokens": 400, "schema": _SCHEMA},
+    "record, draft model": {"draft_source": "model", "max_tokens": 400, "schema": _SCHEMA},
+    "record, look-up": {"draft_source": "lookup", "max_tokens": 400, "schema": _SCHEMA},
+    "record, all sources": {"max_tokens": 400, "schema": _SCHEMA},
+}
+
+
+def _milliseconds(completion: Completion) -> float:
+    return 1e3 * completion.statistics.decode_seconds / (completion.statistics.generated_tokens - 1)
+
+
+async def measure(turns: int) -> dict[str, float]:
+    """Return the medians of milliseconds a token by case."""
+    measured: dict[str, list[float]] = {name: [] for name in _CASES}
+    async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as stack, AsyncClient(stack.address) as client:
+        for turn in range(-1, turns):  # the first to warm up
+            for prompt in _PROMPTS:
+                texts: dict[str, set[str]] = {}
+                for name, fields in _CASES.items():
+                    completion = await client.generate(prompt, **fields).completion()
+                    texts.setdefault(name.split(",")[0], set()).add(completion.text)
+                    if turn >= 0:
+                        measured[name].append(_milliseconds(completion))
+                assert all(len(each) == 1 for each in texts.values()), texts
+    return {name: statistics.median(values) for name, values in measured.items()}
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5)
+    medians = asyncio.run(measure(parser.parse_args().turns))
+    for name, value in medians.items():
+        print(f"{name:32} {value:7.2f} ms a token")
+    for how in ("target alone", "four draft tokens"):
+        print(f"{how}: a grammar costs {medians[f'any text, {how}'] / medians[f'plain, {how}'] - 1:+.1%}")
+    others = min(medians["record, draft model"], medians["record, look-up"], medians["record, target alone"])
+    print(
+        f"with forced tokens a record is {others / medians['record, all sources']:.2f} times as fast as with the best "
+        "of the others"
+    )
+
+
+if __name__ == "__main__":
+    main()
