@@ -23,9 +23,8 @@ from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind, Tensors
 from specd.worker.heads.reader import NUM_KEPT, Reader
+from specd.worker.heads.row_map import never
 
-# The logit of tokens of other clusters than the best ones. Sums of it are finite in float32.
-_NEVER = -1e30
 _ORDERING = "masked_embedding.token_ordering"
 # Parts of a Gemma 4 that no assistant has, by their entries in a configuration.
 _UNKNOWN = ("hidden_size_per_layer_input", "enable_moe_block")
@@ -131,9 +130,8 @@ class GemmaAssistant(Head):
             return logits
         tokens = self.masked_embedding.best(states)
         known = (self.embed_tokens(tokens) @ states[..., None])[..., 0]
-        least = max(_NEVER, mx.finfo(states.dtype).min)
-        never = mx.full((len(states), self.masked_embedding.token_ordering.size), least, states.dtype)
-        return mx.put_along_axis(never, tokens, known, axis=-1)
+        others = never(known, self.masked_embedding.token_ordering.size)
+        return mx.put_along_axis(others, tokens, known, axis=-1)
 
     def _rows(self, kind: str, readers: Sequence[Reader], position: mx.array) -> Any:
         """Return the keys and values of several sessions, as attention takes them, for layers of a kind."""
