@@ -55,7 +55,8 @@ class Head(Module):
     """A network that drafts from hidden states of a target.
 
     `size` is the size of a state that it reads, the target's behind `fuse`. `batches` is whether it computes several
-    sessions in one pass, and `footprint` the memory that a session keeps for it; the loader sets both. A proposal has
+    sessions in one pass, and `footprint` the memory that a session keeps for it. The loader sets both, `batches` by a
+    trial, unless the kind needs none. A proposal has
     at most `most_draft_tokens` tokens.
     """
 

@@ -20,16 +20,14 @@ from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
-from specd.worker.heads.dflash.head import DFlashHead
 from specd.worker.heads.head import Head
 from specd.worker.heads.head_layout import HeadLayout, Tensors
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind
-from specd.worker.heads.kinds import KINDS
+from specd.worker.heads.kinds import kind_named
 from specd.worker.heads.layouts import layout_of
 from specd.worker.heads.marks import kind_of
 from specd.worker.heads.mtp import MTPHead
-from specd.worker.heads.pair_head import PairHead
 from specd.worker.heads.trials import computes_together, states_are_right
 from specd.worker.model.directory import find
 from specd.worker.model.files import WEIGHTS, read_config
@@ -71,9 +69,7 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
-    if isinstance(head, PairHead | DFlashHead):
-        head.batches = computes_together(head)
-    head.batches &= batches
+    head.batches = batches and (head.batches or computes_together(head))
     return head
 
 
@@ -82,8 +78,8 @@ def read_head(network: Module, directory: Path, separate: Path | None = None) ->
 
     Raises StartupError if there should be a head, or if it does not fit.
     """
-    if separate is not None and (kind := KINDS.get(kind_of(read_config(separate)) or "")) is not None:
-        return _read_kind(kind, network, separate)
+    if separate is not None and (name := kind_of(read_config(separate))) is not None:
+        return _read_kind(kind_named(name), network, separate)
     config = read_config(directory)
     place = directory if separate is None else separate
     known = layout_of(network)
