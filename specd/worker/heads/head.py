@@ -56,8 +56,7 @@ class Head(Module):
 
     `size` is the size of a state that it reads, the target's behind `fuse`. `batches` is whether it computes several
     sessions in one pass, and `footprint` the memory that a session keeps for it. The loader sets both, `batches` by a
-    trial, unless the kind needs none. A proposal has
-    at most `most_draft_tokens` tokens.
+    trial, unless the kind needs none. A proposal has at most `most_draft_tokens` tokens.
     """
 
     most_draft_tokens = sys.maxsize
