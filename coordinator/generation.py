@@ -156,6 +156,8 @@ class Generation:
         )
         self._reply = [await asyncio.to_thread(self._output.resume, request.resumption.token_ids)]
         self._beginning: Beginning | None = self._beginning_of(prompt)
+        # A grammar that cannot be kept is refused before the wait for a turn.
+        matcher = await asyncio.to_thread(self._matcher, grammar) if (grammar := setup.sampling.grammar) else None
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
         settings, clock = shared.settings, time.perf_counter
         self._verifier = Verifier(
@@ -177,10 +179,7 @@ class Generation:
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
-        grammar = setup.sampling.grammar
-        if grammar is not None:
-            matcher = await asyncio.to_thread(SessionMatcher, shared.grammar_vocabulary, grammar)
-            await asyncio.to_thread(matcher.follow, session.token_ids)
+        if matcher is not None:
             forced = Forced() if TokenSource.FORCED in self._sources.allowed else None
             sources += [forced] if forced is not None else []
             self._proposer: Proposer = GrammarProposer(sources, matcher, forced)
@@ -298,6 +297,12 @@ class Generation:
         if request.stop.reasoning is not None:
             reasoning = reasoning_tokens(self._shared.tokenizer, prompt.token_ids, request.stop.reasoning)
         return SessionGrammar(request.grammar, len(prompt.token_ids), reasoning)
+
+    def _matcher(self, grammar: SessionGrammar) -> SessionMatcher:
+        """Return a matcher of the session's tokens, which must keep a grammar. Raises InvalidRequestError."""
+        matcher = SessionMatcher(self._shared.grammar_vocabulary, grammar)
+        matcher.follow(self._session.token_ids)
+        return matcher
 
     def _beginning_of(self, prompt: EncodedPrompt) -> Beginning:
         shared, request = self._shared, self._request

@@ -65,7 +65,7 @@ async def decode(
         proposal = await proposer.propose(session.token_ids, plan)
         verdict = await verifier.verify(session.token_ids, proposal, session.bound_ahead(planner.ahead()))
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
-        await proposer.committed(commit.token_ids, len(session.token_ids) - len(commit.token_ids))
+        await proposer.committed(commit.token_ids)
         round_ = Round(proposal, verdict, commit, started_at, clock())
         if number > 1:
             round_ = replace(round_, target_only_seconds=planner.observe(plan, round_))

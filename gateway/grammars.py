@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.fields import Array, JsonObject, SamplingFields, StrictModel, refuse_field
 from gateway.http.errors import ApiError, invalid
 from specd.client import Grammar
-from specd.json_text import to_json
+from specd.client.schema import schema_text
 
 _MAX_CHOICES = 4096
 
@@ -141,7 +141,7 @@ def _asked(
 
 def _grammar_of(schema: Schema) -> Grammar:
     # The keys keep the client's order, in which the model writes the properties.
-    return Grammar.json_schema(schema if isinstance(schema, str) else to_json(schema))
+    return Grammar.json_schema(schema_text(schema))
 
 
 def _grammar_without_schema(form: Form, kind: str, place: str, *, has_schema: bool) -> Grammar | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core import Match, Part, Plan
+from coordinator.core import Match
 from coordinator.proposals.source import Source
 from specd.settings import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import TokenSource
@@ -24,10 +24,3 @@ class Forced(Source):
         """Return the forced tokens."""
         found = self.token_ids[:MAX_NUM_DRAFT_TOKENS]
         return Match(TokenSource.FORCED, found, len(found)) if found else None
-
-    async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
-        """Return the rest of the forced tokens, if they begin with the tokens of the other sources."""
-        if list(self.token_ids[: len(before)]) != before:
-            return None
-        rest = self.token_ids[len(before) :][: plan.limit(TokenSource.FORCED, len(before))]
-        return Part(TokenSource.FORCED, rest) if rest else None

@@ -12,7 +12,7 @@ from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
 from specd.errors import InvalidRequestError
 from specd.grammar import GRAMMAR_BROKEN
-from specd.matching.matcher import SessionMatcher
+from specd.matching.matcher import ForbiddenTokenError, SessionMatcher
 
 
 class GrammarProposer(Proposer):
@@ -40,23 +40,23 @@ class GrammarProposer(Proposer):
             left -= len(parts[-1].token_ids)
         return Proposal(tuple(parts))
 
-    async def committed(self, token_ids: Sequence[int], num_before: int) -> None:
-        """Tell the sources the tokens that a round has added behind `num_before` others.
+    async def committed(self, token_ids: Sequence[int]) -> None:
+        """Tell the sources the tokens that a round has added to the session.
 
         Raises InvalidRequestError (GRAMMAR_BROKEN) if the grammar forbids one of them. The target chooses any token
         where other parameters forbid all that the grammar allows.
         """
-        await super().committed(token_ids, num_before)
+        await super().committed(token_ids)
         try:
-            await asyncio.to_thread(self._follow, token_ids, num_before)
-        except InvalidRequestError as error:
+            await asyncio.to_thread(self._follow, token_ids)
+        except ForbiddenTokenError as error:
             raise InvalidRequestError(
                 GRAMMAR_BROKEN,
                 f"{error}, because other parameters, such as min_tokens, forbid all that it allows: leave one out",
             ) from error
 
-    def _follow(self, token_ids: Sequence[int], num_before: int) -> None:
-        self._matcher.follow(token_ids, num_before)
+    def _follow(self, token_ids: Sequence[int]) -> None:
+        self._matcher.follow(token_ids, self._matcher.end)
         if self._forced is not None:
             self._forced.token_ids = self._matcher.forced()
 

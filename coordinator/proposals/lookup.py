@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core import Match, Part, Plan
+from coordinator.core import Match
 from coordinator.proposals.source import Source
 from coordinator.proposals.token_index import TokenIndex
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -43,15 +43,6 @@ class Lookup(Source):
             return None
         source = TokenSource.PREDICTION if index.place in self._prediction else TokenSource.LOOKUP
         return Match(source, found, index.length)
-
-    async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
-        """Return the rest of the match, if it begins with the tokens of the other sources."""
-        match = self.match()
-        if match is None or list(match.token_ids[: len(before)]) != before:
-            return None
-        limit = plan.limit(match.source, len(before))
-        rest = match.token_ids[len(before) :][:limit]
-        return Part(match.source, rest) if rest else None
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Add tokens to the index."""

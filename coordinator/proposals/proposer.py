@@ -33,8 +33,8 @@ class Proposer:
                 before += part.token_ids
         return Proposal(tuple(parts))
 
-    async def committed(self, token_ids: Sequence[int], num_before: int) -> None:
-        """Tell the sources the tokens that a round has added to the session, behind `num_before` others."""
+    async def committed(self, token_ids: Sequence[int]) -> None:
+        """Tell the sources the tokens that a round has added to the session."""
         for source in self._sources:
             source.committed(token_ids)
 

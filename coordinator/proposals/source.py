@@ -20,7 +20,15 @@ class Source:
         """Return the tokens that it would propose next, where they cost nothing to know."""
 
     async def propose(self, token_ids: Sequence[int], before: Sequence[int], plan: Plan) -> Part | None:
-        """Return tokens to come after a session's `token_ids` and the other sources' tokens `before`, as planned."""
+        """Return tokens to come after a session's `token_ids` and the other sources' tokens `before`, as planned.
+
+        A source that matches proposes the rest of its match, if that begins with the tokens `before`.
+        """
+        match = self.match()
+        if match is None or list(match.token_ids[: len(before)]) != before:
+            return None
+        rest = match.token_ids[len(before) :][: plan.limit(match.source, len(before))]
+        return Part(match.source, rest) if rest else None
 
     def committed(self, token_ids: Sequence[int]) -> None:
         """Note the tokens that a round has added to the session."""

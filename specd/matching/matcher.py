@@ -14,6 +14,13 @@ from specd.matching.vocabulary import GrammarVocabulary
 Mask = np.ndarray[tuple[int], np.dtype[np.uint8]]  # a bit for each token, the lowest first
 
 
+class ForbiddenTokenError(InvalidRequestError):
+    """A session has a token that its grammar forbids."""
+
+    def __init__(self, token_id: int, position: int) -> None:
+        super().__init__(GRAMMAR_BROKEN, f"the grammar forbids token {token_id} at position {position}")
+
+
 class SessionMatcher:
     """Says which tokens may come next in a session. It is a function of the session's tokens alone.
 
@@ -29,18 +36,23 @@ class SessionMatcher:
         self._eos = frozenset(vocabulary.eos_token_ids)
         self._num_bytes = (vocabulary.size + 7) // 8
         self._tokens: list[int] = []  # from `begins_at` on
-        self._begin: int | None = 0  # of them, the first that the grammar is about; None within the reasoning
-        self._begin = self._first()
+        # The first of them that the grammar is about; None within the reasoning.
+        self._begin: int | None = self._first()
+
+    @property
+    def end(self) -> int:
+        """The position behind the session's tokens."""
+        return self._begins_at + len(self._tokens)
 
     def follow(self, token_ids: Sequence[int], position: int = 0) -> None:
         """Follow a session with these tokens from `position` on, behind its earlier ones, to its end.
 
-        Raises InvalidRequestError (GRAMMAR_BROKEN) if the grammar forbids one of them or is too large, and
+        Raises ForbiddenTokenError, InvalidRequestError (GRAMMAR_BROKEN) if the grammar is too large, and
         CacheTooShortError if the tokens before `position` are not all known.
         """
         first = max(position - self._begins_at, 0)
         if first > len(self._tokens):
-            raise CacheTooShortError(position, self._begins_at + len(self._tokens))
+            raise CacheTooShortError(position, self.end)
         new = list(token_ids[max(self._begins_at - position, 0) :])
         same = 0
         while same < min(len(new), len(self._tokens) - first) and new[same] == self._tokens[first + same]:
@@ -48,10 +60,7 @@ class SessionMatcher:
         self._rewind(first + same)
         for token_id in new[same:]:
             if not self._append(token_id):
-                raise InvalidRequestError(
-                    GRAMMAR_BROKEN,
-                    f"the grammar forbids token {token_id} at position {self._begins_at + len(self._tokens)}",
-                )
+                raise ForbiddenTokenError(token_id, self.end)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """Return how many of the next tokens, from the first, the grammar allows. No token follows an end token."""
@@ -64,10 +73,11 @@ class SessionMatcher:
         self._rewind(end)
         return num_allowed
 
-    def masks(self, proposal: Sequence[int]) -> list[Mask | None]:
+    def masks(self, proposal: Sequence[int], *, follows: bool = False) -> list[Mask | None]:
         """Return the masks of the next token and of the one behind each proposed token.
 
         None allows all tokens: within reasoning, and behind a token that the grammar forbids, which is not accepted.
+        If it `follows`, the session then has the proposed tokens, up to the first that is forbidden.
         Raises InvalidRequestError (GRAMMAR_BROKEN) where the grammar is too large.
         """
         end = len(self._tokens)
@@ -76,7 +86,8 @@ class SessionMatcher:
             if not self._append(token_id):
                 break
             masks.append(self._mask())
-        self._rewind(end)
+        if not follows:
+            self._rewind(end)
         return masks + [None] * (len(proposal) + 1 - len(masks))
 
     def forced(self) -> list[int]:
@@ -90,8 +101,9 @@ class SessionMatcher:
         return self._begin is None
 
     @property
-    def _may_begin_reasoning(self) -> bool:
-        return self._reasoning is not None and self._reasoning.begin is not None and not self._tokens
+    def _reasoning_begin(self) -> int | None:
+        """The token that may begin reasoning now."""
+        return self._reasoning.begin if self._reasoning is not None and not self._tokens else None
 
     @property
     def _ended(self) -> bool:
@@ -111,7 +123,7 @@ class SessionMatcher:
             return True
         if self._ended:
             return False
-        if self._may_begin_reasoning and self._reasoning is not None and token_id == self._reasoning.begin:
+        if token_id == self._reasoning_begin:
             self._begin = None
         elif token_id in self._eos:
             if not self._matcher.is_accepting():
@@ -133,8 +145,7 @@ class SessionMatcher:
         del self._tokens[num_tokens:]
         if begin is None or num_tokens < begin:
             self._matcher.reset()
-            began = self._first() is None or bool(self._tokens)
-            self._begin = None if began else 0
+            self._begin = None if self._tokens else self._first()
         else:
             self._matcher.rollback(sum(token_id not in self._eos for token_id in gone))
 
@@ -148,8 +159,8 @@ class SessionMatcher:
         else:
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._num_bytes].copy()
         self._check()
-        if self._may_begin_reasoning and self._reasoning is not None and self._reasoning.begin is not None:
-            mask |= self._only((self._reasoning.begin,))
+        if (begin := self._reasoning_begin) is not None:
+            mask |= self._only((begin,))
         return mask
 
     def _check(self) -> None:
@@ -158,7 +169,7 @@ class SessionMatcher:
             why = " ".join(self._matcher.get_error().partition("<state>")[0].split())
             raise InvalidRequestError(
                 GRAMMAR_BROKEN,
-                f"the grammar is too large to be followed beyond position {self._begins_at + len(self._tokens)}: {why}",
+                f"the grammar is too large to be followed beyond position {self.end}: {why}",
             )
 
     def _only(self, token_ids: Sequence[int] | frozenset[int]) -> Mask:

@@ -70,11 +70,8 @@ class SessionMasks:
         if self._matcher is None:
             self._matcher = self._make_matcher()
         self._matcher.follow(token_ids, position)
-        masks = self._matcher.masks(proposal)
         # The next request does not repeat the tokens that are accepted.
-        allowed = proposal[: self._matcher.num_allowed(proposal)]
-        self._matcher.follow(allowed, position + len(token_ids))
-        return masks
+        return self._matcher.masks(proposal, follows=True)
 
 
 def _rows(masks: Sequence[Mask | None], size: int) -> mx.array | None:
