@@ -38,7 +38,7 @@ class NamedSchema(Form):
     strict: bool | None = None
 
     def schema_grammar(self, place: str) -> Grammar:
-        """Return the grammar of the schema. Raises ApiError if there is none."""
+        """Return the grammar of the schema. Raises ApiError if the schema is missing."""
         self.check_known(place)
         if self.schema_ is None:
             raise _missing(f"{place}.schema")

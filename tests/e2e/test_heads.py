@@ -19,7 +19,7 @@ from tests.raw_client import RawClient
 from tests.thorough import examples
 from tests.worker import assistant_files, dflash_forms, test_eagle3
 from tests.worker.families import save_family
-from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_target
+from tests.worker.head_files import converted, embed, raw_head, save_apart, save_bigram, save_repository, save_target
 
 
 def _with_exact_head(directory: Path, family: str) -> str:
@@ -41,13 +41,13 @@ def _with_eagle(directory: Path, family: str) -> str:
 def _with_block_drafter(directory: Path, family: str) -> str:
     save_family(directory, family)
     form = dflash_forms.FORMS["DFlash 2"]
-    return dflash_forms.save(directory.parent / "dflash", form.config, dflash_forms.weights(form))
+    return save_repository(directory.parent / "dflash", form.config, dflash_forms.weights(form))
 
 
 def _with_assistant(directory: Path, family: str) -> str:
     save_family(directory, family)
     config = assistant_files.FORMS["E4B"].config
-    return assistant_files.save(directory.parent / "assistant", config, assistant_files.assistant_tensors(config))
+    return save_repository(directory.parent / "assistant", config, assistant_files.assistant_tensors(config))
 
 
 # Each saves a target of a family in a directory, and returns the name of its head.

@@ -59,7 +59,7 @@ def matcher(grammar: str = "schema", reasoning: str = "none") -> SessionMatcher:
 
 
 def allowed(mask: Mask | None) -> list[int]:
-    """Return the tokens of a mask, all if there is none."""
+    """Return the tokens that a mask allows. No mask allows all."""
     size = vocabulary().size
     return list(range(size)) if mask is None else [*np.flatnonzero(np.unpackbits(mask, bitorder="little")[:size])]
 

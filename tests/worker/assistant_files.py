@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -95,11 +93,3 @@ def assistant_tensors(config: Mapping[str, Any]) -> Tensors:
     if config["use_ordered_embeddings"]:
         tensors["masked_embedding.token_ordering"] = mx.random.permutation(text["vocab_size"]).astype(mx.int64)
     return tensors
-
-
-def save(directory: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
-    """Save an assistant, and return its name."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "pt"})
-    return str(directory)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -191,11 +189,3 @@ def weights(form: Form) -> Tensors:
         tensors["d2t"] = ids.astype(mx.int64) - mx.arange(NUM_DRAFTED)
         tensors["t2d"] = mx.zeros(ROWS, mx.bool_)
     return tensors
-
-
-def save(directory: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
-    """Save a head, and return its name."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "pt"})
-    return str(directory)

@@ -180,6 +180,21 @@ def save_apart(directory: Path, head: Tensors, text: Mapping[str, Any], mark: st
     return str(directory)
 
 
+def save_repository(directory: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
+    """Save a head with a configuration of its own, as it is published, and return its name."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    _save(directory / "model.safetensors", tensors, "pt")
+    return str(directory)
+
+
+def network_of(directory: Path) -> Any:
+    """Return the network of a target's files, in float32."""
+    network, _, _ = read("target", directory)
+    network.set_dtype(mx.float32)
+    return network
+
+
 def _save(path: Path, tensors: Tensors, mark: str | None) -> None:
     mx.save_safetensors(str(path), tensors, {"format": mark} if mark else None)
 

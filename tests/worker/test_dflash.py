@@ -22,16 +22,17 @@ from specd.worker.model import head_trial
 from specd.worker.model.files import is_head
 from specd.worker.model.head_loader import load_head, read_head
 from specd.worker.model.head_trial import HeadTrial
-from specd.worker.model.loader import LoadedModel, load, read
+from specd.worker.model.loader import LoadedModel, load
 from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
-from tests.worker.dflash_forms import FORMS, ROWS, SIZE, Form, Tensors, save, weights
+from tests.worker.dflash_forms import FORMS, ROWS, SIZE, Form, Tensors, weights
 from tests.worker.dflash_reference import Reference
 from tests.worker.dflash_session import Session
 from tests.worker.driving import finish
 from tests.worker.families import save_family
+from tests.worker.head_files import network_of, save_repository
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
 
 
@@ -42,14 +43,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def network_of(directory: Path) -> Any:
-    network, _, _ = read("target", directory)
-    network.set_dtype(mx.float32)
-    return network
-
-
 def head_of(network: Any, target: Path, directory: Path, form: Form) -> DFlashHead:
-    save(directory, form.config, weights(form))
+    save_repository(directory, form.config, weights(form))
     head: Any = read_head(network, target, directory)
     assert isinstance(head, DFlashHead)
     return head
@@ -222,7 +217,9 @@ def test_the_memory_of_a_context_is_what_it_takes(target: Path, tmp_path: Path) 
 
 
 def with_head(target: Path, tmp_path: Path, form: Form) -> LoadedModel:
-    model = load(str(target), blas="", is_optimized=True, head=save(tmp_path / "head", form.config, weights(form)))
+    model = load(
+        str(target), blas="", is_optimized=True, head=save_repository(tmp_path / "head", form.config, weights(form))
+    )
     assert model.head is not None
     assert model.head.batches
     assert isinstance(model.head.network, DFlashHead)
@@ -366,6 +363,6 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(fault: str, target:
     config = {**FORMS[name].config, **changes}
     inner = config.get("dflash_config") or {}
     config["dflash_config"] = {**inner, **{key: each for key, each in changes.items() if key in inner}}
-    save(tmp_path / "head", config, change(weights(FORMS[name])))
+    save_repository(tmp_path / "head", config, change(weights(FORMS[name])))
     with pytest.raises(StartupError, match=reason):
         load_head(network_of(target), target, batches=False, name=str(tmp_path / "head"))

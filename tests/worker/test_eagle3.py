@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,10 @@ from specd.worker.heads.eagle3 import Eagle3Head
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import is_head
 from specd.worker.model.head_loader import load_head, read_head
-from specd.worker.model.loader import LoadedModel, load, read
+from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
 from tests.worker.families import save_family
+from tests.worker.head_files import network_of, save_repository
 from tests.worker.test_self_draft import COSTS, decode_all, prompts_of, serving
 
 IDS, NEXT = [5, 9, 100, 7, 8000, 3, 44, 2], [9, 100, 7, 8000, 3, 44, 2, 77]
@@ -126,11 +126,7 @@ def weights(form: Form) -> Tensors:
 
 
 def save(directory: Path, form: Form, tensors: Tensors | None = None) -> str:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(form.config))
-    tensors = weights(form) if tensors is None else tensors
-    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "pt"})
-    return str(directory)
+    return save_repository(directory, form.config, weights(form) if tensors is None else tensors)
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +134,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "target"
     save_family(directory, "qwen3")
     return directory
-
-
-def network_of(directory: Path) -> Any:
-    network, _, _ = read("target", directory)
-    network.set_dtype(mx.float32)
-    return network
 
 
 def inputs_of_layers(network: Any) -> list[mx.array]:

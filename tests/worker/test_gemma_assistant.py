@@ -24,12 +24,13 @@ from specd.worker.layers.full import quantize_caches
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import is_head
 from specd.worker.model.head_loader import load_head, read_head
-from specd.worker.model.loader import LoadedModel, load, read
+from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
-from tests.worker.assistant_files import FORMS, FULL, SLIDING, Form, Tensors, assistant_tensors, save
+from tests.worker.assistant_files import FORMS, FULL, SLIDING, Form, Tensors, assistant_tensors
 from tests.worker.assistant_reference import AssistantReference
 from tests.worker.driving import Driven, finish
 from tests.worker.families import save_family
+from tests.worker.head_files import network_of, save_repository
 from tests.worker.test_self_draft import COSTS, Caller, decode_all, prompts_of, serving
 
 
@@ -41,12 +42,6 @@ def form(request: pytest.FixtureRequest) -> Form:
 @pytest.fixture(scope="module")
 def target(form: Form, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(save_family(tmp_path_factory.mktemp("models") / "target", form.family, **form.changes))
-
-
-def network_of(directory: Path) -> Any:
-    network, _, _ = read("target", directory)
-    network.set_dtype(mx.float32)
-    return network
 
 
 def text_of(num_tokens: int) -> list[int]:
@@ -137,7 +132,7 @@ def test_a_published_head_gives_the_logits_by_hand(
     network, tensors, text = network_of(target), assistant_tensors(form.config), text_of(length)
     expected = expected_logits(form, tensors, network, text, 77, 4)
     copied = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
-    save(tmp_path / "head", form.config, copied)
+    save_repository(tmp_path / "head", form.config, copied)
     assert is_head(tmp_path / "head")
     head = attached(network, target, tmp_path / "head")
     layers = begin_session(head, text, rejected=rejected)
@@ -168,7 +163,7 @@ def test_a_head_equals_that_of_mlx_vlm(form: Form, target: Path, length: int, tm
         tokens = mx.argmax(logits, axis=-1)
         values = np.array(logits[0, 0], np.float64)
         expected.append(np.where(values == values.min(), -np.inf, values) if form.is_ordered else values)
-    save(tmp_path / "head", form.config, tensors)
+    save_repository(tmp_path / "head", form.config, tensors)
     head = attached(network, target, tmp_path / "head")
     assert_logits(drafted_logits(begin_session(head, text), text, 77, 3), expected)
 
@@ -183,7 +178,7 @@ def test_a_quantised_head_gives_the_logits_of_its_rounded_weights(form: Form, ta
             saved |= {name: packed, f"{base}scales": scales, f"{base}biases": biases}
             rounded[name] = mx.dequantize(packed, scales, biases, 32, 8)
     expected = expected_logits(form, rounded, network, text, 77, 3)
-    save(tmp_path / "head", form.config, saved)
+    save_repository(tmp_path / "head", form.config, saved)
     head = attached(network, target, tmp_path / "head")
     assert_logits(drafted_logits(begin_session(head, text), text, 77, 3), expected)
 
@@ -195,7 +190,7 @@ def test_a_head_reads_quantised_keys_and_values(tmp_path: Path) -> None:
     config = form.config | {"text_config": form.config["text_config"] | changes}
     network, tensors, text = network_of(target), assistant_tensors(config), text_of(40)
     quantize_caches(network, bits=8, group_size=32)
-    save(tmp_path / "head", config, tensors)
+    save_repository(tmp_path / "head", config, tensors)
     layers = begin_session(attached(network, target, tmp_path / "head"), text)
     rows = {kind: layers.caches[i].between(0, len(text)) for kind, i in form.sources.items()}  # type: ignore[attr-defined]
     rows[FULL] = [mx.dequantize(w, scales, biases, 32, 8) for w, scales, biases in rows[FULL]]
@@ -206,7 +201,7 @@ def test_a_head_reads_quantised_keys_and_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batches", [False, True])
 def test_several_sessions_get_the_logits_of_each_alone(batches: bool, form: Form, target: Path, tmp_path: Path) -> None:
     network, tensors = network_of(target), assistant_tensors(form.config)
-    save(tmp_path / "head", form.config, tensors)
+    save_repository(tmp_path / "head", form.config, tensors)
     head = attached(network, target, tmp_path / "head")
     head.batches = batches
     texts = [text_of(length) for length in (40, 3, 12)]
@@ -225,7 +220,7 @@ def with_head(form: Form, target: Path, tmp_path: Path) -> LoadedModel:
         name: w.astype(mx.bfloat16) if w.dtype == mx.float32 else w
         for name, w in assistant_tensors(form.config).items()
     }
-    model = load(str(target), blas="", is_optimized=True, head=save(tmp_path / "head", form.config, tensors))
+    model = load(str(target), blas="", is_optimized=True, head=save_repository(tmp_path / "head", form.config, tensors))
     assert model.head is not None
     assert model.head.batches
     assert isinstance(model.head.network, GemmaAssistant)
@@ -356,7 +351,7 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(
     config = form.config
     for name, value in changes.items():
         (config if name in config else config["text_config"])[name] = value
-    save(tmp_path / "head", config, change(assistant_tensors(form.config)))
+    save_repository(tmp_path / "head", config, change(assistant_tensors(form.config)))
     with pytest.raises(StartupError, match=reason):
         load_head(network_of(target), target, batches=False, name=str(tmp_path / "head"))
 
@@ -364,6 +359,6 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(
 def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
     form = FORMS["E4B"]
     target = Path(save_family(tmp_path / "target", "gemma3_text"))
-    save(tmp_path / "head", form.config, assistant_tensors(form.config))
+    save_repository(tmp_path / "head", form.config, assistant_tensors(form.config))
     with pytest.raises(StartupError, match="the assistant of a Gemma 4, and the target is not one"):
         load_head(network_of(target), target, batches=False, name=str(tmp_path / "head"))

@@ -22,7 +22,8 @@ from specd.worker.engine.jobs import Feed
 from specd.worker.heads.head import Head
 from specd.worker.heads.hidden import HiddenStates
 from specd.worker.heads.kind import HeadKind, Tensors
-from specd.worker.heads.reader import NUM_KEPT, Reader
+from specd.worker.heads.reader import Reader
+from specd.worker.heads.recent_states import KEPT
 from specd.worker.heads.row_map import never
 
 _ORDERING = "masked_embedding.token_ordering"
@@ -104,7 +105,7 @@ class GemmaAssistant(Head):
 
     def measured_footprint(self) -> CacheFootprint:
         """Return the memory that a session keeps, without computation."""
-        return CacheFootprint({NUM_KEPT: self.size * self.states.dtype.size, ALL_TOKENS: 0})
+        return CacheFootprint({KEPT: self.size * self.states.dtype.size, ALL_TOKENS: 0})
 
     def compute(self, feeds: Sequence[Feed]) -> list[tuple[mx.array, mx.array]]:
         """Feed a token and a state to each session; return the logits [1, rows] and the next state [1, size]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -12,32 +12,55 @@ from mlx.nn.layers.base import Module
 from specd.cache_footprint import CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.layers.session_layers import Companion, SessionLayers
+from specd.worker.heads.recent_states import RecentStates
+from specd.worker.layers.session_layers import SessionLayers
 
 
-class HeadCache(Companion, Protocol):
+class HeadCache:
     """A session's state for the head of its target, beside the target's own layers.
 
     The target holds the session's first tokens; the head reads the target's hidden states of them. Everything that is
-    kept is a function of the session's tokens, so a replay makes the same. Only jobs may call the methods.
+    kept is a function of the session's tokens, so a replay makes the same. It is the companion of the target's layers,
+    and the engine feeds the head by it. Only jobs may call the methods.
     """
+
+    def __init__(self, head: Head) -> None:
+        """Begin without tokens."""
+        self.network = head
+        self.batches = head.batches
+        self.static = self.sharing = None
+        self._recent = RecentStates()
 
     @property
     def end(self) -> int:
         """The position of the first hidden state of the target that the head has not read yet."""
+        raise NotImplementedError
 
     @property
     def most_draft_tokens(self) -> int:
         """The most tokens of a proposal."""
+        return self.network.most_draft_tokens
+
+    @property
+    def footprint(self) -> CacheFootprint:
+        """The memory by the number of tokens."""
+        return self.network.footprint
+
+    @property
+    def arrays(self) -> Sequence[mx.array]:
+        """All arrays."""
+        return self._recent.arrays
 
     def saw(self, rows: mx.array) -> None:
         """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
+        self._recent.add(self.network.fuse(rows[:, -self.network.states.size :]))
 
     def read(self, token_ids: Sequence[int], position: int) -> Steps[None]:
         """Read the hidden states of the session up to the last one.
 
         `token_ids` are the session's from `position` on, at most `end` - 1, up to the first without a hidden state.
         """
+        raise NotImplementedError
 
     def first_logits(
         self, target: SessionLayers, token_ids: Sequence[int], position: int, num_draft_tokens: int
@@ -46,9 +69,19 @@ class HeadCache(Companion, Protocol):
 
         `target` has the caches of the target's layers, and at most `num_draft_tokens` draft tokens follow.
         """
+        raise NotImplementedError
 
     def next_logits(self, latest: mx.array) -> Steps[mx.array]:
         """Return the logits [1, rows] of the draft token that follows the latest one [1], lazily."""
+        raise NotImplementedError
+
+    def rewind(self, position: int) -> None:
+        """Forget all tokens but the first `position`."""
+        raise NotImplementedError
+
+    def copy(self, position: int) -> HeadCache:
+        """Return an independent one for the first `position` tokens, evaluated."""
+        raise NotImplementedError
 
 
 class Head(Module):

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
-Tensors = dict[str, mx.array]
+from specd.worker.heads.kind import Tensors
 
 # Names that most write, `save_head` too. The group is the name within the head.
 _OURS = re.compile(r"(?:.*\.)?mtp\.(.+)")

@@ -11,13 +11,14 @@ import mlx.core as mx
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.head import Head
-from specd.worker.heads.recent_states import KEPT, RecentStates
+from specd.worker.heads.head_rows import HeadRows
+from specd.worker.heads.recent_states import KEPT
 from specd.worker.layers.session_layers import SessionLayers
 
 _Outputs = tuple[mx.array, mx.array]
 
 
-class Pairs:
+class Pairs(HeadRows):
     """The pairs of a session in a head's own layers, and the target's last hidden states, from which pairs are made.
 
     Pair s = (h_s, x_{s+1}) is in row s - `begin` of the head's layers, for each s from `begin` up to `end`, and
@@ -26,28 +27,14 @@ class Pairs:
 
     def __init__(self, head: Head) -> None:
         """Begin without tokens."""
-        self.network = head
-        self.layers = SessionLayers(head)
+        super().__init__(head)
         self.seconds: list[int] = []
-        self.begin = 0
-        self._recent = RecentStates()
         self._state: mx.array | None = None  # the head's own, at the end of a chain of drafts
-        self.batches = head.batches
-        self.static = self.sharing = None
 
     @property
     def end(self) -> int:
         """The position of the first hidden state without a pair in the head's layers."""
         return self.begin + len(self.seconds)
-
-    @property
-    def most_draft_tokens(self) -> int:
-        """The most tokens of a proposal."""
-        return self.network.most_draft_tokens
-
-    def saw(self, rows: mx.array) -> None:
-        """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
-        self._recent.add(self.network.fuse(rows[:, -self.network.states.size :]))
 
     def missing(self, token_ids: Sequence[int], position: int) -> tuple[list[int], mx.array]:
         """Return the tokens and hidden states [n, size] of the pairs to feed to the head, at least one.
@@ -110,16 +97,6 @@ class Pairs:
         other._recent, other._state = self._recent.copy(position), None
         mx.eval(other.arrays)
         return other
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All arrays."""
-        return [*self.layers.arrays, *self._recent.arrays]
-
-    @property
-    def footprint(self) -> CacheFootprint:
-        """The memory by the number of tokens: a row for each pair, and the states that are kept."""
-        return self.network.footprint
 
     def _keep(self, end: int) -> None:
         """Forget the pairs from position `end` on, and those of a chain of drafts, or of a job that was dropped."""

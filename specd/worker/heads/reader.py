@@ -8,30 +8,22 @@ from weakref import ref
 
 import mlx.core as mx
 
-from specd.cache_footprint import CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
-from specd.worker.heads.head import Head
+from specd.worker.heads.head import Head, HeadCache
 from specd.worker.layers.session_layers import SessionLayers
 
-# The hidden states of earlier passes that are kept: more than the passes that a session runs ahead.
-NUM_KEPT = 16
 
-
-class Reader:
-    """The target's last hidden states [n, size], up to the last of the `offset` tokens that the target holds.
+class Reader(HeadCache):
+    """The target's last hidden states, up to that of the last token that the target holds.
 
     A proposal begins with the state of the last token that certainly belongs to the session, the `num_known`-th. The
-    target's layers can hold more tokens, which were only proposed: the head must not read their rows. A rewind and a
-    copy forget all states, because a session feeds at least its last token before the next proposal.
+    target's layers can hold more tokens, which were only proposed: the head must not read their rows.
     """
 
     def __init__(self, head: Head) -> None:
         """Begin without tokens."""
-        self.network = head
-        self.batches = head.batches
-        self.static = self.sharing = None
-        self.offset = self.num_known = 0
-        self._hidden: mx.array | None = None
+        super().__init__(head)
+        self.num_known = 0
         self._state: mx.array | None = None  # the head's own, at the end of a chain of drafts
         # Weak, because the target's layers refer to this object.
         self._target: ref[SessionLayers] | None = None
@@ -46,24 +38,17 @@ class Reader:
     @property
     def end(self) -> int:
         """The position behind the last hidden state, because the head reads none before it drafts."""
-        return self.offset
+        return self._recent.end
 
     def saw(self, rows: mx.array) -> None:
         """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
-        hidden = rows[:, -self.network.size :]
-        self._hidden = hidden if self._hidden is None else mx.concatenate([self._hidden[-NUM_KEPT:], hidden])
+        super().saw(rows)
         self._state = None  # of a chain that was dropped it would keep the target's rows
-        self.offset += hidden.shape[0]
 
     def read(self, token_ids: Sequence[int], position: int) -> Steps[None]:
         """Read nothing."""
         return
         yield
-
-    @property
-    def most_draft_tokens(self) -> int:
-        """The most tokens that a proposal can have."""
-        return self.network.most_draft_tokens
 
     def first_logits(
         self, target: SessionLayers, token_ids: Sequence[int], position: int, num_draft_tokens: int
@@ -71,10 +56,9 @@ class Reader:
         """Return the logits [1, rows] after the session's tokens, of which `token_ids` begin at `position`, lazily."""
         self.num_known = position + len(token_ids) - 1
         self._target = ref(target)
-        assert self._hidden is not None
-        place = self._hidden.shape[0] - (self.offset - self.num_known) - 1
-        assert place >= 0
-        logits = yield from self._feed(mx.array([token_ids[-1]], mx.uint32), self._hidden[place : place + 1])
+        state = self._recent.between(self.num_known - 1, self.num_known)
+        assert state is not None
+        logits = yield from self._feed(mx.array([token_ids[-1]], mx.uint32), state)
         return logits
 
     def next_logits(self, latest: mx.array) -> Steps[mx.array]:
@@ -89,21 +73,12 @@ class Reader:
 
     def rewind(self, position: int) -> None:
         """Forget all tokens but the first `position`."""
-        self.offset = position
-        self._hidden = self._state = None
+        self._recent.rewind(position)
+        self._state = None
 
     def copy(self, position: int) -> Reader:
-        """Return an independent reader of the first `position` tokens."""
+        """Return an independent reader of the first `position` tokens, evaluated."""
         other = copy(self)
-        other.rewind(position)
+        other._recent, other._state = self._recent.copy(position), None
+        mx.eval(other.arrays)
         return other
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All arrays."""
-        return [self._hidden] if self._hidden is not None else []
-
-    @property
-    def footprint(self) -> CacheFootprint:
-        """The memory by the number of tokens: the states that are kept."""
-        return self.network.footprint

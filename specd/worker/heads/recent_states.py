@@ -29,7 +29,7 @@ class RecentStates:
         self.end += states.shape[0]
 
     def between(self, begin: int, end: int) -> mx.array | None:
-        """Return the states of the positions from `begin` up to `end`; None if there are none."""
+        """Return the states of the positions from `begin` up to `end`, or None for no position."""
         if self._rows is None or begin >= end:
             return None
         assert begin >= self.first

@@ -21,9 +21,9 @@ from mlx_lm.utils import dequantize_model, infer_quant_config
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
 from specd.worker.heads.head import Head
-from specd.worker.heads.head_layout import HeadLayout, Tensors
+from specd.worker.heads.head_layout import HeadLayout
 from specd.worker.heads.hidden import HiddenStates
-from specd.worker.heads.kind import HeadKind
+from specd.worker.heads.kind import HeadKind, Tensors
 from specd.worker.heads.kinds import kind_named
 from specd.worker.heads.layouts import layout_of
 from specd.worker.heads.marks import kind_of

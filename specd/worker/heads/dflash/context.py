@@ -7,15 +7,14 @@ from copy import copy
 
 import mlx.core as mx
 
-from specd.cache_footprint import CacheFootprint
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.heads.dflash.chain import Chain
 from specd.worker.heads.head import Head
-from specd.worker.heads.recent_states import RecentStates
+from specd.worker.heads.head_rows import HeadRows
 from specd.worker.layers.session_layers import SessionLayers
 
 
-class Context:
+class Context(HeadRows):
     """The states of a session in a head's own layers, and the target's last ones, which are not there yet.
 
     The state of position s is in row s - `begin` of the head's layers, for each s from `begin` up to `end`. It is that
@@ -33,29 +32,15 @@ class Context:
         `block` returns the tokens of a block, by the session's last token and the number of draft tokens. `chain` takes
         the logits [n, own rows] and the states [n, size] that the head computes for them.
         """
-        self.network = head
+        super().__init__(head)
         self._block_of, self._chain_of = block, chain
-        self.layers = SessionLayers(head)
-        self.begin = 0
-        self._recent = RecentStates()
         self._chain: Chain | None = None  # of the latest block, of which this many tokens have their logits
         self._num_drafted = 0
-        self.batches = head.batches
-        self.static = self.sharing = None
 
     @property
     def end(self) -> int:
         """The position of the first hidden state that is not in the head's layers."""
         return self.begin + self.layers.num_fed
-
-    @property
-    def most_draft_tokens(self) -> int:
-        """The most tokens of a proposal."""
-        return self.network.most_draft_tokens
-
-    def saw(self, rows: mx.array) -> None:
-        """Note the hidden states of the target's next n tokens, lazily: the last numbers of its outputs [n, …]."""
-        self._recent.add(self.network.fuse(rows[:, -self.network.states.size :]))
 
     def read(self, token_ids: Sequence[int], position: int) -> Steps[None]:
         """Append the states of the session up to the one before the last of `token_ids`, which begin at `position`."""
@@ -96,16 +81,6 @@ class Context:
         other._keep(position)
         mx.eval(other.arrays)
         return other
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All arrays."""
-        return [*self.layers.arrays, *self._recent.arrays]
-
-    @property
-    def footprint(self) -> CacheFootprint:
-        """The memory by the number of tokens: the rows, and the states that are kept."""
-        return self.network.footprint
 
     def _missing(self, end: int) -> mx.array:
         """Return the states [n, size] up to position `end` that are not in the head's layers.
