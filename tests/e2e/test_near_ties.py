@@ -25,6 +25,7 @@ COARSE = 0.02  # of 16 bits
 
 
 async def test_in_float32_on_a_cpu_nothing_is_a_near_tie(stack: Stack, client: RawClient) -> None:
+    before = read_metric(stack.coordinator, "specd_near_ties_total")  # other tests' requests may have some
     for i, path in enumerate(TWENTY_PROMPTS[:6]):
         sampling = SamplingParameters(temperature=(i % 2) * 0.8, seed=i)
         responses = await responses_to(client.generate(path.read_text(), max_tokens=48, sampling=sampling))
@@ -33,7 +34,7 @@ async def test_in_float32_on_a_cpu_nothing_is_a_near_tie(stack: Stack, client: R
         assert statistics.smallest_margin > 0
         margins = [token.margin for response in responses for token in response.tokens]
         assert margins[statistics.smallest_margin_position] == statistics.smallest_margin == min(margins)
-    assert read_metric(stack.coordinator, "specd_near_ties_total") == 0
+    assert read_metric(stack.coordinator, "specd_near_ties_total") == before
 
 
 async def test_by_rejection_there_are_no_margins(client: RawClient) -> None:
