@@ -118,7 +118,8 @@ async def test_with_a_second_coordinator_none_of_them_is_missed(stack: Stack) ->
                 await replace(child, stack)
             await load.some_more()
             load.end()
-        assert not [error for error in load.errors if error.reason != "STOPPING"], load.errors
+        # gRPC itself cancels a call that comes in the moment in which a server closes.
+        assert not [error for error in load.errors if error.reason not in {"STOPPING", "CANCELLED"}], load.errors
     finally:
         watching.cancel()
         await other.stop()
