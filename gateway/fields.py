@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.calls.tool_choice import NO_TOOLS, ToolChoice
 from gateway.generation import RequestedGeneration
 from gateway.http.errors import ApiError, invalid
 from gateway.neutral import ignored_in
@@ -159,6 +160,7 @@ class SamplingFields(StrictModel):
         *,
         max_tokens_field: str = "max_tokens",
         grammar_field: str = "",
+        tools: ToolChoice = NO_TOOLS,
         **more: Any,
     ) -> RequestedGeneration:
         """Return the generation that the fields ask for, of `max_tokens` if the client says. Raises ApiError.
@@ -186,6 +188,7 @@ class SamplingFields(StrictModel):
             self.session_id or "",
             max_tokens_field=max_tokens_field,
             grammar_field=grammar_field,
+            tools=tools,
             is_max_tokens_given=max_tokens is not None,
         )
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.calls.tool_choice import NO_TOOLS, ToolChoice
 from gateway.http.endpoint import Requester
 from specd.client import AsyncClient, AsyncStream, GenerationOptions
 from specd.text.chat import Chat
@@ -15,7 +16,7 @@ from specd.text.chat import Chat
 class RequestedGeneration:
     """What to generate; `max_tokens_field` is the endpoint's name for `max_tokens`, which the client may have given.
 
-    `grammar_field` names the field that asks for a form of the text.
+    `grammar_field` names the field that asks for a form of the text. `tools` are those that the reply may call.
     """
 
     prompt: str | Sequence[int] | Chat
@@ -24,6 +25,7 @@ class RequestedGeneration:
     max_tokens_field: str = "max_tokens"
     grammar_field: str = ""
     is_max_tokens_given: bool = False
+    tools: ToolChoice = NO_TOOLS
 
     def choice(self, index: int) -> RequestedGeneration:
         """Return the generation of one of several choices, with a noise of its own."""

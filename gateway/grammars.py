@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -93,12 +93,10 @@ class GrammarFields(SamplingFields):
     guided_choice: Choices | None = Field(None, description="The texts to choose from.")
     structured_outputs: StructuredOutputs | None = Field(None, description="One of them, by vLLM's newer names.")
 
-    def grammar_options(
-        self, name: str, form: ResponseFormat | TextFormat | None, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> dict[str, Any]:
+    def grammar_options(self, name: str, form: ResponseFormat | TextFormat | None) -> dict[str, Any]:
         """Return the options of a generation in the form that the fields ask for; `name` is the field with `form`.
 
-        Raises ApiError for two forms, and for one beside tools, which could not be called.
+        Raises ApiError for two forms.
         """
         grammar = form.grammar(name) if form is not None else None
         asked = {name: grammar} if grammar is not None else {}
@@ -113,13 +111,6 @@ class GrammarFields(SamplingFields):
         first, *others = asked
         if others:
             raise invalid(f"{first} and {others[0]} are two forms of one text: leave one out", others[0])
-        if tools:
-            raise invalid(
-                f"{first}: a text in this form cannot call tools: leave out tools, send tool_choice 'none', or leave "
-                "out the form",
-                first,
-                "unsupported_parameter",
-            )
         return {"grammar": asked[first], "grammar_field": first}
 
 

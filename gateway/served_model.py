@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from gateway.calls.grammar import can_be_kept, grammar_of
+from gateway.calls.tool_choice import ToolChoice
+from gateway.fields import refuse_field
 from gateway.generation import RequestedGeneration
 from gateway.http.endpoint import Requester
 from gateway.http.errors import ApiError
 from gateway.reasoning_effort import Effort, with_effort
-from gateway.reply.format import ReplyFormat, detect_format
+from gateway.reply.format import ReplyFormat, detect_format, with_calls
 from gateway.reply.reader import ReplyReader
 from gateway.wording import to_api_error
 from specd.client import AsyncClient, GenerationOptions, ServiceDescription
@@ -66,13 +69,22 @@ class ModelCard:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A generation as a model can give it; `free_calls` are the indices of strict tools whose calls are not held."""
+
+    generation: RequestedGeneration
+    reads_effort: bool = True
+    free_calls: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
 class KnownModel:
     """A model, and the form of its replies."""
 
     model: ModelCard
 
-    def asked(self, generation: RequestedGeneration, effort: Effort | None) -> tuple[RequestedGeneration, bool]:
-        """Return a generation of a reply, and whether the chat template reads the effort of its reasoning.
+    def asked(self, generation: RequestedGeneration, effort: Effort | None) -> Asked:
+        """Return the generation of a reply in this model's form. Raises ApiError for a form that it cannot keep.
 
         Its stop strings look at the answer, not at the reasoning.
         """
@@ -80,21 +92,59 @@ class KnownModel:
         if self.reply_format.channels is not None and isinstance(prompt, Chat):
             prompt = replace(prompt, messages=tuple(map(self.reply_format.channels.message, prompt.messages)))
         options: GenerationOptions = {**generation.options, "reasoning": self.reply_format.before_answer}
-        return with_effort(replace(generation, prompt=prompt, options=options), effort, self.model.chat_template)
+        generation, is_read = with_effort(
+            replace(generation, prompt=prompt, options=options), effort, self.model.chat_template
+        )
+        generation, free = self._in_form(generation)
+        return Asked(generation, reads_effort=is_read, free_calls=free)
 
-    def leaves_calls_unread(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+    def _in_form(self, generation: RequestedGeneration) -> tuple[RequestedGeneration, Sequence[int]]:
+        """Return the generation with the grammar of its calls and its answer, and the strict tools that it leaves out.
+
+        Raises ApiError.
+        """
+        tools, answer = generation.tools, generation.options.get("grammar")
+        syntax = self._format_of(tools).syntax
+        has_form = tools.must_be_kept or tools.strict_places or (answer is not None and tools.tools)
+        if not has_form and not (answer is not None and syntax.thought):
+            return generation, ()
+        if tools.tools and not can_be_kept(syntax, tools, has_answer=answer is not None):
+            if tools.must_be_kept:
+                raise refuse_field(
+                    "tool_choice", "a call cannot be enforced in this model's form of calls: use 'auto' or 'none'"
+                )
+            if answer is not None:
+                raise refuse_field(
+                    generation.grammar_field,
+                    "a text in this form cannot call tools of this model: leave out tools, send tool_choice 'none', or "
+                    "leave out the form",
+                )
+            return generation, tools.strict_places
+        options = generation.options
+        if syntax.thought is not None or not (tools.must_call or answer is not None):
+            # The grammar covers the reasoning as well.
+            options = {**options, "reasoning": options.get("reasoning") if options.get("stop") else None}
+        options = {**options, "grammar": grammar_of(syntax, tools, self.model.special_tokens, answer)}
+        field_of_form = "tool_choice" if tools.must_be_kept else generation.grammar_field or "tools"
+        return replace(generation, options=options, grammar_field=field_of_form), ()
+
+    def leaves_calls_unread(self, tools: ToolChoice) -> bool:
         """Whether calls of these tools stay a part of the text."""
-        return bool(tools) and not self.reply_format.reads_calls
+        return bool(tools.tools) and not self._format_of(tools).reads_calls
 
-    def reader(self, tools: Sequence[Mapping[str, Any]], prompt_end: str, *, has_parallel_calls: bool) -> ReplyReader:
+    def reader(self, tools: ToolChoice, prompt_end: str) -> ReplyReader:
         """Return a reader of the reply to a prompt with this end."""
         return ReplyReader(
-            self.reply_format,
-            tools=tools,
+            self._format_of(tools),
+            tools=tools.tools,
             special_tokens=self.model.special_tokens,
             prompt_end=prompt_end,
-            max_calls=None if has_parallel_calls else 1,
+            max_calls=None if tools.has_parallel_calls else 1,
         )
+
+    def _format_of(self, tools: ToolChoice) -> ReplyFormat:
+        """Return the form of a reply. A model without a known form of calls that must call has one of the gateway's."""
+        return with_calls(self.reply_format) if tools.must_call else self.reply_format
 
     @cached_property
     def reply_format(self) -> ReplyFormat:

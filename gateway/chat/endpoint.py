@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.calls.tool_choice import ToolChoice
 from gateway.chat.request import ChatFields
 from gateway.chat.response import Choice
 from gateway.completion import CompletionComposer
@@ -26,13 +27,14 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.chat_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
-    generation, is_read = served.asked(asked, fields.reasoning_effort)
+    known = await beside_loop(served.asked, asked, fields.reasoning_effort)
+    unread = [] if known.reads_effort else ["reasoning_effort"]
     answer = Answer(
-        ignored=ignored if is_read else [*ignored, "reasoning_effort"],
-        has_unread_calls=served.leaves_calls_unread(fields.offered_tools),
+        ignored=[*ignored, *unread, *(f"tools[{i}].function.strict" for i in known.free_calls)],
+        has_unread_calls=served.leaves_calls_unread(asked.tools),
     )
-    completion = ChatCompletion(served, fields, seed, count)
-    return await service.answered(answer, completion, [generation], count, caller, streams=bool(fields.stream))
+    completion = ChatCompletion(served, fields, asked.tools, seed, count)
+    return await service.answered(answer, completion, [known.generation], count, caller, streams=bool(fields.stream))
 
 
 class ChatCompletion(CompletionComposer):
@@ -41,10 +43,11 @@ class ChatCompletion(CompletionComposer):
     _kind = "chat.completion"
     _kind_of_chunks = "chat.completion.chunk"
 
-    def __init__(self, served: KnownModel, fields: ChatFields, seed: int, count: int) -> None:
+    def __init__(self, served: KnownModel, fields: ChatFields, tools: ToolChoice, seed: int, count: int) -> None:
         super().__init__(served.model, fields, seed, prefix="chatcmpl", num_choices=count)
         self._served = served
         self._fields = fields
+        self._tools = tools
         self._choices: dict[int, Choice] = {}
 
     def _take(self, index: int, delta: Delta) -> None:
@@ -60,11 +63,7 @@ class ChatCompletion(CompletionComposer):
         if index not in self._choices:
             self._choices[index] = Choice(
                 index,
-                self._served.reader(
-                    self._fields.offered_tools,
-                    delta.prompt_end,
-                    has_parallel_calls=self._fields.parallel_tool_calls is not False,
-                ),
+                self._served.reader(self._tools, delta.prompt_end),
                 has_logprobs=bool(self._fields.logprobs),
                 has_sources=bool(self._fields.token_sources),
             )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
+from gateway.calls.tool_choice import ToolChoice
 from gateway.chat.messages import MAX_MESSAGES, Contents, Message, checked_chat, template_messages, text_of
 from gateway.fields import Array, Count, Defaults, JsonObject, StrictModel, refuse_field
 from gateway.generation import RequestedGeneration
@@ -24,6 +25,7 @@ class Function(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
     parameters: JsonObject | None = None
+    strict: bool | None = Field(None, description="Calls keep the schema of the parameters.")
 
 
 class Tool(StrictModel):
@@ -66,8 +68,10 @@ class ChatFields(GrammarFields):
     logprobs: bool | Literal[0] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBABILITIES)] | None = None
     tools: Annotated[Array[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | JsonObject | None = Field(None, description="'auto' or 'none'.")
-    parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
+    tool_choice: str | JsonObject | None = Field(
+        None, description="'auto', 'none', 'required', a function, or allowed tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: a reply has one call.")
     response_format: ResponseFormat | None = Field(None, description="Enforced, also without `strict`.")
     reasoning_effort: Effort | None = Field(None, description="Of models whose chat template reads it.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Variables for the model's chat template.")
@@ -88,8 +92,9 @@ class ChatFields(GrammarFields):
 
     def chat_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
         """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
-        if self.tool_choice not in {None, "auto", "none"} if not isinstance(self.tool_choice, dict) else True:
-            raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
+        tools = ToolChoice.of(
+            self.tool_choice, self.offered_tools, has_parallel_calls=self.parallel_tool_calls is not False
+        )
         if self.top_logprobs and not self.logprobs:
             raise refuse_field("top_logprobs", "set logprobs to true with it")
         max_tokens = self.max_completion_tokens or self.max_tokens
@@ -109,5 +114,6 @@ class ChatFields(GrammarFields):
             max_tokens_field=name,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
             prediction=expected or None,
-            **self.grammar_options("response_format", self.response_format, self.offered_tools),
+            tools=tools,
+            **self.grammar_options("response_format", self.response_format),
         )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway.calls.syntax import OBJECT_IN_TAGS, UNKNOWN, ReplySyntax
 from gateway.reply.forms import CHANNELS, REASONING, TOOLS, WRAPPERS, ChannelForm, Markers
-from gateway.reply.tool_parsers import ToolParser
+from gateway.reply.own_parsers import parse_json
+from gateway.reply.tool_parsers import JSON_STRINGS, ToolParser
 
 
 @dataclass(frozen=True)
 class ReplyFormat:
     """The form of a model's replies; None for a part that it does not have, or has in an unknown form.
 
-    `dropped` are markers without a meaning. The content can stand in a `wrapper`.
+    `dropped` are markers without a meaning. The content can stand in a `wrapper`. `syntax` is as far as it is known.
     """
 
     reasoning: Markers | None = None
@@ -21,6 +23,7 @@ class ReplyFormat:
     dropped: tuple[str, ...] = ()
     wrapper: Markers | None = None
     channels: ChannelForm | None = None
+    syntax: ReplySyntax = UNKNOWN
 
     @property
     def reads_calls(self) -> bool:
@@ -51,7 +54,7 @@ def detect_format(chat_template: str, special_tokens: Mapping[int, str]) -> Repl
 
     channels = next((form for form in CHANNELS if shows(form.texts)), None)
     if channels is not None:
-        return ReplyFormat(channels=channels)
+        return ReplyFormat(channels=channels, syntax=channels.reply)
     reasoning = next(
         (
             form
@@ -66,9 +69,22 @@ def detect_format(chat_template: str, special_tokens: Mapping[int, str]) -> Repl
         (form for form in TOOLS if any(map(shows, form.texts))),
         next((form for form in TOOLS if has(form.tokens)), None),
     )
+    parser = tools.load() if tools else None
+    syntax = UNKNOWN
+    if tools is not None and parser is not None:
+        syntax = ReplySyntax(tools.calls, "" if parser.bare else parser.start, last=not parser.end)
     return ReplyFormat(
         reasoning.markers if reasoning else None,
-        tools.load() if tools else None,
+        parser,
         reasoning.dropped if reasoning else (),
         next((wrapper for text, wrapper in WRAPPERS.items() if reasoning and text in chat_template), None),
+        syntax=syntax,
     )
+
+
+def with_calls(reply_format: ReplyFormat) -> ReplyFormat:
+    """Return a form with calls: where none is known, or none that can be written, they are JSON in <tool_call>."""
+    if reply_format.syntax.calls or reply_format.channels is not None:
+        return reply_format
+    parser = ToolParser("<tool_call>", "</tool_call>", parse_json, JSON_STRINGS)
+    return replace(reply_format, tools=parser, syntax=ReplySyntax((OBJECT_IN_TAGS,), parser.start))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gateway.calls import syntax
 from gateway.reply import own_parsers as own
 from gateway.reply.cutter import Quotes
 from gateway.reply.tool_parsers import JSON_STRINGS, PYTHON_STRINGS, ToolParser, load_parser
@@ -39,13 +40,17 @@ class ReasoningForm:
 
 @dataclass(frozen=True)
 class ToolForm:
-    """A form of tool calls. A template shows it by all of one of the `texts`, the tokenizer by special `tokens`."""
+    """A form of tool calls. A template shows it by all of one of the `texts`, the tokenizer by special `tokens`.
+
+    A model can be made to write the `calls`.
+    """
 
     name: str
     texts: tuple[tuple[str, ...], ...]
     load: Callable[[], ToolParser | None]
     families: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    calls: tuple[syntax.CallSyntax, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class ChannelForm:
     families: tuple[str, ...]
     parser: str = ""
     refuses_both: bool = False
+    reply: syntax.ReplySyntax = syntax.UNKNOWN
 
     def message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a message as the template reads it."""
@@ -77,6 +83,7 @@ CHANNELS = (
         "<|channel|>final",
         families=("gpt_oss",),
         refuses_both=True,
+        reply=syntax.HARMONY,
     ),
     ChannelForm(
         "ATEM",
@@ -163,6 +170,7 @@ TOOLS = (
             {"<parameter name=": ("</parameter>",)},
         ),
         families=("minimax",),
+        calls=(syntax.MINIMAX,),
     ),
     ToolForm("MiniMax M3", (("]<]minimax[>[",),), _unknown),
     ToolForm(
@@ -170,10 +178,15 @@ TOOLS = (
         (("<|tool_call>", "<tool_call|>"),),
         _own(own.parse_gemma, "<|tool_call>", "<tool_call|>", {'<|"|>': ('<|"|>',)}),
         families=("gemma4", "gemma4_text"),
+        calls=(syntax.GEMMA,),
     ),
     ToolForm("FunctionGemma", (("<start_function_call>",),), _mlx_lm("function_gemma"), families=("gemma3_text",)),
     ToolForm(
-        "LongCat", (("<longcat_tool_call>",),), _mlx_lm("longcat"), families=("longcat_flash", "longcat_flash_ngram")
+        "LongCat",
+        (("<longcat_tool_call>",),),
+        _mlx_lm("longcat"),
+        families=("longcat_flash", "longcat_flash_ngram"),
+        calls=(syntax.LONGCAT,),
     ),
     ToolForm(
         "Hunyuan",
@@ -184,12 +197,14 @@ TOOLS = (
             "</tool_calls:opensource>",
             {"<arg_value:opensource>": ("</arg_value:opensource>",)},
         ),
+        calls=(syntax.HUNYUAN,),
     ),
     ToolForm(
         "GLM",
         (("<arg_key>",),),
         _mlx_lm("glm47"),
         families=("bailing_moe_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "laguna", "spark2_5"),
+        calls=(syntax.GLM,),
     ),
     ToolForm(
         "Python, in markers",
@@ -197,24 +212,28 @@ TOOLS = (
         _mlx_lm("pythonic"),
         families=("lfm2", "lfm2-vl", "lfm2_moe"),
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+        calls=(syntax.PYTHON,),
     ),
     ToolForm(
         "Seed",
         (("<seed:tool_call>",),),
         _mlx_lm("qwen3_coder", start="<seed:tool_call>", end="</seed:tool_call>"),
         families=("seed_oss",),
+        calls=(syntax.in_functions("<seed:tool_call>", "</seed:tool_call>"),),
     ),
     ToolForm(
         "Qwen3-Coder",
         (("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
         _mlx_lm("qwen3_coder"),
         families=("nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "step3p5"),
+        calls=(syntax.in_functions("<tool_call>", "</tool_call>"),),
     ),
     ToolForm(
         "Kimi K2",
         (("<|tool_calls_section_begin|>",),),
         _mlx_lm("kimi_k2"),
         families=("deepseek_v3", "kimi_k25", "kimi_linear"),
+        calls=(syntax.KIMI,),
     ),
     ToolForm(
         "Kimi K3",
@@ -228,6 +247,7 @@ TOOLS = (
         (("<｜tool▁calls▁begin｜>",),),
         _own(own.parse_deepseek, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         families=("deepseek_v3",),
+        calls=(syntax.DEEPSEEK, syntax.DEEPSEEK_BLOCKS),
     ),
     *(
         ToolForm(
@@ -240,6 +260,7 @@ TOOLS = (
                 {"<｜DSML｜parameter": ("</｜DSML｜parameter>",)},
             ),
             families=(family,),
+            calls=(syntax.dsml(block),),
         )
         for version, block, family in (
             ("V3.2", "function_calls", "deepseek_v32"),
@@ -255,62 +276,83 @@ TOOLS = (
             "</function>",
             {"<param name=": ("</param>",)},
         ),
+        calls=(syntax.MINICPM,),
     ),
     ToolForm(
         "Mistral",
         (("[TOOL_CALLS]",),),
         _own(own.parse_mistral, "[TOOL_CALLS]"),
         families=("llama", "ministral3", "mistral3", "mistral4", "mixtral"),
+        calls=(syntax.MISTRAL, syntax.MISTRAL_LIST),
     ),
     ToolForm(
         "Cohere",
         (("<|START_ACTION|>",),),
         _own(own.parse_json, "<|START_ACTION|>", "<|END_ACTION|>"),
         families=("cohere2",),
+        calls=(syntax.COHERE,),
     ),
     ToolForm(
         "Solar",
         (("<|tool_call:begin|>",),),
         _own(own.parse_solar, "<|tool_calls|>", "<|calls|>"),
         families=("solar_open",),
+        calls=(syntax.SOLAR,),
     ),
     ToolForm(
         "Apertus",
         (("<|tools_prefix|>",),),
         _own(own.parse_apertus, "<|tools_prefix|>", "<|tools_suffix|>"),
         families=("apertus",),
+        calls=(syntax.APERTUS,),
     ),
     ToolForm(
         "JSON in <TOOLCALL>",
         (("<TOOLCALL>",),),
         _own(own.parse_json, "<TOOLCALL>", "</TOOLCALL>"),
         families=("nemotron-nas", "nemotron_h"),
+        calls=(syntax.in_list("<TOOLCALL>", "</TOOLCALL>"),),
     ),
     ToolForm(
         "JSON in <tool_calls>",
         (("<tool_calls>",),),
         _own(own.parse_json, "<tool_calls>", "</tool_calls>"),
         families=("hunyuan", "hunyuan_v1_dense"),
+        calls=(syntax.in_list("<tool_calls>", "</tool_calls>"),),
     ),
     ToolForm(
         "Granite",
         (("<|tool_call|>",),),
         _own(own.parse_json, "<|tool_call|>"),
         families=("granite", "granitemoe"),
+        calls=(syntax.in_list("<|tool_call|>"),),
     ),
-    ToolForm("GigaChat", (("<|function_call|>",),), _own(own.parse_json, "<|function_call|>")),
-    ToolForm("Firefunction", (("functools[",),), _own(own.parse_functools, "functools["), families=("llama",)),
+    ToolForm(
+        "GigaChat",
+        (("<|function_call|>",),),
+        _own(own.parse_json, "<|function_call|>"),
+        calls=(syntax.GIGACHAT,),
+    ),
+    ToolForm(
+        "Firefunction",
+        (("functools[",),),
+        _own(own.parse_functools, "functools["),
+        families=("llama",),
+        calls=(syntax.in_list("functools"),),
+    ),
     ToolForm(
         "Functionary",
         (("<function=", "</function>"),),
         _own(own.parse_functionary, "<function=", "</function>"),
         families=("llama",),
+        calls=(syntax.FUNCTIONARY,),
     ),
     ToolForm(
         "Python in <function_calls>",
         (("<function_calls></function_calls>",),),
         _own(own.parse_python, "<function_calls>", "</function_calls>", PYTHON_STRINGS),
         families=("olmo3",),
+        calls=(syntax.PYTHON_LINES,),
     ),
     ToolForm(
         "JSON in <tool_call>",
@@ -320,11 +362,13 @@ TOOLS = (
             *("exaone4", "exaone_moe", "granite", "granitemoehybrid", "llama", "mimo", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
         ),
+        calls=(syntax.OBJECT_IN_TAGS,),
     ),
     ToolForm(
         "Llama",
         (("<|python_tag|>",), ('{"name": function name, "parameters"',)),
         _own(own.parse_llama, "<|python_tag|>", bare=("{", "[")),
         families=("llama", "llama4", "llama4_text"),
+        calls=(syntax.LLAMA,),
     ),
 )

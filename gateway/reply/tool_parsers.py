@@ -8,12 +8,13 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from gateway.calls.parameters import Parameters
 from gateway.reply.cutter import Quotes
 
 _PACKAGE = "gateway._mlx_lm_tool_parsers"
@@ -51,6 +52,8 @@ _PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "pythonic": (("(", ")]"),),
     "qwen3_coder": (("<function=", "</function>"), ("<parameter=", "</parameter>")),
 }
+# Parsers of values without quotes.
+_GUESSING = {"glm47", "longcat", "minicpm5", "minimax_m2", "qwen3_coder"}
 _LONG = 4096  # characters; a text of this length or more must have the ends
 
 
@@ -68,6 +71,7 @@ class ToolParser:
     """A form of tool calls: between `start` and `end`, which is "" if they extend to the end.
 
     A reply that begins with one of `bare` can be a call as well, without any marker. Within `quotes`, `end` is text.
+    A parser that `guesses` the types of values gets them corrected by the schema.
     """
 
     start: str
@@ -76,6 +80,7 @@ class ToolParser:
     quotes: Quotes = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
+    guesses: bool = False
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         """Return the calls in the text between the markers. Raises ValueError if it is not a call."""
@@ -86,7 +91,9 @@ class ToolParser:
             calls = parsed if isinstance(parsed, list) else [parsed]
             if not calls:
                 raise ValueError("no call")
-            return [tool_call(call, {tool["function"]["name"] for tool in tools}) for call in calls]
+            schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+            found = [tool_call(call, schemas) for call in calls]
+            return [fitted(call, schemas.get(call.name)) for call in found] if self.guesses else found
         except Exception as error:  # the parsers can raise any error on a text that is not a call
             raise ValueError(f"not a tool call: {error}") from error
 
@@ -111,6 +118,15 @@ def tool_call(call: Mapping[str, Any], names: Collection[str] = ()) -> ToolCall:
     call_id = call.get("id")
     written_id = call_id if isinstance(call_id, str) and call_id else f"call_{uuid.uuid4().hex[:24]}"
     return ToolCall(written_id, name, written or "{}")
+
+
+def fitted(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
+    """Return a call whose arguments have the types of their schema, as far as their text allows."""
+    try:
+        arguments = Parameters(schema).fitted(json.loads(call.arguments))
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return call  # not a schema
+    return replace(call, arguments=_json(arguments))
 
 
 def _json(value: Any) -> str:
@@ -153,5 +169,6 @@ def load_parser(name: str, *, start: str = "", end: str = "") -> ToolParser | No
             parse,
             _STRINGS.get(name, {}),
             pairs=_PAIRS.get(name, ()),
+            guesses=name in _GUESSING,
         )
     return None

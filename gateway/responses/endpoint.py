@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from gateway.calls.tool_choice import ToolChoice
 from gateway.choices import Indexed
 from gateway.completion import head_of
 from gateway.fields import validated
@@ -33,21 +34,23 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.response_generation, seed, service.defaults)
     served = await service.models.named(fields.model, caller)
-    generation, is_read = served.asked(asked, fields.reasoning_effort)
+    known = await beside_loop(served.asked, asked, fields.reasoning_effort)
+    unread = [] if known.reads_effort else ["reasoning.effort"]
     answer = Answer(
-        ignored=ignored if is_read else [*ignored, "reasoning.effort"],
-        has_unread_calls=served.leaves_calls_unread(fields.offered_tools),
+        ignored=[*ignored, *unread, *(f"tools[{i}].strict" for i in known.free_calls)],
+        has_unread_calls=served.leaves_calls_unread(asked.tools),
     )
-    response = await beside_loop(Response, served, fields, seed)
-    return await service.answered(answer, response, [generation], 1, caller, streams=bool(fields.stream))
+    response = await beside_loop(Response, served, fields, asked.tools, seed)
+    return await service.answered(answer, response, [known.generation], 1, caller, streams=bool(fields.stream))
 
 
 class Response:
     """A response under way."""
 
-    def __init__(self, served: KnownModel, fields: ResponseFields, seed: int) -> None:
+    def __init__(self, served: KnownModel, fields: ResponseFields, tools: ToolChoice, seed: int) -> None:
         self._served = served
         self._fields = fields
+        self._tools = tools
         self._items = Items()
         self._reader: ReplyReader | None = None
         self._statistics: GenerationStatistics | None = None
@@ -94,7 +97,7 @@ class Response:
         return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
 
     def _take(self, delta: Delta) -> list[Event]:
-        reader = self._reader or self._new_reader(delta.prompt_end)
+        reader = self._reader or self._served.reader(self._tools, delta.prompt_end)
         self._reader = reader
         finish_reason = finish_reason_of(delta)
         events = self._items.take(reader.push(delta.tokens, is_last=bool(finish_reason)))
@@ -105,13 +108,6 @@ class Response:
             events += self._items.close(self._status)
             self._statistics, self._session_id = delta.finished.statistics, delta.session_id
         return events
-
-    def _new_reader(self, prompt_end: str) -> ReplyReader:
-        return self._served.reader(
-            self._fields.offered_tools,
-            prompt_end,
-            has_parallel_calls=self._fields.parallel_tool_calls is not False,
-        )
 
     def _shown(self) -> dict[str, Any]:
         # OpenAI knows no reason for a broken call, so the details of one are empty.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from gateway.calls.tool_choice import ToolChoice
 from gateway.chat.messages import (
     MAX_MESSAGES,
     CalledFunction,
@@ -57,6 +58,12 @@ class ResponseTool(StrictModel):
     name: str | None = None
     description: str | None = None
     parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    @property
+    def as_function(self) -> dict[str, Any]:
+        """The tool as chat completions have it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
 class ResponseFields(GrammarFields):
@@ -67,7 +74,7 @@ class ResponseFields(GrammarFields):
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     tools: Annotated[Array[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: of the calls in a reply, the first counts.")
+    parallel_tool_calls: bool | None = Field(None, description="false: a reply has one call.")
     text: TextOptions | None = None
     reasoning: Reasoning | None = Field(None, description="`effort`, of models whose chat template reads it.")
     previous_response_id: str | None = Field(None, description="Refused: the gateway keeps no responses.")
@@ -79,14 +86,14 @@ class ResponseFields(GrammarFields):
         """The functions that the model is told of, as templates read them."""
         if self.tool_choice == "none":
             return []
-        return [
-            {
-                "type": "function",
-                "function": tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True),
-            }
-            for tool in self.tools or []
-            if tool.type == "function" and tool.name
-        ]
+        functions = [tool.as_function for tool in self._functions]
+        for function in functions:
+            function["function"].pop("strict", None)
+        return functions
+
+    @property
+    def _functions(self) -> list[ResponseTool]:
+        return [tool for tool in self.tools or [] if tool.type == "function" and tool.name]
 
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here, tools that are no functions among them."""
@@ -116,10 +123,14 @@ class ResponseFields(GrammarFields):
             )
         if self.background:
             raise refuse_field("background", "responses are not kept here: stay connected until it is whole")
-        if self.tool_choice not in ("auto", "none", None):
-            raise refuse_field("tool_choice", "a call cannot be enforced here: use 'auto' or 'none'")
         if (self.n or 1) > 1:
             raise refuse_field("n", "a response is one: ask several times")
+        tools = ToolChoice.of(
+            self.tool_choice,
+            [tool.as_function for tool in self._functions],
+            has_parallel_calls=self.parallel_tool_calls is not False,
+            prefix="",
+        )
         chat = checked_chat(self._messages(), self.offered_tools, self.chat_template_kwargs or {})
         return self.generation(
             chat,
@@ -127,7 +138,8 @@ class ResponseFields(GrammarFields):
             self.max_output_tokens,
             defaults,
             max_tokens_field="max_output_tokens",
-            **self.grammar_options("text.format", self.text_format, self.offered_tools),
+            tools=tools,
+            **self.grammar_options("text.format", self.text_format),
         )
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -193,7 +205,9 @@ def shown_fields(fields: ResponseFields) -> Mapping[str, Any]:
         "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "top_p": 1.0 if fields.top_p is None else fields.top_p,
         "tool_choice": fields.tool_choice or "auto",
-        "tools": [{**tool.model_dump(), "strict": False} for tool in fields.tools or [] if tool.type == "function"],
+        "tools": [
+            {**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools or [] if tool.type == "function"
+        ],
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "metadata": {},
     }

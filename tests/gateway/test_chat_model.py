@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import jsonschema
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
@@ -156,3 +158,100 @@ async def test_tools_are_ignored_visibly(chat_http: HttpClient, conversation: li
     assert "tool_calls" not in choice["message"]
     without = await chat_http.post("/v1/chat/completions", {"messages": messages, **GREEDY})
     assert "x-specd-unread-tool-calls" not in without.headers
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 24},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            },
+            "required": ["city", "unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+
+
+async def test_a_required_call_is_made(client: AsyncOpenAI, model: str) -> None:
+    """By a model whose template shows no tools: twenty times valid, and streamed as whole."""
+    schema = WEATHER["function"]["parameters"]
+    for seed in range(20):
+        choice: Any = "required" if seed % 2 else {"type": "function", "function": {"name": "get_weather"}}
+        tools = [WEATHER] if seed % 2 else [CLOCK, WEATHER]
+        asked: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"What will the weather be in {CITIES[seed % 4]}?"}],
+            "tools": tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "seed": seed,
+            "temperature": (0, 0.7, 1)[seed % 3],
+            "max_tokens": 120,
+        }
+        (reply,) = (await client.chat.completions.create(**asked)).choices
+        assert reply.finish_reason == "tool_calls"
+        (call,) = reply.message.tool_calls
+        assert call.function.name == "get_weather"
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+        streamed = ""
+        chunks: Any = await client.chat.completions.create(stream=True, **asked)
+        async for chunk in chunks:
+            for part in chunk.choices[0].delta.tool_calls or []:
+                streamed += part.function.arguments or ""
+        assert streamed == call.function.arguments
+
+
+CITIES = ("Zürich", "Paris", "New York", "東京")
+
+
+async def test_a_required_call_over_responses(client: AsyncOpenAI, model: str) -> None:
+    tool: Any = {"type": "function", **WEATHER["function"]}
+    response: Any = await client.responses.create(
+        model=model,
+        input="What will the weather be?",
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=120,
+    )
+    (item,) = response.output
+    assert item.type == "function_call"
+    jsonschema.validate(json.loads(item.arguments), WEATHER["function"]["parameters"])
+
+
+async def test_a_call_that_is_cut_is_none(client: AsyncOpenAI, model: str) -> None:
+    (reply,) = (
+        await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "What will the weather be?"}],
+            tools=[WEATHER],
+            tool_choice="required",
+            max_tokens=12,
+        )
+    ).choices
+    assert reply.finish_reason == "length"
+    assert not reply.message.tool_calls
+    assert not reply.message.content
+
+
+async def test_an_extraction_keeps_its_schema(client: AsyncOpenAI, model: str) -> None:
+    for seed in range(20):
+        completion = await client.chat.completions.parse(
+            model=model,
+            messages=[{"role": "user", "content": f"{CITIES[seed % 4]} has many people. Which city is it?"}],
+            response_format=Capital,
+            seed=seed,
+            temperature=(0, 0.7, 1)[seed % 3],
+            max_tokens=100,
+        )
+        assert isinstance(completion.choices[0].message.parsed, Capital)

@@ -17,11 +17,11 @@ from gateway.http.errors import ApiError
 from gateway.http.json_body import parse_object
 from gateway.reply.forms import REASONING
 from gateway.responses.request import ResponseFields, shown_fields
-from gateway.served_model import KnownModel, ModelCard
+from gateway.served_model import Asked, KnownModel, ModelCard
 from gateway.wording import field_of, in_http_words, to_api_error
 from specd.client.protocol.wire import to_request
 from specd.errors import InvalidRequestError
-from specd.grammar import MAX_GRAMMAR_BYTES, Grammar, SessionGrammar
+from specd.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, SessionGrammar
 from specd.matching.matcher import SessionMatcher
 from specd.v1 import generation_pb2, sampling_pb2
 from tests.unit.test_session_matcher import EOS, tokenizer, vocabulary
@@ -133,10 +133,16 @@ def test_what_asks_for_no_form_has_no_grammar(body: dict[str, Any]) -> None:
         (chat, {"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json", "response_format and"),
         (chat, {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex",
          "structured_outputs.json and structured_outputs.regex"),
-        (chat, {"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format", "leave out tools"),
-        (chat, {"guided_regex": "a", "tools": [TOOL], "tool_choice": "auto"}, "guided_regex", "leave out tools"),
-        (response, {"text": {"format": {"type": "json_object"}}, "tools": [{"type": "function", "name": "f"}]},
-         "text.format", "tool_choice 'none'"),
+        (chat, {"tool_choice": "required"}, "tool_choice", "no tools"),
+        (chat, {"tool_choice": "always", "tools": [TOOL]}, "tool_choice", "'always'"),
+        (chat, {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice",
+         "'g' is not one of the tools"),
+        (chat, {"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "no name"),
+        (chat, {"tool_choice": {"type": "custom"}, "tools": [TOOL]}, "tool_choice", "'custom'"),
+        (chat, {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.allowed_tools", "is missing"),
+        (response, {"tool_choice": {"type": "allowed_tools", "mode": "x", "tools": [{"name": "f"}]},
+                    "tools": [{"type": "function", "name": "f"}]}, "tool_choice.allowed_tools.mode", "'x'"),
+        (response, {"tool_choice": {"type": "web_search"}}, "tool_choice", "'web_search'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_one_form_is_refused_by_name(endpoint: Any, body: dict[str, Any], param: str, says: str) -> None:
@@ -146,10 +152,71 @@ def test_what_cannot_be_one_form_is_refused_by_name(endpoint: Any, body: dict[st
     assert refused.value.param == param
 
 
+def of_model(template: str, generation: RequestedGeneration) -> Asked:
+    return KnownModel(ModelCard("m", 100, 100, "", template, {})).asked(generation, None)
+
+
+@pytest.mark.parametrize(
+    ("generation", "param"),
+    [
+        (chat(response_format={"type": "json_object"}, tools=[TOOL]), "response_format"),
+        (chat(guided_regex="a", tools=[TOOL], tool_choice="auto"), "guided_regex"),
+        (response(text={"format": {"type": "json_object"}}, tools=[{"type": "function", "name": "f"}]), "text.format"),
+    ],
+)
+def test_a_form_is_refused_beside_tools_that_the_model_calls_in_an_unknown_form(
+    generation: RequestedGeneration, param: str
+) -> None:
+    with pytest.raises(ApiError, match="leave out tools") as refused:
+        of_model("", generation)
+    assert refused.value.param == param
+    known = of_model("<tool_call> tool_call.name", generation).generation
+    assert known.options["grammar"].kind is GrammarKind.LARK
+
+
 def test_tools_that_are_not_offered_are_no_hindrance() -> None:
-    assert chat(response_format={"type": "json_object"}, tools=[TOOL], tool_choice="none").options["grammar"]
     searching: Any = [{"type": "web_search"}]
-    assert response(text={"format": {"type": "json_object"}}, tools=searching).options["grammar"]
+    for generation in (
+        chat(response_format={"type": "json_object"}, tools=[TOOL], tool_choice="none"),
+        response(text={"format": {"type": "json_object"}}, tools=searching),
+    ):
+        assert of_model("", generation).generation.options["grammar"] == Grammar.json_object()
+
+
+STRICT = {"type": "function", "function": {"name": "g", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "has_grammar", "names"),
+    [
+        ("auto", False, "f"),
+        ("required", True, "f"),
+        ({"type": "function", "function": {"name": "f"}}, True, "f"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, False, "f"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, True, "f"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, True, "fg"),
+        ("auto", True, "fg"),
+        ("none", False, "fg"),
+    ],
+)
+def test_calls_are_held_where_they_must_be(choice: Any, has_grammar: bool, names: str) -> None:
+    tools = [TOOL, STRICT][: len(names)]
+    known = of_model("<tool_call> tool_call.name", chat(tools=tools, tool_choice=choice))
+    assert ("grammar" in known.generation.options) == has_grammar
+    assert not known.free_calls
+
+
+def test_strict_has_no_effect_where_nothing_marks_a_call() -> None:
+    known = of_model("<|python_tag|>", chat(tools=[TOOL, STRICT]))
+    assert "grammar" not in known.generation.options
+    assert known.free_calls == [1]
+
+
+def test_only_auto_and_none_are_taken_of_a_form_that_cannot_be_held() -> None:
+    for choice in ("required", {"type": "allowed_tools", "allowed_tools": {"tools": [TOOL]}}):
+        with pytest.raises(ApiError, match="use 'auto' or 'none'") as refused:
+            of_model("<atem:function_calls> <|message|> to=self", chat(tools=[TOOL, STRICT], tool_choice=choice))
+        assert refused.value.param == "tool_choice"
 
 
 def test_a_response_repeats_its_format_as_it_came() -> None:
@@ -164,7 +231,7 @@ def test_a_response_repeats_its_format_as_it_came() -> None:
 def test_the_form_begins_behind_the_reasoning_of_a_model_that_reasons() -> None:
     markers = REASONING[0].markers
     card = ModelCard("m", 100, 100, "", f"{markers.start}{markers.end}", {})
-    generation, _ = KnownModel(card).asked(chat(response_format={"type": "json_object"}), None)
+    generation = KnownModel(card).asked(chat(response_format={"type": "json_object"}), None).generation
     sent = message_of(generation)
     assert (sent.stop.reasoning.begin, sent.stop.reasoning.end) == (markers.start, markers.end)
     assert sent.grammar == OF_OBJECT
