@@ -113,7 +113,7 @@ class ArgumentWriter:
             members += [each for name in _OF_UNIONS for each in member.get(name, ())]
 
     def _listed(self, parts: Iterable[tuple[str, bool]], separator: str = ", ") -> str:
-        """Return the expression of a list whose elements are there in this order, unless they may be left out."""
+        """Return the expression of a list: elements in this order, of which some may be left out."""
         between = self._grammar.literal(separator)
         # The rest of the list from an element on: behind others, and as the first ones; whether it can be empty.
         more, first, can_be_empty = "", "", True
@@ -132,7 +132,7 @@ class ArgumentWriter:
         return self._grammar.rule(" ".join(['"{"', self._listed(parts, ","), '"}"']))
 
     def _in_braces(self, schema: Schema, braces: Braces) -> str:
-        """Return the expression of a value whose objects have bare keys and whose strings have marks of their own."""
+        """Return the expression of a value, in which objects have bare keys and strings their own marks."""
         if isinstance(schema, Mapping) and "$ref" in schema:
             return self._grammar.named(
                 f"{id(self._parameters)} {schema['$ref']}",

@@ -1,4 +1,4 @@
-"""The grammar of a reply whose calls, or whose answer, must have a form."""
+"""The grammar of a reply, if its calls or its answer must have a form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def grammar_of(
 ) -> Grammar:
     """Return the grammar of a reply: calls if one must be made, else calls or an answer in this form, else any text.
 
-    Raises ApiError for what cannot be enforced.
+    Raises ApiError if that cannot be enforced.
     """
     return Grammar.lark(_ReplyWriter(syntax, tools, LarkGrammar(special_tokens)).written(answer))
 

@@ -63,7 +63,7 @@ class LarkGrammar:
         return self.named(f"{prefix}{options}: {body}", lambda: body, prefix=prefix, options=options)
 
     def named(self, key: str, body: Callable[[], str], *, prefix: str = "r", options: str = "") -> str:
-        """Return the name of the rule of this key, whose body can refer to the key.
+        """Return the name of the rule of this key, and its body can refer to the key.
 
         Raises ValueError if the grammar is too large.
         """

@@ -1,4 +1,4 @@
-"""How models write calls of tools, in enough detail to make them write one.
+"""The text of tool calls, by model, in enough detail to make a model write one.
 
 In a text, `$name` stands for the tool's name, `$arguments` for its arguments, `$key` for an argument's name, `$number`
 for a number, and `$line` for a line break that can be left out.
@@ -28,7 +28,7 @@ class Keywords:
 
 @dataclass(frozen=True)
 class Braces:
-    """An object whose keys have no quotes, at any depth. `quote` stands before and after each string."""
+    """An object with bare keys, at any depth. `quote` stands before and after each string."""
 
     quote: str
 

@@ -33,7 +33,7 @@ class ToolChoice:
 
     @property
     def strict_places(self) -> list[int]:
-        """The indices of the tools whose calls must keep the schema of the parameters."""
+        """The indices of the tools with parameters that calls must keep."""
         return [i for i, tool in enumerate(self.tools) if tool["function"].get("strict")]
 
     @classmethod

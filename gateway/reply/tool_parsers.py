@@ -121,7 +121,7 @@ def tool_call(call: Mapping[str, Any], names: Collection[str] = ()) -> ToolCall:
 
 
 def fitted(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
-    """Return a call whose arguments have the types of their schema, as far as their text allows."""
+    """Return a call with arguments of the types in their schema, as far as their text allows."""
     try:
         arguments = Parameters(schema).fitted(json.loads(call.arguments))
     except (AttributeError, RecursionError, TypeError, ValueError):

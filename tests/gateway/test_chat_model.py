@@ -182,7 +182,7 @@ CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "p
 
 
 async def test_a_required_call_is_made(client: AsyncOpenAI, model: str) -> None:
-    """By a model whose template shows no tools: twenty times valid, and streamed as whole."""
+    """Without tools in its template: twenty valid calls, the same whole and streamed."""
     schema = WEATHER["function"]["parameters"]
     for seed in range(20):
         choice: Any = "required" if seed % 2 else {"type": "function", "function": {"name": "get_weather"}}

@@ -337,7 +337,7 @@ def test_annotations_are_left_out_and_properties_of_their_names_stay() -> None:
     }
 
 
-def test_a_schema_whose_references_branch_takes_no_longer_for_it() -> None:
+def test_references_that_branch_take_no_longer() -> None:
     doubled = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
     schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**doubled, "d60": {"type": "string"}}}
     for name in ("Qwen3-Coder", "Gemma 4"):
