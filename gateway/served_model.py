@@ -70,7 +70,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Asked:
-    """A generation as a model can give it; `free_calls` are the indices of strict tools with calls that are not held."""
+    """A generation as a model can give it; `free_calls` are the indices of strict tools that are not held."""
 
     generation: RequestedGeneration
     reads_effort: bool = True
