@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.calls.tool_choice import ToolChoice
 from gateway.chat.request import ChatFields
 from gateway.chat.response import Choice
 from gateway.completion import CompletionComposer
@@ -33,7 +32,7 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
         ignored=[*ignored, *unread, *(f"tools[{i}].function.strict" for i in known.free_calls)],
         has_unread_calls=served.leaves_calls_unread(asked.tools),
     )
-    completion = ChatCompletion(served, fields, asked.tools, seed, count)
+    completion = ChatCompletion(served, fields, seed, count)
     return await service.answered(answer, completion, [known.generation], count, caller, streams=bool(fields.stream))
 
 
@@ -43,11 +42,10 @@ class ChatCompletion(CompletionComposer):
     _kind = "chat.completion"
     _kind_of_chunks = "chat.completion.chunk"
 
-    def __init__(self, served: KnownModel, fields: ChatFields, tools: ToolChoice, seed: int, count: int) -> None:
+    def __init__(self, served: KnownModel, fields: ChatFields, seed: int, count: int) -> None:
         super().__init__(served.model, fields, seed, prefix="chatcmpl", num_choices=count)
         self._served = served
         self._fields = fields
-        self._tools = tools
         self._choices: dict[int, Choice] = {}
 
     def _take(self, index: int, delta: Delta) -> None:
@@ -63,7 +61,7 @@ class ChatCompletion(CompletionComposer):
         if index not in self._choices:
             self._choices[index] = Choice(
                 index,
-                self._served.reader(self._tools, delta.prompt_end),
+                self._served.reader(self._fields.chosen_tools, delta.prompt_end),
                 has_logprobs=bool(self._fields.logprobs),
                 has_sources=bool(self._fields.token_sources),
             )

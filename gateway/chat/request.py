@@ -90,11 +90,15 @@ class ChatFields(GrammarFields):
             return []
         return [tool.as_written for tool in self.tools or []]
 
-    def chat_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
-        """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
-        tools = ToolChoice.of(
+    @cached_property
+    def chosen_tools(self) -> ToolChoice:
+        """The tools that may be called. Raises ApiError for a choice that is not known, or not among them."""
+        return ToolChoice.of(
             self.tool_choice, self.offered_tools, has_parallel_calls=self.parallel_tool_calls is not False
         )
+
+    def chat_generation(self, seed: int, defaults: Defaults) -> RequestedGeneration:
+        """Return the generation that the fields ask for. Raises ApiError for what cannot be kept."""
         if self.top_logprobs and not self.logprobs:
             raise refuse_field("top_logprobs", "set logprobs to true with it")
         max_tokens = self.max_completion_tokens or self.max_tokens
@@ -114,6 +118,6 @@ class ChatFields(GrammarFields):
             max_tokens_field=name,
             top_log_probabilities=(self.top_logprobs or 0) if self.logprobs else None,
             prediction=expected or None,
-            tools=tools,
+            tools=self.chosen_tools,
             **self.grammar_options("response_format", self.response_format),
         )

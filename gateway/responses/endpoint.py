@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from gateway.calls.tool_choice import ToolChoice
 from gateway.choices import Indexed
 from gateway.completion import head_of
 from gateway.fields import validated
@@ -40,17 +39,16 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
         ignored=[*ignored, *unread, *(f"tools[{i}].strict" for i in known.free_calls)],
         has_unread_calls=served.leaves_calls_unread(asked.tools),
     )
-    response = await beside_loop(Response, served, fields, asked.tools, seed)
+    response = await beside_loop(Response, served, fields, seed)
     return await service.answered(answer, response, [known.generation], 1, caller, streams=bool(fields.stream))
 
 
 class Response:
     """A response under way."""
 
-    def __init__(self, served: KnownModel, fields: ResponseFields, tools: ToolChoice, seed: int) -> None:
+    def __init__(self, served: KnownModel, fields: ResponseFields, seed: int) -> None:
         self._served = served
         self._fields = fields
-        self._tools = tools
         self._items = Items()
         self._reader: ReplyReader | None = None
         self._statistics: GenerationStatistics | None = None
@@ -97,7 +95,7 @@ class Response:
         return [{"type": f"response.{name}", "response": self._shown()} for name in ("created", "in_progress")]
 
     def _take(self, delta: Delta) -> list[Event]:
-        reader = self._reader or self._served.reader(self._tools, delta.prompt_end)
+        reader = self._reader or self._served.reader(self._fields.chosen_tools, delta.prompt_end)
         self._reader = reader
         finish_reason = finish_reason_of(delta)
         events = self._items.take(reader.push(delta.tokens, is_last=bool(finish_reason)))

@@ -91,6 +91,16 @@ class ResponseFields(GrammarFields):
             function["function"].pop("strict", None)
         return functions
 
+    @cached_property
+    def chosen_tools(self) -> ToolChoice:
+        """The tools that may be called. Raises ApiError for a choice that is not known, or not among them."""
+        return ToolChoice.of(
+            self.tool_choice,
+            [tool.as_function for tool in self._functions],
+            has_parallel_calls=self.parallel_tool_calls is not False,
+            prefix="",
+        )
+
     @property
     def _functions(self) -> list[ResponseTool]:
         return [tool for tool in self.tools or [] if tool.type == "function" and tool.name]
@@ -125,12 +135,6 @@ class ResponseFields(GrammarFields):
             raise refuse_field("background", "responses are not kept here: stay connected until it is whole")
         if (self.n or 1) > 1:
             raise refuse_field("n", "a response is one: ask several times")
-        tools = ToolChoice.of(
-            self.tool_choice,
-            [tool.as_function for tool in self._functions],
-            has_parallel_calls=self.parallel_tool_calls is not False,
-            prefix="",
-        )
         chat = checked_chat(self._messages(), self.offered_tools, self.chat_template_kwargs or {})
         return self.generation(
             chat,
@@ -138,7 +142,7 @@ class ResponseFields(GrammarFields):
             self.max_output_tokens,
             defaults,
             max_tokens_field="max_output_tokens",
-            tools=tools,
+            tools=self.chosen_tools,
             **self.grammar_options("text.format", self.text_format),
         )
 

@@ -230,15 +230,9 @@ async def test_a_required_call_over_responses(client: AsyncOpenAI, model: str) -
 
 
 async def test_a_call_that_is_cut_is_none(client: AsyncOpenAI, model: str) -> None:
-    (reply,) = (
-        await client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": "What will the weather be?"}],
-            tools=[WEATHER],
-            tool_choice="required",
-            max_tokens=12,
-        )
-    ).choices
+    asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 12}
+    messages: Any = [{"role": "user", "content": "What will the weather be?"}]
+    (reply,) = (await client.chat.completions.create(model=model, messages=messages, **asked)).choices
     assert reply.finish_reason == "length"
     assert not reply.message.tool_calls
     assert not reply.message.content

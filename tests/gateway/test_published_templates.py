@@ -207,6 +207,6 @@ def test_gpt_oss_is_told_why_it_called_a_tool(templates: dict[str, str]) -> None
     thought = {"role": "assistant", "content": "", "reasoning_content": "It may be.", "tool_calls": [CALL]}
     # The template refuses what a client sends back of a reply with all three.
     for said, told in ((thought, "It may be."), ({**thought, "content": "I write."}, "I write.")):
-        prompt = model.asked(RequestedGeneration(Chat((USER, said)), {}), None)[0].prompt
+        prompt = model.asked(RequestedGeneration(Chat((USER, said)), {}), None).generation.prompt
         assert isinstance(prompt, Chat)
         assert f"analysis<|message|>{told}<|end|>" in written(source, dict(prompt.messages[1]))[1]

@@ -170,8 +170,8 @@ def test_a_form_is_refused_beside_tools_that_the_model_calls_in_an_unknown_form(
     with pytest.raises(ApiError, match="leave out tools") as refused:
         of_model("", generation)
     assert refused.value.param == param
-    known = of_model("<tool_call> tool_call.name", generation).generation
-    assert known.options["grammar"].kind is GrammarKind.LARK
+    grammar = of_model("<tool_call> tool_call.name", generation).generation.options["grammar"]
+    assert grammar is not None and grammar.kind is GrammarKind.LARK
 
 
 def test_tools_that_are_not_offered_are_no_hindrance() -> None:
