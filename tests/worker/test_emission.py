@@ -136,6 +136,47 @@ def test_emitted_tokens_have_the_targets_distribution(
         assert p_value_of(sampling, target, draft(target), expected) > ALPHA, f"{name} draft"
 
 
+# All tokens but the likeliest two: a truncation before the mask would leave out others than one behind it.
+ALLOWED = np.argsort(np.argsort(-target_logits(13))) >= 2
+
+
+def emit_constrained(sampling: Sampling, target: Floats, draft: Floats, *, masks_first: bool = True) -> mx.array:
+    """Return emitted tokens of a grammar with the same mask at each position. The draft has no mask."""
+    sampler = Sampler(sampling, target.size)
+    rows, allowed = mx.array(target.astype(np.float32))[None], mx.array(ALLOWED)[None]
+    history = sampler.history(HISTORY[:5], HISTORY[5:])
+    transformed = sampler.transformed(rows, POSITION, history, allowed if masks_first else None)
+    scores = sampler.truncated(transformed)
+    if not masks_first:
+        scores = mx.where(allowed, scores, -mx.inf)
+    return emit(sampler, mx.broadcast_to(scores, (NUM_SAMPLES, target.size)), scores_of(sampler, draft))
+
+
+def constrained_p_value(sampling: Sampling, draft: Callable[[Floats], Floats], *, masks_first: bool = True) -> float:
+    """Return the p-value of constrained tokens against the law of the allowed tokens alone, normalised."""
+    target = target_logits(13)
+    emitted = np.array(emit_constrained(sampling, target, draft(target), masks_first=masks_first))
+    expected = exact_distribution(np.where(ALLOWED, target, -np.inf), sampling, HISTORY)
+    return p_value([np.bincount(emitted, minlength=13)], [NUM_SAMPLES * expected])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("acceptance", BOTH)
+def test_constrained_tokens_have_the_distribution_of_the_allowed_ones(acceptance: Acceptance, transform: str) -> None:
+    seed = list(TRANSFORMS).index(transform)
+    sampling = replace(TRANSFORMS[transform], temperature=0.9, acceptance=acceptance, seed=seed)
+    for name, draft in DRAFTS.items():
+        assert constrained_p_value(sampling, draft) > ALPHA, f"{name} draft"
+
+
+@pytest.mark.parametrize("transform", TRUNCATING)
+@pytest.mark.parametrize("acceptance", BOTH)
+def test_a_mask_behind_the_truncations_would_be_seen(acceptance: Acceptance, transform: str) -> None:
+    sampling = replace(TRANSFORMS[transform], temperature=0.9, acceptance=acceptance)
+    assert constrained_p_value(sampling, DRAFTS["near"], masks_first=False) < POWER
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("acceptance", BOTH)
