@@ -238,7 +238,9 @@ class Generation:
         round_, tokens = self._output.take(committed)
         self._reply += [token.text for token in tokens]
         statistics = self._statistics
-        self._shared.metrics.count_round(round_, first=statistics.rounds == 0)
+        self._shared.metrics.count_round(
+            round_, first=statistics.rounds == 0, constrained=self._request.grammar is not None
+        )
         statistics.add(round_, arrived_at=self._arrived_at)
         if self._trace:
             self._trace.add(round_)

@@ -25,6 +25,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "accepted_tokens_by_source": ("Accepted tokens by their source.", "source"),
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
+    "constrained_tokens": ("Tokens emitted in the form of a grammar.",),
     "near_ties": ("Tokens chosen within the rounding of the target's device.",),
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
     "round_seconds": ("Time of the rounds after a session's first that have a target-only estimate.",),
@@ -125,8 +126,8 @@ class CoordinatorMetrics:
         """Count the prompt of a session that begins."""
         self._counters["prompt_tokens"].inc(num_tokens)
 
-    def count_round(self, round_: Round, *, first: bool) -> None:
-        """Count a round; a session's `first` one prefills."""
+    def count_round(self, round_: Round, *, first: bool, constrained: bool = False) -> None:
+        """Count a round; a session's `first` one prefills, and one with a grammar is `constrained`."""
         counters, commit = self._counters, round_.commit
         counters["rounds"].inc()
         counters["generated_tokens"].inc(len(commit.token_ids))
@@ -142,6 +143,8 @@ class CoordinatorMetrics:
             counters["accepted_tokens_by_source"].labels(source.value).inc(counts.accepted)
         counters["recovered_tokens"].inc(commit.recovered)
         counters["bonus_tokens"].inc(commit.bonus)
+        if constrained:
+            counters["constrained_tokens"].inc(len(commit.token_ids))
         counters["near_ties"].inc(round_.near_ties)
         counters["target_replays"].inc(round_.verdict.num_replays)
         if round_.proposal.drafted.fault:

@@ -27,6 +27,7 @@ DIRECTORY = Path(__file__).parent / "dashboards"
 
 # From 8 on, positions would repeat the colours of the first ones.
 _FIRST_POSITIONS = '{instance=~"$coordinator", position=~"[0-7]"}'
+_FORCED = '{instance=~"$coordinator", source="forced"}'
 
 
 def speculation() -> dashboard.Dashboard:
@@ -96,14 +97,29 @@ def speculation() -> dashboard.Dashboard:
             "Accepted and wasted proposed tokens",
             unit="suffix:tokens/s",
             axis="tokens a second",
-            text="Accepted tokens by source: the draft model, look-up in the session's own text, or a prediction. "
-            "Wasted tokens were proposed and not emitted: they cost time in the workers. If most are wasted, look at "
-            "the acceptance rate.",
+            text="Accepted tokens by source: the draft model, look-up in the session's own text, a prediction, or the "
+            "form of the answer (forced). Wasted tokens were proposed and not emitted: they cost time in the workers. "
+            "If most are wasted, look at the acceptance rate.",
             queries={
                 "accepted, {{source}}": rate("specd_accepted_tokens_by_source_total", "source"),
                 "wasted": f"{rate('specd_proposed_tokens_total')} - {rate('specd_accepted_tokens_total')}",
             },
             stacked=True,
+        ),
+        lines(
+            "Answers in a form",
+            unit="percentunit",
+            axis="of the tokens",
+            text="constrained: generated tokens of answers in the form of a grammar (a JSON schema, a tool call that "
+            "must be made, and the like), over all generated tokens. forced: the constrained ones that were proposed "
+            "because the form leaves no choice, such as the keys of an object. They come nearly for nothing, so a "
+            "large part makes these answers fast.",
+            queries={
+                "constrained": per(rate("specd_constrained_tokens_total"), rate("specd_generated_tokens_total")),
+                "forced": per(
+                    rate("specd_accepted_tokens_by_source_total", of=_FORCED), rate("specd_constrained_tokens_total")
+                ),
+            },
         ),
         lines(
             "Round time by stage",
@@ -278,6 +294,15 @@ def service() -> dashboard.Dashboard:
             text="Tokens in one pass of a worker's model: those of the rounds of all its sessions, or a chunk of a "
             "prompt.",
             queries={"{{instance}} {{kind}}": mean("specd_worker_step_tokens", "instance", "kind", of=WORKER)},
+        ),
+        lines(
+            "Mask time",
+            unit="s",
+            axis="time a request",
+            text="Mean time to compute the masks of a request in a session with a grammar. A worker does that beside "
+            "the pass of its model: rounds are slower only where it is longer than a step. New places of a difficult "
+            "schema take milliseconds.",
+            queries={"{{instance}}": mean("specd_worker_mask_seconds", "instance", of=WORKER)},
         ),
         lines(
             "Cache memory",

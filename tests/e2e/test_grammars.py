@@ -30,7 +30,7 @@ from specd.v1.sampling_pb2 import (
 )
 from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, eventually, is_whole, kill
-from tests.e2e.processes import draft_of
+from tests.e2e.processes import draft_of, read_metric
 from tests.maskbench import schemas
 from tests.raw_client import RawClient
 from tests.thorough import examples
@@ -116,6 +116,10 @@ async def test_forced_tokens_are_proposed_and_change_no_text() -> None:
     ):
         expected = await complete(client, "x = ", num_draft_tokens=0, **fields)
         drafted = await complete(client, "x = ", num_draft_tokens=8, **fields)
+        await complete(client, "x = ", max_tokens=3)
+        assert read_metric(stack.coordinator, "specd_constrained_tokens_total") == 2 * len(expected.token_ids)
+        num_masked = read_metric(stack.target, "specd_worker_mask_seconds_count")
+        assert num_masked == expected.statistics.rounds + drafted.statistics.rounds
     jsonschema.validate(json.loads(expected.text), schema)
     assert drafted.token_ids == expected.token_ids
     forced = drafted.statistics.sources["forced"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -34,6 +33,7 @@ from specd.matching.vocabulary import GrammarVocabulary
 from specd.settings import EMBEDDED_TARGET
 from specd.text.tokenizer import Tokenizer
 from specd.vocabulary import TokenSource
+from tests.unit.random_replies import random_reply
 from tests.unit.reply_forms import FORMS, TOOLS, pieces
 
 # What the grammars are written for: forms of calls that have a syntax.
@@ -124,24 +124,9 @@ def written(name: str, choice: ToolChoice, special: bool, answer: Grammar | None
     return grammar_of(syntax, choice, tokenizer(special).special_tokens, answer)
 
 
-def some_reply(grammar: Grammar, special: bool, seed: int, most: int = 300) -> list[int]:
-    """Return the tokens of a model that knows nothing but likes to end; they have an end token if it got there."""
-    following, own = matcher(grammar, special), tokenizer(special)
-    chance = random.Random(seed)
-    token_ids: list[int] = []
-    while len(token_ids) < most and (not token_ids or token_ids[-1] != 0):
-        (mask,) = following.masks([])
-        assert mask is not None
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        assert len(allowed), own.decode(token_ids, skip_special_tokens=False)
-        ending = [i for i in allowed if i == 0 or _ends(own, int(i))] if chance.random() < 0.5 else []
-        token_ids.append(int(chance.choice(ending or list(allowed))))
-        following.follow(token_ids[-1:], following.end)
-    return token_ids
-
-
-def _ends(own: Tokenizer, token_id: int) -> bool:
-    return token_id in own.special_tokens or own.token_bytes.of(token_id)[:1] in (b'"', b"}", b"]", b")", b"<")
+def some_reply(grammar: Grammar, special: bool, seed: int) -> list[int]:
+    """Return a reply of a model that knows nothing; it has an end token if it came to an end."""
+    return random_reply(matcher(grammar, special), tokenizer(special), seed)
 
 
 def read(name: str, token_ids: Sequence[int], special: bool, offered: Sequence[Mapping[str, Any]]) -> Any:
@@ -228,18 +213,8 @@ def test_text_is_free_until_a_call_begins(name: str, special: bool) -> None:
     free = own.encode(text, add_special_tokens=False)
     assert matcher(grammar, special).num_allowed(free) == len(free)
     for seed in range(3):
-        following = matcher(grammar, special)
         begun = own.encode(text + trigger, add_special_tokens=False)
-        following.follow(begun)
-        token_ids = begun
-        chance = random.Random(seed)
-        while len(token_ids) < 300 and token_ids[-1] != 0:
-            (mask,) = following.masks([])
-            assert mask is not None
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-            ending = [i for i in allowed if i == 0 or _ends(own, int(i))] if chance.random() < 0.6 else []
-            token_ids.append(0 if 0 in allowed else int(chance.choice(ending or list(allowed))))
-            following.follow(token_ids[-1:], following.end)
+        token_ids = random_reply(matcher(grammar, special), own, seed, begun=begun)
         if token_ids[-1] != 0:
             continue
         calls, content, reader = read(name, token_ids, special, offered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -27,13 +28,15 @@ _THREADS = 4
 class GrammarMasks:
     """The masks of all sessions of a worker."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, observe: Callable[[float], None] = lambda seconds: None) -> None:
+        """`observe` is told how long the masks of each request took, in seconds, on any thread."""
         self._model = model
+        self._observe = observe
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     def begin(self, grammar: SessionGrammar) -> SessionMasks:
         """Begin a session."""
-        return SessionMasks(self._threads, lambda: SessionMatcher(self._vocabulary, grammar))
+        return SessionMasks(self._threads, lambda: SessionMatcher(self._vocabulary, grammar), self._observe)
 
     @cached_property
     def _vocabulary(self) -> GrammarVocabulary:
@@ -45,9 +48,15 @@ class GrammarMasks:
 class SessionMasks:
     """The masks of one session, for one request after the other."""
 
-    def __init__(self, threads: ThreadPoolExecutor, make_matcher: Callable[[], SessionMatcher]) -> None:
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        make_matcher: Callable[[], SessionMatcher],
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._threads = threads
         self._make_matcher = make_matcher
+        self._observe = observe
         self._matcher: SessionMatcher | None = None
         self._latest: Future[list[Mask | None]] | None = None
 
@@ -69,9 +78,12 @@ class SessionMasks:
             before.exception()  # of an earlier request: this one must not overtake it
         if self._matcher is None:
             self._matcher = self._make_matcher()
+        started_at = time.perf_counter()
         self._matcher.follow(token_ids, position)
         # The next request does not repeat the tokens that are accepted.
-        return self._matcher.masks(proposal, follows=True)
+        masks = self._matcher.masks(proposal, follows=True)
+        self._observe(time.perf_counter() - started_at)
+        return masks
 
 
 def _rows(masks: Sequence[Mask | None], size: int) -> mx.array | None:

@@ -57,6 +57,12 @@ class WorkerMetrics:
             buckets=SECONDS_BUCKETS,
             registry=registry,
         )
+        self.mask_seconds = Histogram(
+            "specd_worker_mask_seconds",
+            "Time to compute the masks of a request in a session with a grammar, beside the pass.",
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
         self.step_seconds = Histogram(
             "specd_worker_step_seconds",
             "Time of a step: one forward pass, for rounds of several sessions or for a chunk of a prompt.",
