@@ -52,8 +52,11 @@ def _checked_names(path: Path) -> list[str]:
     header = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")  # noqa: TRY004 - the file is wrong, not the caller
-    metadata = header.pop(_METADATA, None) or {}  # MLX writes null if there is no metadata
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    metadata = header.pop(_METADATA, None)
+    # MLX writes null if there is no metadata.
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
         raise ValueError(f"its {_METADATA} has values that are not strings")
     spans = sorted((*_span(name, tensor), name) for name, tensor in header.items())
     end_of_last = 0
