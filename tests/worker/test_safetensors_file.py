@@ -116,6 +116,10 @@ def changed(change: Callable[[Header], object]) -> Callable[[bytes], bytes]:
     return make
 
 
+def with_metadata(value: Any) -> Callable[[Header], object]:
+    return lambda header: header.update(__metadata__=value)
+
+
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "a length alone": lambda content: content[:8],
@@ -127,10 +131,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "a gap": changed(lambda h: h.pop("a.weight")),
     "a shape of another size": changed(lambda h: h["a.weight"].update(shape=[3, 5])),
     "a shape that overflows": changed(lambda h: h["a.weight"].update(shape=[2**31 - 1] * 3)),
-    **{
-        f"metadata that are {value!r}": changed(lambda h, value=value: h.update(__metadata__=value))  # type: ignore[misc]
-        for value in (0, False, "", [])
-    },
+    **{f"metadata that are {value!r}": changed(with_metadata(value)) for value in (0, False, "", [])},
     "a negative shape": changed(lambda h: h["a.weight"].update(shape=[-3, -4])),
     "offsets turned round": changed(lambda h: h["a.weight"]["data_offsets"].reverse()),
     "a type that MLX does not load": changed(lambda h: h["a.weight"].update(dtype="F64", shape=[6])),
