@@ -33,7 +33,7 @@ from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, NotFoundError
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
 from specd.settings import CoordinatorSettings
@@ -109,6 +109,19 @@ class Coordinator:
     def available_sources(self) -> tuple[TokenSource, ...]:
         """The sources that there are."""
         return available_sources(self.settings, target_drafts=self.target_draft is not None)
+
+    @property
+    def served_model(self) -> ModelInfo:
+        """The model that requests can name: the target as it is now, or was last."""
+        return self.target.model or self.model
+
+    def check_model(self, name: str) -> None:
+        """Raise NotFoundError unless this is the name of the served model, or empty."""
+        served = self.served_model.public_name
+        if name and name != served:
+            raise NotFoundError(
+                "MODEL_NOT_FOUND", f"model is {name[:200]!r}: the one that is served is {served!r} (ListModels)"
+            )
 
     @property
     def draft_model(self) -> ModelInfo | None:

@@ -100,6 +100,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
             coordinator = self._coordinator.get()
+            coordinator.check_model(request.model)
             converted = await _converted(request, str(traceparent), current_caller())
             del request  # as long as the prompt, and of no use to the rounds
             emissions = Generation(coordinator, converted).emissions()
@@ -113,8 +114,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Count the tokens of a generation's prompt."""
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
+            coordinator.check_model(request.generation.model)
             count = await count_tokens(coordinator, await _converted(request.generation, "", current_caller()))
             return generation_pb2.CountTokensResponse(**dataclasses.asdict(count))
+
+    async def ListModels(
+        self, request: generation_pb2.ListModelsRequest, context: _Context
+    ) -> generation_pb2.ListModelsResponse:
+        """List the models that a request can name."""
+        async with reporting_errors(context, self._metrics.errors):
+            return generation_pb2.ListModelsResponse(models=[_public(self._coordinator.get().served_model)])
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context
@@ -124,7 +133,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             coordinator = self._coordinator.get()
             draft = coordinator.draft_model
             return generation_pb2.GetModelInfoResponse(
-                target=_public(coordinator.target.model or coordinator.model),
+                target=_public(coordinator.served_model),
                 draft=_public(draft) if draft is not None else None,
                 draft_fault=coordinator.draft_fault,
                 default_num_draft_tokens=coordinator.settings.given_num_draft_tokens,

@@ -22,7 +22,9 @@ from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
 from specd.client.session import ClientSession
 from specd.client.stream import Stream
 from specd.errors import SpecdError
+from specd.model_info import ModelInfo
 from specd.rpc.credentials import PLAIN, ClientCredentials
+from specd.rpc.messages import model_from
 from specd.settings import DEFAULT_ADDRESS
 from specd.v1 import generation_pb2, generation_pb2_grpc, session_pb2, session_pb2_grpc
 
@@ -139,6 +141,11 @@ class Client:
         """
         request = generation_pb2.GetModelInfoRequest()
         return described(self._call(self._generations.GetModelInfo, request, timeout_seconds, token))
+
+    def models(self, *, timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
+        """Return the models that the option `model` can name."""
+        response = self._call(self._generations.ListModels, generation_pb2.ListModelsRequest(), timeout_seconds)
+        return tuple(map(model_from, response.models))
 
     def is_serving(self, *, timeout_seconds: float = _CALL_SECONDS) -> bool:
         """Return whether a generation could begin now."""

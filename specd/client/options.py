@@ -17,6 +17,8 @@ class GenerationOptions(TypedDict, total=False):
     Left out, a field has the server's default: 256 tokens, chosen greedily, with k and source chosen each round.
     """
 
+    # The model, by its name in `models()`; "" is the only one.
+    model: str
     max_tokens: int | None
     cut_max_tokens: bool
     # How tokens are chosen. A temperature of 0 is greedy; a seed makes sampling repeatable.

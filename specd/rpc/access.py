@@ -39,6 +39,7 @@ MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
         "/specd.v1.GenerationService/Generate": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/CountTokens": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/GetModelInfo": CLIENT_OR_GATEWAY,
+        "/specd.v1.GenerationService/ListModels": CLIENT_OR_GATEWAY,
         "/specd.v1.SessionService/ListSessions": CLIENT,
         "/specd.v1.SessionService/GetSession": CLIENT,
         "/specd.v1.SessionService/DeleteSession": CLIENT,

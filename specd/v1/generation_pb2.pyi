@@ -50,7 +50,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids", "echo", "grammar")
+    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids", "echo", "grammar", "model")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class GenerateRequest(_message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -89,7 +90,8 @@ class GenerateRequest(_message.Message):
     return_prompt_token_ids: bool
     echo: bool
     grammar: _sampling_pb2.Grammar
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ..., echo: _Optional[bool] = ..., grammar: _Optional[_Union[_sampling_pb2.Grammar, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ..., echo: _Optional[bool] = ..., grammar: _Optional[_Union[_sampling_pb2.Grammar, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("token_ids", "prompt_fingerprint", "session_token_ids")
@@ -354,6 +356,16 @@ class CountTokensResponse(_message.Message):
     room: int
     fits: bool
     def __init__(self, prompt_tokens: _Optional[int] = ..., source_tokens: _Optional[int] = ..., room: _Optional[int] = ..., fits: _Optional[bool] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[_model_pb2.Model, _Mapping]]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

@@ -50,6 +50,11 @@ class GenerationServiceStub:
                 request_serializer=specd_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=specd_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/specd.v1.GenerationService/ListModels',
+                request_serializer=specd_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=specd_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -59,18 +64,10 @@ class GenerationServiceServicer:
     def Generate(self, request, context):
         """Generates a completion and streams it: a message for each round, the last one with finish reason and statistics.
 
-        Errors carry a google.rpc.ErrorInfo whose `reason` a program can switch on: INVALID_ARGUMENT (EMPTY_PROMPT,
-        CONTEXT_EXCEEDED, CACHE_EXCEEDED, OUT_OF_RANGE, TOKEN_OUT_OF_VOCABULARY, CONTRADICTION, BAD_GRAMMAR,
-        GRAMMAR_BROKEN, NO_CHAT_TEMPLATE, CHAT_TEMPLATE_FAILED; BROKEN_MESSAGE, for every method, if the bytes are not a message of its request's type),
-        FAILED_PRECONDITION (CANNOT_RESUME), NOT_FOUND (SESSION_NOT_FOUND), ABORTED (SESSION_BUSY), DEADLINE_EXCEEDED
-        (CLIENT_STALLED, after the client has left a message unread for too long), RESOURCE_EXHAUSTED with
-        google.rpc.RetryInfo (QUEUE_FULL, at once, or, with `gave_way` in the ErrorInfo's metadata, when the request yields
-        to a client with fewer waiting requests; CLIENT_SESSIONS and CLIENT_TOKENS, by the caller's limits; CACHE_FULL,
-        when others use the workers too), UNAVAILABLE with google.rpc.RetryInfo (TARGET_UNAVAILABLE; STARTING, before the
-        workers are connected), INTERNAL (NON_FINITE_LOGITS and others). A coordinator that is stopping refuses new calls
-        with UNAVAILABLE alone. A call that has not ended by the end of its grace period ends with UNAVAILABLE (STOPPING)
-        and a RetryInfo; a Resumption continues it elsewhere. A W3C `traceparent` in the metadata makes the spans of the
-        session part of the caller's trace.
+        Errors carry a google.rpc.ErrorInfo, and a program can switch on its `reason`: errors.proto lists them by status.
+        A coordinator that is stopping refuses new calls with UNAVAILABLE alone. A call that has not ended by the end of its
+        grace period ends with UNAVAILABLE (STOPPING) and a RetryInfo; a Resumption continues it elsewhere. A W3C
+        `traceparent` in the metadata makes the spans of the session part of the caller's trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,6 +84,13 @@ class GenerationServiceServicer:
 
     def GetModelInfo(self, request, context):
         """Describes the models behind the service and the limits of a request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Lists the models that a request can name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +113,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=specd_dot_v1_dot_generation__pb2.GetModelInfoRequest.FromString,
                     response_serializer=specd_dot_v1_dot_generation__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=specd_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=specd_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -193,6 +202,33 @@ class GenerationService:
             '/specd.v1.GenerationService/GetModelInfo',
             specd_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
             specd_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specd.v1.GenerationService/ListModels',
+            specd_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            specd_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -85,6 +85,21 @@ async def test_a_client_says_what_it_is_connected_to(stack: Stack, blocking: Cli
         assert await client.describe() == described
 
 
+async def test_a_generation_can_name_its_model(stack: Stack, blocking: Client) -> None:
+    def ask() -> None:
+        (model,) = blocking.models()
+        assert model == blocking.describe().target
+        named = blocking.generate(PROMPT, model=model.name, max_tokens=4).completion()
+        assert named.token_ids == blocking.generate(PROMPT, max_tokens=4).completion().token_ids
+        with pytest.raises(SpecdError, match=f"the one that is served is '{model.name}'") as refused:
+            blocking.generate(PROMPT, model="another", max_tokens=4).completion()
+        assert refused.value.reason == "MODEL_NOT_FOUND"
+        with pytest.raises(SpecdError, match="'another'"):
+            blocking.count_tokens(PROMPT, model="another")
+
+    await in_thread(ask)
+
+
 async def test_a_session_is_deleted_at_its_end(stack: Stack, blocking: Client) -> None:
     def talk() -> tuple[Completion, Completion, Completion, str]:
         with blocking.session() as session:

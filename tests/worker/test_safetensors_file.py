@@ -116,6 +116,9 @@ def changed(change: Callable[[Header], object]) -> Callable[[bytes], bytes]:
     return make
 
 
+NO_METADATA: tuple[Any, ...] = (0, False, "", [])
+
+
 def with_metadata(value: Any) -> Callable[[Header], object]:
     return lambda header: header.update(__metadata__=value)
 
@@ -131,7 +134,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "a gap": changed(lambda h: h.pop("a.weight")),
     "a shape of another size": changed(lambda h: h["a.weight"].update(shape=[3, 5])),
     "a shape that overflows": changed(lambda h: h["a.weight"].update(shape=[2**31 - 1] * 3)),
-    **{f"metadata that are {value!r}": changed(with_metadata(value)) for value in (0, False, "", [])},
+    **{f"metadata that are {value!r}": changed(with_metadata(value)) for value in NO_METADATA},
     "a negative shape": changed(lambda h: h["a.weight"].update(shape=[-3, -4])),
     "offsets turned round": changed(lambda h: h["a.weight"]["data_offsets"].reverse()),
     "a type that MLX does not load": changed(lambda h: h["a.weight"].update(dtype="F64", shape=[6])),

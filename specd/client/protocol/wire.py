@@ -43,6 +43,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
     try:
         request = generation_pb2.GenerateRequest(
             session_id=session_id,
+            model=values.get("model", ""),
             max_tokens=values.get("max_tokens"),
             cut_max_tokens=values.get("cut_max_tokens", False),
             num_draft_tokens=values.get("num_draft_tokens"),
