@@ -55,6 +55,11 @@ class InvalidRequestError(SpecdError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+def about(field: str, value: object, limit: object) -> dict[str, str]:
+    """Return the metadata of an error about a field: its value, or the number of its entries, and what is allowed."""
+    return {"field": field, "value": str(value), "limit": str(limit)}
+
+
 class UnauthenticatedError(SpecdError):
     """The caller has given no credentials, or invalid ones."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 
 MAX_GRAMMAR_BYTES = 2**16
 # The reason of an error that ends a text, which the grammar cannot be followed any further in.
@@ -64,6 +64,7 @@ class Grammar:
             raise InvalidRequestError(
                 "OUT_OF_RANGE",
                 f"grammar.{self.kind.value} has {num_bytes} bytes: it must have at most {MAX_GRAMMAR_BYTES}",
+                metadata=about(f"grammar.{self.kind.value}", num_bytes, MAX_GRAMMAR_BYTES),
             )
         if not self.text and self.kind is not GrammarKind.JSON_OBJECT:
             raise InvalidRequestError("OUT_OF_RANGE", f"grammar.{self.kind.value} is empty: send one, or no grammar")

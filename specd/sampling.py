@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 from specd.grammar import SessionGrammar
 
 MAX_TOP_LOG_PROBABILITIES = 20
@@ -122,7 +122,11 @@ class Sampling:
 def check_count(field_name: str, count: int, most: int) -> None:
     """Raise InvalidRequestError, naming field and count, for more entries than a request may have."""
     if count > most:
-        raise InvalidRequestError("OUT_OF_RANGE", f"{field_name} has {count} entries: send at most {most}")
+        raise InvalidRequestError(
+            "OUT_OF_RANGE",
+            f"{field_name} has {count} entries: send at most {most}",
+            metadata=about(field_name, count, most),
+        )
 
 
 def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_size: int, model_name: str) -> None:
@@ -131,12 +135,15 @@ def check_token_ids(field_name: str, token_ids: Sequence[int], *, vocabulary_siz
         raise InvalidRequestError(
             "TOKEN_OUT_OF_VOCABULARY",
             f"{field_name} has {max(token_ids)}, but the vocabulary of {model_name} ends at {vocabulary_size - 1}",
+            metadata=about(field_name, max(token_ids), vocabulary_size - 1),
         )
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> InvalidRequestError:
     shown = value if isinstance(value, int) else f"{value:.8g}"  # enough digits to distinguish float32 neighbours
-    return InvalidRequestError("OUT_OF_RANGE", f"{name} is {shown}: it must be {allowed}")
+    return InvalidRequestError(
+        "OUT_OF_RANGE", f"{name} is {shown}: it must be {allowed}", metadata=about(name, shown, allowed)
+    )
 
 
 @dataclass(frozen=True)

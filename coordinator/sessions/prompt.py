@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from coordinator.sessions.session_store import KeptSession
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 from specd.model_info import ModelInfo
 from specd.text.chat import Chat
 from specd.text.literals import Literals
@@ -96,6 +96,7 @@ def check_length(
             raise InvalidRequestError(
                 "CONTEXT_EXCEEDED",
                 f"the prompt has more than {num_tokens} tokens, but {maximum}: send at most {context_length - 1}",
+                metadata=about("prompt", f"more than {num_tokens}", context_length - 1),
             )
 
 

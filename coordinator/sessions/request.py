@@ -9,7 +9,7 @@ from hashlib import sha256
 from coordinator.sessions.prompt import AnswerStart, EncodedPrompt, Prompt
 from coordinator.sessions.resumption import Resumption
 from specd.caller import CallerLimits
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 from specd.grammar import Grammar
 from specd.model_info import ModelInfo
 from specd.sampling import (
@@ -57,6 +57,7 @@ class StopConditions:
                     f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
                     for_log=f"stop.strings has one of {len(string)} characters: "
                     f"it must have 1 to {_MAX_STOP_STRING_CHARACTERS}",
+                    metadata=about("stop.strings", len(string), _MAX_STOP_STRING_CHARACTERS),
                 )
         if self.reasoning is not None:
             for name, marker, least in (("begin", self.reasoning.begin, 0), ("end", self.reasoning.end, 1)):
@@ -65,6 +66,7 @@ class StopConditions:
                         "OUT_OF_RANGE",
                         f"stop.reasoning.{name} has {len(marker)} characters: "
                         f"it must have {least} to {_MAX_STOP_STRING_CHARACTERS}",
+                        metadata=about(f"stop.reasoning.{name}", len(marker), _MAX_STOP_STRING_CHARACTERS),
                     )
         check_token_ids(
             "stop.token_ids", self.token_ids, vocabulary_size=model.vocabulary_size, model_name=model.short_name
@@ -73,6 +75,7 @@ class StopConditions:
             raise InvalidRequestError(
                 "CONTRADICTION",
                 f"min_tokens is {self.min_tokens}: it must be at most max_tokens, which is {max_tokens}",
+                metadata=about("stop.min_tokens", self.min_tokens, max_tokens),
             )
 
 
@@ -112,7 +115,9 @@ class GenerationRequest:
         k = self.num_draft_tokens
         if k is not None and k > MAX_NUM_DRAFT_TOKENS:
             raise InvalidRequestError(
-                "OUT_OF_RANGE", f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]"
+                "OUT_OF_RANGE",
+                f"num_draft_tokens is {k}: it must be in [0, {MAX_NUM_DRAFT_TOKENS}]",
+                metadata=about("num_draft_tokens", k, MAX_NUM_DRAFT_TOKENS),
             )
         self.sampling.check(vocabulary_size=model.vocabulary_size, model_name=model.short_name)
         self._check_grammar(model)
@@ -183,6 +188,7 @@ class GenerationRequest:
                 "CONTEXT_EXCEEDED",
                 f"the prediction has {len(prediction)} tokens, but the context of {model.short_name} is "
                 f"{model.context_length} tokens: send what can still come",
+                metadata=about("prediction", len(prediction), model.context_length),
             )
 
 
@@ -204,6 +210,7 @@ def check_prompt(model: ModelInfo, prompt_ids: Sequence[int]) -> None:
             # LiteLLM and others know by these words that it is too long.
             f"this model's maximum context length is {model.context_length} tokens: send at most "
             f"{model.context_length - 1}",
+            metadata=about("prompt", len(prompt_ids), model.context_length - 1),
         )
 
 
@@ -217,14 +224,19 @@ def resolve_max_tokens(model: ModelInfo, prompt_len: int, max_tokens: int | None
         return min(DEFAULT_MAX_TOKENS, room, limit or room)
     if limit is not None and max_tokens > limit:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"max_tokens is {max_tokens}: this client may generate at most {limit}"
+            "OUT_OF_RANGE",
+            f"max_tokens is {max_tokens}: this client may generate at most {limit}",
+            metadata=about("max_tokens", max_tokens, limit),
         )
     if max_tokens == 0:
-        raise InvalidRequestError("OUT_OF_RANGE", "max_tokens is 0: it must be at least 1")
+        raise InvalidRequestError(
+            "OUT_OF_RANGE", "max_tokens is 0: it must be at least 1", metadata=about("max_tokens", 0, room)
+        )
     if max_tokens > room:
         raise InvalidRequestError(
             "CONTEXT_EXCEEDED",
             f"the prompt's {prompt_len} tokens and max_tokens {max_tokens} make {prompt_len + max_tokens}, "
             f"but the context of {model.short_name} is {model.context_length} tokens: max_tokens can be at most {room}",
+            metadata=about("max_tokens", max_tokens, room),
         )
     return max_tokens

@@ -9,7 +9,7 @@ from typing import Any, cast
 from google.protobuf import empty_pb2
 
 from specd.cache_footprint import CacheFootprint
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 from specd.grammar import Grammar, GrammarKind, ReasoningTokens, SessionGrammar
 from specd.model_info import ModelInfo
 from specd.sampling import Acceptance, Margin, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
@@ -60,7 +60,9 @@ def sampling_from(message: sampling_pb2.SessionSampling) -> Sampling:
     parameters = message.parameters
     if parameters.acceptance not in _ACCEPTANCE:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"acceptance is {parameters.acceptance}: it must be in [0, {max(_ACCEPTANCE)}]"
+            "OUT_OF_RANGE",
+            f"acceptance is {parameters.acceptance}: it must be in [0, {max(_ACCEPTANCE)}]",
+            metadata=about("acceptance", parameters.acceptance, max(_ACCEPTANCE)),
         )
     values = {
         each.name: getattr(parameters, each.name)

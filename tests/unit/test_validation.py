@@ -35,6 +35,10 @@ def refused(reason: str, named: str) -> Iterator[None]:
     with pytest.raises(InvalidRequestError, match=re.escape(named)) as error:
         yield
     assert error.value.reason == reason
+    if reason in {"OUT_OF_RANGE", "CONTEXT_EXCEEDED", "TOKEN_OUT_OF_VOCABULARY"}:
+        metadata = error.value.metadata
+        assert metadata["value"] in str(error.value)
+        assert metadata.keys() == {"field", "value", "limit"}
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT_LENGTH - 1])

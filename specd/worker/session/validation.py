@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specd.errors import InvalidRequestError
+from specd.errors import InvalidRequestError, about
 from specd.model_info import ModelInfo
 from specd.sampling import check_token_ids
 from specd.settings import MAX_NUM_DRAFT_TOKENS
@@ -16,7 +16,9 @@ def check_namespace(namespace: bytes) -> None:
     """Check the namespace in the first request of a stream. Raises InvalidRequestError."""
     if len(namespace) > _MAX_NAMESPACE_BYTES:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"namespace has {len(namespace)} bytes: send at most {_MAX_NAMESPACE_BYTES}"
+            "OUT_OF_RANGE",
+            f"namespace has {len(namespace)} bytes: send at most {_MAX_NAMESPACE_BYTES}",
+            metadata=about("namespace", len(namespace), _MAX_NAMESPACE_BYTES),
         )
 
 
@@ -58,6 +60,7 @@ def check_request(
             "CONTEXT_EXCEEDED",
             f"position {position}, {len(token_ids)} token_ids and the draft tokens make {total} tokens, "
             f"but the context of {model.name} has {model.context_length}: send fewer",
+            metadata=about("token_ids", total, model.context_length),
         )
 
 
@@ -65,7 +68,9 @@ def check_count(field: str, count: int) -> None:
     """Check a number of draft tokens. Raises InvalidRequestError."""
     if count > MAX_NUM_DRAFT_TOKENS:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}"
+            "OUT_OF_RANGE",
+            f"{field} asks for {count} draft tokens: it must be at most {MAX_NUM_DRAFT_TOKENS}",
+            metadata=about(field, count, MAX_NUM_DRAFT_TOKENS),
         )
 
 
@@ -73,8 +78,14 @@ def check_confidences(min_confidences: Sequence[float]) -> None:
     """Check the confidences at which a proposal ends early. Raises InvalidRequestError."""
     if len(min_confidences) > MAX_NUM_DRAFT_TOKENS:
         raise InvalidRequestError(
-            "OUT_OF_RANGE", f"min_confidences has {len(min_confidences)} entries: the most is {MAX_NUM_DRAFT_TOKENS}"
+            "OUT_OF_RANGE",
+            f"min_confidences has {len(min_confidences)} entries: the most is {MAX_NUM_DRAFT_TOKENS}",
+            metadata=about("min_confidences", len(min_confidences), MAX_NUM_DRAFT_TOKENS),
         )
     for value in min_confidences:
         if not 0 <= value <= 1:
-            raise InvalidRequestError("OUT_OF_RANGE", f"min_confidences has {value:g}: it must be in [0, 1]")
+            raise InvalidRequestError(
+                "OUT_OF_RANGE",
+                f"min_confidences has {value:g}: it must be in [0, 1]",
+                metadata=about("min_confidences", f"{value:g}", "in [0, 1]"),
+            )
