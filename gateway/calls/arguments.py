@@ -14,6 +14,7 @@ from gateway.calls.syntax import Braces, Keywords, Tags
 _KEY_IN_TAGS = re.compile(r"[^\s<>\"'=]+")
 _KEY_IN_BRACES = re.compile(r"[\w-]+")
 _OF_OBJECTS = ("type", "properties", "required", "additionalProperties")
+_CLOSABLE = {"type", "properties", "required", "$defs", "definitions"}
 _OF_STRINGS = ("type", "enum", "const", "minLength", "maxLength", "pattern")
 _OF_NUMBERS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _OF_ARRAYS = ("type", "items", "minItems", "maxItems")
@@ -37,7 +38,7 @@ class ArgumentWriter:
         """Return the expression of the arguments. Raises ValueError."""
         match syntax:
             case None:
-                return self._json({"type": "object", **self._parameters.root})
+                return self._json({"type": "object", **self._parameters.root, **self._closed()})
             case Tags():
                 return self._in_tags(syntax)
             case Keywords():
@@ -50,6 +51,11 @@ class ArgumentWriter:
                 )
             case Braces():
                 return self._object_in_braces(self._parameters.object, syntax)
+
+    def _closed(self) -> dict[str, Any]:
+        """Return what leaves out arguments that the schema does not name: a weak model would invent them for ever."""
+        root = self._parameters.root
+        return {"additionalProperties": False} if root.keys() <= _CLOSABLE and root.get("properties") else {}
 
     def _json(self, schema: Schema) -> str:
         return self._grammar.json(self._parameters.whole(schema), lenient=not self._strict)

@@ -1,4 +1,4 @@
-"""Conversations that LiteLLM and opencode hold with a published chat model."""
+"""LiteLLM, instructor and opencode with a published chat model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.smollm2 import ChatPair
 
 MODEL = "SmolLM2-135M-Instruct"
 SCRIPT = Path(__file__).parent / "litellm_conversation.py"
+INSTRUCTOR = Path(__file__).parent / "instructor_client.py"
 TURNS = ("What is the capital of France?", "¿Y de España? 🇪🇸", "Name both cities.")
 
 
@@ -44,6 +45,13 @@ async def test_litellm_holds_a_conversation(chat_stack: Stack, tmp_path: Path) -
             expected = await complete(alone, chat_of(messages), max_tokens=24, num_draft_tokens=0)
             assert reply == expected.text
             messages.append({"role": "assistant", "content": reply})
+
+
+async def test_instructor_gets_values_of_its_classes(chat_stack: Stack, tmp_path: Path) -> None:
+    uv = program("uv")
+    await install(uv, "sync", "--quiet", "--script", INSTRUCTOR, directory=tmp_path)
+    command = (uv, "run", "--quiet", "--offline", "--script", INSTRUCTOR, url_of(chat_stack), MODEL)
+    assert (await run(*command, directory=tmp_path)).endswith("instructor is served\n")
 
 
 @pytest.mark.usefixtures("node")
