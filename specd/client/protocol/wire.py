@@ -92,11 +92,17 @@ def to_count(
     session_id: str,
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
+    continue_final_message: bool,
 ) -> generation_pb2.CountTokensRequest:
     """Return the message that asks for the tokens of a prompt, or of messages. Raises as `to_request` does."""
     asked: Any = prompt
     if is_chat(prompt):
-        asked = chat_of(asked, tools=tools, template_arguments=template_arguments)
+        asked = chat_of(
+            asked,
+            tools=tools,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
+        )
     elif tools or template_arguments:
         raise InvalidRequestError("CONTRADICTION", "tools and template_arguments are for messages, not for a text")
     return generation_pb2.CountTokensRequest(generation=to_request(asked, options, session_id=session_id))
