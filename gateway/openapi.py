@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
+from gateway.messages.request import CountFields, MessageFields
 from gateway.responses.request import ResponseFields
 from specd.version import __version__
 
@@ -18,6 +19,8 @@ _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/v1/chat/completions", "Complete a conversation.", ChatFields),
     ("/v1/completions", "Complete texts.", CompletionFields),
     ("/v1/responses", "Answer, in items.", ResponseFields),
+    ("/v1/messages", "Answer, as Anthropic does.", MessageFields),
+    ("/v1/messages/count_tokens", "Count the tokens of a message's prompt.", CountFields),
 )
 _GETS = (
     ("/v1/models", "List the served model.", ""),
