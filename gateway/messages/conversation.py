@@ -15,6 +15,8 @@ _MAX_BLOCKS = 4096
 # Claude Code's first block of the system prompt. Its hash changes with each request, so no cached prefix would match.
 _BILLING = "x-anthropic-billing-header:"
 
+_GAP = "\n\n"  # between texts that are not one reply
+
 TemplateMessage = dict[str, Any]
 
 
@@ -83,7 +85,7 @@ def _system_text(system: Contents | None) -> str:
     if system is None or isinstance(system, str):
         return whole
     texts = [part.text or "" for part in system]
-    return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
+    return _GAP.join(text for text in texts if text and not text.startswith(_BILLING))
 
 
 def _users(turn: InputMessage, place: str) -> Iterator[TemplateMessage]:
@@ -92,7 +94,7 @@ def _users(turn: InputMessage, place: str) -> Iterator[TemplateMessage]:
     for block, at in _placed(turn, place):
         if block.type == "tool_result" and turn.role == "user":
             if texts:
-                yield {"role": "user", "content": "".join(texts)}
+                yield {"role": "user", "content": _GAP.join(texts)}
                 texts = []
             call_id = _given(block.tool_use_id, f"{at}.tool_use_id")
             yield {"role": "tool", "content": text_of(block.content, f"{at}.content"), "tool_call_id": call_id}
@@ -101,7 +103,7 @@ def _users(turn: InputMessage, place: str) -> Iterator[TemplateMessage]:
         else:
             raise _unreadable(block, at, turn.role)
     if texts or not turn.content:
-        yield {"role": "user", "content": "".join(texts)}
+        yield {"role": "user", "content": _GAP.join(texts)}
 
 
 def _assistants(turn: InputMessage, place: str) -> TemplateMessage:
@@ -132,9 +134,9 @@ def _assistants(turn: InputMessage, place: str) -> TemplateMessage:
 
 def _extend(message: TemplateMessage, more: TemplateMessage) -> None:
     """Add the following message of the same role."""
-    for name, separator in (("content", "\n\n"), ("reasoning_content", "\n\n")):
+    for name in ("content", "reasoning_content"):
         if texts := [each[name] for each in (message, more) if each.get(name)]:
-            message[name] = separator.join(texts)
+            message[name] = _GAP.join(texts)
     if calls := [*message.get("tool_calls", ()), *more.get("tool_calls", ())]:
         message["tool_calls"] = calls
 

@@ -46,7 +46,7 @@ class MessageTool(StrictModel):
 
 
 class MessageToolChoice(StrictModel):
-    """Which tools may be called."""
+    """The tools that may be called, and whether one must be."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -60,7 +60,7 @@ class Thinking(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """How much the model is to reason, and the form of its answer."""
+    """The effort of the reasoning, and the form of the answer."""
 
     effort: Effort | None = None
     format: TextFormat | None = None
@@ -120,12 +120,12 @@ class CountFields(GrammarFields):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model is to reason, if the request says."""
+        """The effort of the reasoning, if the request has one."""
         return self.output_config.effort if self.output_config is not None else None
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model is to reason, if the request says."""
+        """Whether the model is to reason, if the request decides that."""
         return self.thinking.type != "disabled" if self.thinking is not None else None
 
     def ignored(self) -> list[str]:
