@@ -62,6 +62,10 @@ class AsyncClient:
         self._generate: Any = self._channel.unary_stream(
             "/specd.v1.GenerationService/Generate", response_deserializer=generation_pb2.GenerateResponse.FromString
         )
+        self._count: Any = self._channel.unary_unary(
+            "/specd.v1.GenerationService/CountTokens",
+            response_deserializer=generation_pb2.CountTokensResponse.FromString,
+        )
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -139,12 +143,12 @@ class AsyncClient:
         )
         return await self.count(request, token=options.get("token", ""))
 
-    async def count(self, request: generation_pb2.CountTokensRequest, *, token: str = "") -> TokenCount:
-        """Return the count that `to_count` has made a request for, which takes a while for a long prompt.
+    async def count(self, request: bytes, *, token: str = "") -> TokenCount:
+        """Return the count that a request by `to_count` asks for, which takes a while to make for a long prompt.
 
         `token` is that of another caller, for a client without one of its own.
         """
-        return counted(await self._call(self._generations.CountTokens, request, token=token))
+        return counted(await self._call(self._count, request, token=token))
 
     async def describe(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> ServiceDescription:
         """Return the models behind the coordinator, and the limits of a request.
