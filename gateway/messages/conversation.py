@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -48,21 +49,18 @@ def template_messages(system: Contents | None, turns: Sequence[InputMessage]) ->
     the user's, because many templates accept it at the beginning only.
     """
     text = _system_text(system)
-    written: list[TemplateMessage] = [{"role": "system", "content": text}] if text else []
+    said: list[TemplateMessage] = [{"role": "system", "content": text}] if text else []
+    is_beginning = True
     for i, turn in enumerate(turns):
         place = f"messages[{i}].content"
+        is_beginning = is_beginning and turn.role == "system"
         if turn.role == "assistant":
-            messages = [_assistants(turn, place)]
+            said.append(_assistants(turn, place))
         else:
-            messages = list(_users(turn, place))
-            if turn.role == "system" and all(message["role"] == "system" for message in written):
-                messages = [{**message, "role": "system"} for message in messages]
-        for message in messages:
-            if written and written[-1]["role"] == message["role"] != "tool":
-                _extend(written[-1], message)
-            else:
-                written.append(message)
-    return written
+            said += ({**each, "role": "system"} if is_beginning else each for each in _users(turn, place))
+    # The result of each call is a message of its own.
+    groups = groupby(enumerate(said), lambda each: (each[1]["role"], each[0] if each[1]["role"] == "tool" else 0))
+    return [_joined([message for _, message in group]) for _, group in groups]
 
 
 def check_prefill(turns: Sequence[InputMessage]) -> bool:
@@ -132,13 +130,17 @@ def _assistants(turn: InputMessage, place: str) -> TemplateMessage:
     return message
 
 
-def _extend(message: TemplateMessage, more: TemplateMessage) -> None:
-    """Add the following message of the same role."""
+def _joined(messages: Sequence[TemplateMessage]) -> TemplateMessage:
+    """Return messages of one role as one."""
+    whole = dict(messages[0])
+    if len(messages) == 1:
+        return whole
     for name in ("content", "reasoning_content"):
-        if texts := [each[name] for each in (message, more) if each.get(name)]:
-            message[name] = _GAP.join(texts)
-    if calls := [*message.get("tool_calls", ()), *more.get("tool_calls", ())]:
-        message["tool_calls"] = calls
+        if texts := [each[name] for each in messages if each.get(name)]:
+            whole[name] = _GAP.join(texts)
+    if calls := [call for each in messages for call in each.get("tool_calls", ())]:
+        whole["tool_calls"] = calls
+    return whole
 
 
 def _blocks(turn: InputMessage) -> Sequence[Block]:

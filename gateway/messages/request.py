@@ -131,6 +131,7 @@ class CountFields(GrammarFields):
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here, Anthropic's own tools among them."""
         others = [f"tools[{i}]" for i, tool in enumerate(self.tools or []) if not tool.is_custom]
+        others += ["token_sources"] if self.token_sources else []
         for name, part in (("thinking", self.thinking), ("output_config", self.output_config)):
             extra = part.model_extra or {} if part is not None else {}
             others += [f"{name}.{field}" for field, value in extra.items() if value is not None]

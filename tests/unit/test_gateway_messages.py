@@ -250,6 +250,7 @@ def test_fields_without_an_effect_are_named() -> None:
         service_tier="standard_only",
         context_management={"edits": []},
         cache_control={"type": "ephemeral"},
+        token_sources=True,
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": None, "task_budget": {"type": "tokens"}},
         tools=[TOOL, SERVER_TOOL],
@@ -260,6 +261,7 @@ def test_fields_without_an_effect_are_named() -> None:
         "output_config.task_budget",
         "service_tier",
         "thinking.budget_tokens",
+        "token_sources",
         "tools[1]",
     ]
 

@@ -143,6 +143,17 @@ def test_the_bounds_of_a_schema_hold() -> None:
         validated(CompletionFields, {"prompt": ["x"] * 10**5})
 
 
+def test_many_turns_of_one_role_become_one_in_linear_time() -> None:
+    def join(size: int) -> None:
+        turns = [{"role": "user", "content": "x" * 1024}] * (size // 1024)
+        fields = validated(MessageFields, {"messages": turns, "max_tokens": 1})
+        prompt = fields.message_generation(1, Defaults(max_tokens=10)).prompt
+        assert isinstance(prompt, Chat)
+        assert len(prompt.messages) == 1
+
+    assert growth(join, 2**18) < 8
+
+
 def chat_with(*arguments: str) -> ChatFields:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
     return validated(ChatFields, {"messages": [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": calls}]})
