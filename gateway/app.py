@@ -19,8 +19,10 @@ from gateway.chat.endpoint import complete_chat
 from gateway.completions.endpoint import complete
 from gateway.http.answer import Answer
 from gateway.http.endpoint import Endpoint, Requester, caller_of
+from gateway.http.error_forms import MESSAGES, body_of
 from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
+from gateway.messages.endpoint import answer_message, count_tokens
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import openapi_document
 from gateway.page import page_routes
@@ -52,6 +54,8 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         post("/v1/chat/completions", "chat_completions", complete_chat),
         post("/v1/completions", "completions", complete),
         post("/v1/responses", "responses", respond),
+        post(MESSAGES, "messages", answer_message),
+        post(f"{MESSAGES}/count_tokens", "count_tokens", count_tokens),
         get("/v1/models", "models", list_models),
         get("/v1/models/{name:path}", "model", show_model),
         health,
@@ -70,7 +74,7 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         CORSMiddleware,
         allow_origins=settings.origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type"],
+        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     return Starlette(
         routes=routes,
@@ -106,7 +110,7 @@ async def show_metrics(service: Service, registry: CollectorRegistry, request: R
         try:
             await service.models.ask(caller_of(request))
         except ApiError as error:
-            return JSONResponse(error.body, status_code=error.status)
+            return JSONResponse(body_of(error, request.scope), status_code=error.status)
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -116,14 +120,14 @@ async def show_openapi(_: Request) -> Response:
 
 
 async def show_http_error(request: Request, error: Exception) -> Response:
-    """Return the error of a path or a method that is not there, in OpenAI's form."""
+    """Return the error of a path or a method that is not there."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     headers = dict(error.headers or {})
     allowed = sorted(headers.get("Allow", "").split(", "))
     what = f"the method is not allowed: use {' or '.join(allowed)}" if error.status_code == 405 else error.detail
     shown = ApiError(error.status_code, code, f"{request.method} {request.url.path[:200]}: {what}")
-    return JSONResponse(shown.body, status_code=error.status_code, headers=headers)
+    return JSONResponse(body_of(shown, request.scope), status_code=error.status_code, headers=headers)
 
 
 def describe(model: ModelCard) -> dict[str, Any]:

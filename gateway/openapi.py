@@ -10,6 +10,8 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
+from gateway.http.error_forms import is_anthropics
+from gateway.messages.request import CountFields, MessageFields
 from gateway.responses.request import ResponseFields
 from specd.version import __version__
 
@@ -18,6 +20,8 @@ _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/v1/chat/completions", "Complete a conversation.", ChatFields),
     ("/v1/completions", "Complete texts.", CompletionFields),
     ("/v1/responses", "Answer, in items.", ResponseFields),
+    ("/v1/messages", "Answer, as Anthropic does.", MessageFields),
+    ("/v1/messages/count_tokens", "Count the tokens of a message's prompt.", CountFields),
 )
 _GETS = (
     ("/v1/models", "List the served model.", ""),
@@ -25,6 +29,16 @@ _GETS = (
     ("/health", "Report whether a request could be answered now.", ""),
     ("/metrics", "Metrics in Prometheus's text format.", ""),
 )
+_TEXT = {"type": "string"}
+_MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": _TEXT, "message": _TEXT}},
+        "request_id": _TEXT,
+    },
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -47,23 +61,29 @@ _ERROR = {
 def openapi_document() -> dict[str, Any]:
     """Return the document."""
     _, schemas = models_json_schema([(cls, "validation") for _, _, cls in _POSTS], ref_template=_REF)
-    components = {**schemas["$defs"], "Error": _ERROR}
-    paths: dict[str, Any] = {path: {"post": _post(summary, cls)} for path, summary, cls in _POSTS}
+    components = {**schemas["$defs"], "Error": _ERROR, "MessageError": _MESSAGE_ERROR}
+    paths: dict[str, Any] = {path: {"post": _post(path, summary, cls)} for path, summary, cls in _POSTS}
     paths |= {path: {"get": _get(summary, parameter)} for path, summary, parameter in _GETS}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "specd", "version": __version__, "description": "Speculative decoding, OpenAI's API."},
+        "info": {
+            "title": "specd",
+            "version": __version__,
+            "description": "Speculative decoding, OpenAI's and Anthropic's APIs.",
+        },
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
     }
 
 
-def _post(summary: str, cls: type[BaseModel]) -> dict[str, Any]:
+def _post(path: str, summary: str, cls: type[BaseModel]) -> dict[str, Any]:
     schema = {"$ref": _REF.format(model=cls.__name__)}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     whole = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
-    return {"summary": summary, "requestBody": body, "responses": _responses("The completion, or its events.", whole)}
+    error = "MessageError" if is_anthropics({"path": path}) else "Error"
+    responses = _responses("The answer, or its events.", whole, error=error)
+    return {"summary": summary, "requestBody": body, "responses": responses}
 
 
 def _get(summary: str, parameter: str) -> dict[str, Any]:
@@ -74,9 +94,9 @@ def _get(summary: str, parameter: str) -> dict[str, Any]:
     return described
 
 
-def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
-    error = {
+def _responses(description: str, content: dict[str, Any], *, error: str = "Error") -> dict[str, Any]:
+    failed = {
         "description": "An error.",
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
+        "content": {"application/json": {"schema": {"$ref": _REF.format(model=error)}}},
     }
-    return {"200": {"description": description, **({"content": content} if content else {})}, "default": error}
+    return {"200": {"description": description, **({"content": content} if content else {})}, "default": failed}

@@ -17,7 +17,7 @@ from gateway.fields import refuse_field
 from gateway.generation import RequestedGeneration
 from gateway.http.endpoint import Requester
 from gateway.http.errors import ApiError
-from gateway.reasoning_effort import Effort, with_effort
+from gateway.reasoning_effort import Effort, with_effort, with_thinking
 from gateway.reply.format import ReplyFormat, detect_format, with_calls
 from gateway.reply.reader import ReplyReader
 from gateway.wording import to_api_error
@@ -70,10 +70,11 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Asked:
-    """A generation as a model can give it; `free_calls` are the indices of strict tools that are not held."""
+    """A generation as a model can give it; `free_calls` are the numbers of strict tools that are not held."""
 
     generation: RequestedGeneration
     reads_effort: bool = True
+    reads_thinking: bool = True
     free_calls: Sequence[int] = ()
 
 
@@ -83,20 +84,21 @@ class KnownModel:
 
     model: ModelCard
 
-    def asked(self, generation: RequestedGeneration, effort: Effort | None) -> Asked:
+    def asked(self, generation: RequestedGeneration, effort: Effort | None, *, thinks: bool | None = None) -> Asked:
         """Return the generation of a reply in this model's form. Raises ApiError for a form that it cannot keep.
 
-        Its stop strings look at the answer, not at the reasoning.
+        `thinks` is whether it is to reason, where the request says. Its stop strings look at the answer, not at the
+        reasoning.
         """
         prompt = generation.prompt
         if self.reply_format.channels is not None and isinstance(prompt, Chat):
             prompt = replace(prompt, messages=tuple(map(self.reply_format.channels.message, prompt.messages)))
         options: GenerationOptions = {**generation.options, "reasoning": self.reply_format.before_answer}
-        generation, is_read = with_effort(
-            replace(generation, prompt=prompt, options=options), effort, self.model.chat_template
-        )
+        generation = replace(generation, prompt=prompt, options=options)
+        generation, reads_thinking = with_thinking(generation, thinks, self.model.chat_template)
+        generation, reads_effort = with_effort(generation, effort, self.model.chat_template)
         generation, free = self._in_form(generation)
-        return Asked(generation, reads_effort=is_read, free_calls=free)
+        return Asked(generation, reads_effort=reads_effort, reads_thinking=reads_thinking, free_calls=free)
 
     def _in_form(self, generation: RequestedGeneration) -> tuple[RequestedGeneration, Sequence[int]]:
         """Return the generation with the grammar of its calls and its answer, and the strict tools that it leaves out.

@@ -17,8 +17,10 @@ from gateway.http.long_bodies import beside_loop
 from gateway.served_model import ServedModels
 from gateway.wording import to_api_error
 from specd.client import AsyncClient, Delta, Retrying
+from specd.client.protocol.wire import to_count
 from specd.errors import SpecdError
 from specd.gateway_settings import GatewaySettings
+from specd.text.chat import Chat
 
 _CUT = "x-specd-max-tokens"
 _SEED_BITS = 32  # short enough for languages whose numbers are all doubles
@@ -77,6 +79,24 @@ class Service:
         if streams:
             return replace(answer, events=composer.events(deltas), more_headers=headers)
         return replace(answer, json=await composer.whole(deltas), more_headers=headers)
+
+    async def count(self, generation: RequestedGeneration, caller: Requester) -> int:
+        """Return the number of tokens that the prompt of a conversation has. Raises ApiError."""
+        chat = generation.prompt
+        assert isinstance(chat, Chat)
+        try:
+            request = await beside_loop(
+                to_count,
+                chat.messages,
+                {},
+                session_id=generation.session_id,
+                tools=chat.tools,
+                template_arguments=chat.template_arguments,
+                continue_final_message=chat.continue_final_message,
+            )
+            return (await self.client.count(request, token=caller.token)).prompt_tokens
+        except SpecdError as error:
+            raise to_api_error(error) from error
 
     async def _deltas(
         self, generation: RequestedGeneration, caller: Requester, headers: dict[str, str]

@@ -120,7 +120,7 @@ class _ReplyWriter:
 
     def _read(self, index: int, function: Mapping[str, Any]) -> Parameters:
         if not _NAME.fullmatch(function["name"]):
-            place = f"tools[{index}].{self._tools.prefix}name"
+            place = self._tools.name_place(index)
             shown = function["name"][:100]
             raise invalid(
                 f"{place} is {shown!r}: a call can be enforced of letters, digits and any of _.:/- only", place
@@ -129,7 +129,7 @@ class _ReplyWriter:
 
     def _kept(self, index: int, make: Callable[[], _T]) -> _T:
         """Return something of the schema of a tool. Raises ApiError if that is not a schema, or cannot be enforced."""
-        place = f"tools[{index}].{self._tools.prefix}parameters"
+        place = self._tools.parameters_place(index)
         try:
             return make()
         except _NO_SCHEMA as error:

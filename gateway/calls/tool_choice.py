@@ -17,7 +17,8 @@ class ToolChoice:
     """Tools that may be called, in the form of chat completions; `must_call` if the reply has to call one of them.
 
     Without `has_parallel_calls`, a reply has one call. It `is_limited` if the model is told of other tools as well.
-    `prefix` is the place of a function's fields within its tool, as the request has them.
+    `numbers` are those of the tools in the request, the first is 0. There, `prefix` is the place of a function's fields
+    within its tool, and `parameters_field` the name of its parameters.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -25,6 +26,8 @@ class ToolChoice:
     has_parallel_calls: bool = True
     is_limited: bool = False
     prefix: str = "function."
+    parameters_field: str = "parameters"
+    numbers: Sequence[int] = ()
 
     @property
     def must_be_kept(self) -> bool:
@@ -33,8 +36,19 @@ class ToolChoice:
 
     @property
     def strict_places(self) -> list[int]:
-        """The indices of the tools with parameters that calls must keep."""
-        return [i for i, tool in enumerate(self.tools) if tool["function"].get("strict")]
+        """The numbers of the tools with parameters that calls must keep."""
+        return [self._number(i) for i, tool in enumerate(self.tools) if tool["function"].get("strict")]
+
+    def name_place(self, index: int) -> str:
+        """Return where the request has the name of one of the tools."""
+        return f"tools[{self._number(index)}].{self.prefix}name"
+
+    def parameters_place(self, index: int) -> str:
+        """Return where the request has the parameters of one of the tools."""
+        return f"tools[{self._number(index)}].{self.prefix}{self.parameters_field}"
+
+    def _number(self, index: int) -> int:
+        return self.numbers[index] if self.numbers else index
 
     @classmethod
     def of(
@@ -44,9 +58,17 @@ class ToolChoice:
         *,
         has_parallel_calls: bool,
         prefix: str = "function.",
+        parameters_field: str = "parameters",
+        numbers: Sequence[int] = (),
     ) -> ToolChoice:
         """Return what a request asks for. Raises ApiError for a choice that is not known or without its tools."""
-        every = cls(tools, has_parallel_calls=has_parallel_calls, prefix=prefix)
+        every = cls(
+            tools,
+            has_parallel_calls=has_parallel_calls,
+            prefix=prefix,
+            parameters_field=parameters_field,
+            numbers=numbers,
+        )
         if isinstance(asked, str):
             return every._of_mode(asked, _FIELD)
         if asked is None:
@@ -79,8 +101,13 @@ class ToolChoice:
         names = [_name_of(each, place) for each in wanted]
         offered = {tool["function"]["name"] for tool in self.tools}
         _check_offered(names, offered, place)
-        chosen = [tool for tool in self.tools if tool["function"]["name"] in names]
-        return replace(self, tools=chosen, is_limited=len(chosen) < len(self.tools))
+        chosen = [i for i, tool in enumerate(self.tools) if tool["function"]["name"] in names]
+        return replace(
+            self,
+            tools=[self.tools[i] for i in chosen],
+            numbers=[self._number(i) for i in chosen],
+            is_limited=len(chosen) < len(self.tools),
+        )
 
 
 NO_TOOLS = ToolChoice()

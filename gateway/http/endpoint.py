@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.answer import Answer
+from gateway.http.error_forms import event_of, is_anthropics
 from gateway.http.errors import ApiError
 from gateway.http.event_stream import send_events
 from gateway.http.json_body import parse_object, read_body
@@ -73,12 +75,13 @@ class Endpoint:
             status = _CLIENT_GONE
         except ApiError as error:
             status = error.status
-            await send_error(error, sent)
+            await send_error(error, scope, sent)
         except Exception:
             # Without what was asked: that is the client's.
             log.exception("request failed", endpoint=self._name, request_id=scope.get("request_id"))
             if not sent.status:
-                await send_error(ApiError(500, "internal_error", "the gateway failed on this request"), sent)
+                failure = ApiError(500, "internal_error", "the gateway failed on this request")
+                await send_error(failure, scope, sent)
         finally:
             self._metrics.open_requests.dec()
             self._metrics.count(self._name, status, time.perf_counter() - began_at)
@@ -91,7 +94,9 @@ class Endpoint:
             answer = await self._handler(body, caller_of(request))
             if answer.events is not None:
                 try:
-                    await send_events(answer.events, send, lambda: answer.headers)
+                    await send_events(
+                        answer.events, send, lambda: answer.headers, partial(event_of, scope=request.scope)
+                    )
                 finally:
                     await answer.events.aclose()
             else:
@@ -115,6 +120,8 @@ def caller_of(request: Request) -> Requester:
     """Return who asks, by the headers. Raises ApiError for a token that is longer than any."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
+    if not token and is_anthropics(request.scope):
+        scheme, token = "bearer", request.headers.get("x-api-key", "").strip()
     # What no gRPC metadata can carry is no token of the coordinator's.
     if scheme.lower() != "bearer" or not (token.isascii() and token.isprintable()):
         token = ""

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them."""
+"""Server-sent events, as OpenAI's and Anthropic's clients read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(value: Mapping[str, Any]) -> bytes:
 
 
 def named(value: Mapping[str, Any]) -> bytes:
-    """Return an event with its `type` as its name, like the events of /v1/responses."""
+    """Return an event with its `type` as its name, like the events of /v1/responses and /v1/messages."""
     return f"event: {value['type']}\n".encode() + data(value)
 
 
@@ -38,13 +38,14 @@ async def send_events(
     events: AsyncIterator[bytes],
     send: Send,
     headers: Callable[[], Mapping[str, str]],
+    event_of: Callable[[ApiError], bytes],
     *,
     ping_seconds: float = PING_SECONDS,
 ) -> None:
     """Send events as they come, and a comment after each `ping_seconds` without an event.
 
     An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment was sent
-    before. A later ApiError becomes the last event. `headers` is called when the response begins.
+    before. A later ApiError becomes the last event, by `event_of`. `headers` is called when the response begins.
     """
     stream = _Stream(send, headers)
     pinging = asyncio.ensure_future(stream.ping(ping_seconds))
@@ -54,7 +55,7 @@ async def send_events(
     except ApiError as error:
         if not stream.began:
             raise
-        await stream.write(data(error.body))
+        await stream.write(event_of(error))
     finally:
         pinging.cancel()
     await stream.end()

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.connection import ROLES
+from gateway.http.error_forms import is_anthropics
 from gateway.http.errors import ApiError
 from gateway.http.responses import send_error
 from specd.identity.roles import MAY_READ_METRICS, Role
@@ -49,19 +50,22 @@ class Guards:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        asked = Headers(scope=scope)
+        given = asked.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropics(scope):
+                    headers["request-id"] = request_id
             await send(message)
 
-        refusal = self._refusal(headers, is_secure=scope.get("scheme") == "https")
+        refusal = self._refusal(asked, is_secure=scope.get("scheme") == "https")
         if refusal := refusal or self._refusal_of_role(scope.get(ROLES, frozenset()), scope["path"]):
-            await send_error(refusal, send_named)
+            await send_error(refusal, scope, send_named)
         else:
             await self._app(scope, receive, send_named)
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.types import Send
+from starlette.types import Scope, Send
 
+from gateway.http.error_forms import body_of
 from gateway.http.errors import ApiError
 
 
@@ -22,6 +23,6 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(error: ApiError, send: Send) -> None:
-    """Send an error."""
-    await send_json(error.body, send, status=error.status, headers=error.headers)
+async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
+    """Send an error to the client of a request."""
+    await send_json(body_of(error, scope), send, status=error.status, headers=error.headers)

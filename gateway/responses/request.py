@@ -86,7 +86,7 @@ class ResponseFields(GrammarFields):
         """The functions that the model is told of, as templates read them."""
         if self.tool_choice == "none":
             return []
-        functions = [tool.as_function for tool in self._functions]
+        functions = [tool.as_function for tool in self._functions.values()]
         for function in functions:
             function["function"].pop("strict", None)
         return functions
@@ -96,14 +96,15 @@ class ResponseFields(GrammarFields):
         """The tools that may be called. Raises ApiError for a choice that is not known, or not among them."""
         return ToolChoice.of(
             self.tool_choice,
-            [tool.as_function for tool in self._functions],
+            [tool.as_function for tool in self._functions.values()],
             has_parallel_calls=self.parallel_tool_calls is not False,
             prefix="",
+            numbers=list(self._functions),
         )
 
     @property
-    def _functions(self) -> list[ResponseTool]:
-        return [tool for tool in self.tools or [] if tool.type == "function" and tool.name]
+    def _functions(self) -> dict[int, ResponseTool]:
+        return {i: tool for i, tool in enumerate(self.tools or []) if tool.type == "function" and tool.name}
 
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here, tools that are no functions among them."""

@@ -65,6 +65,10 @@ class Client:
         self._generate: Any = self._channel.unary_stream(
             "/specd.v1.GenerationService/Generate", response_deserializer=generation_pb2.GenerateResponse.FromString
         )
+        self._count: Any = self._channel.unary_unary(
+            "/specd.v1.GenerationService/CountTokens",
+            response_deserializer=generation_pb2.CountTokensResponse.FromString,
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -125,14 +129,29 @@ class Client:
         session_id: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         **options: Unpack[GenerationOptions],
     ) -> TokenCount:
         """Return how many tokens `generate` begins with for a text or token ids, or `chat` for messages.
 
         `max_tokens` are to fit behind them.
         """
-        request = to_count(prompt, options, session_id=session_id, tools=tools, template_arguments=template_arguments)
-        return counted(self._call(self._generations.CountTokens, request))
+        request = to_count(
+            prompt,
+            options,
+            session_id=session_id,
+            tools=tools,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
+        )
+        return self.count(request, token=options.get("token", ""))
+
+    def count(self, request: bytes, *, token: str = "") -> TokenCount:
+        """Return the count that a request by `to_count` asks for, which takes a while to make for a long prompt.
+
+        `token` is that of another caller, for a client without one of its own.
+        """
+        return counted(self._call(self._count, request, token=token))
 
     def describe(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> ServiceDescription:
         """Return the models behind the coordinator, and the limits of a request.

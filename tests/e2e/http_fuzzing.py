@@ -11,7 +11,7 @@ from tests.e2e.fuzz_requests import PROMPT, RequestGenerator
 
 # 5xx are not among them: nothing is away, and no request makes the gateway fail.
 EXPECTED_STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429}
-POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 GETS = ("/v1/models", "/v1/models/nosuch", "/health", "/metrics", "/openapi.json", "/")
 _IMPATIENT = ("/health", "/v1/models", "/v1/models/nosuch")  # they soon give up a coordinator that is busy
 _ODD: list[Any] = [
@@ -54,6 +54,7 @@ async def send(client: httpx2.AsyncClient, generator: RequestGenerator) -> str:
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         assert "server_error" not in text, text  # a stream that has begun with 200 has no other place for it
         assert "response.failed" not in text, text
+        assert "event: error" not in text, text
     if path in _IMPATIENT and response.status_code in {503, 504}:
         return f"{method} {path} LATE"
     return f"{method} {path} {response.status_code}"
@@ -84,6 +85,10 @@ def _valid_body(path: str, generator: RequestGenerator) -> dict[str, Any]:
     }
     if path == "/v1/responses":
         body |= {"input": pick([PROMPT, [{"role": "user", "content": PROMPT}]]), "max_output_tokens": 16}
+    elif path.startswith("/v1/messages"):
+        content: Any = pick([PROMPT, [{"type": "text", "text": PROMPT}]])
+        body |= {"messages": [{"role": "user", "content": content}], "max_tokens": 1 + upto(4)}
+        optional |= {"system": PROMPT, "stop_sequences": ["\n"], "thinking": {"type": "adaptive"}}
     elif path == "/v1/completions":
         body |= {"prompt": pick([PROMPT, [PROMPT, "x"], [1, 2, 3]]), "max_tokens": 1 + upto(4)}
         optional |= {"n": 1 + upto(3), "stop": "\n", "logprobs": upto(5), "echo": True, "logit_bias": {"5": -100}}
@@ -94,7 +99,7 @@ def _valid_body(path: str, generator: RequestGenerator) -> dict[str, Any]:
 
 
 def _spoil(body: dict[str, Any], generator: RequestGenerator) -> None:
-    name = generator.random.choice([*body, "tools", "response_format", "stream_options", "reasoning"])
+    name = generator.random.choice([*body, "tools", "response_format", "stream_options", "reasoning", "system"])
     if generator.random.random() < 0.3:
         body.pop(name, None)
     else:

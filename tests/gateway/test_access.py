@@ -72,6 +72,22 @@ async def test_without_the_token_nothing_is_told(guarded_gateway: str, token: st
     assert (await HttpDoor(guarded_gateway).get("/health")).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_token_can_be_a_key_of_anthropic(guarded_gateway: str, installation: Guarded, path: str) -> None:
+    """This model has no chat template, which only a client with the token is told."""
+    door, token = HttpDoor(guarded_gateway), (installation.certs / "token").read_text()
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+    for header, status, kind in (
+        (f"x-api-key: {token}", 400, "invalid_request_error"),
+        (f"authorization: Bearer {token}", 400, "invalid_request_error"),
+        (f"x-api-key: specd_{'0' * 40}", 401, "authentication_error"),
+        ("x-other: x", 401, "authentication_error"),
+    ):
+        answer = await door.post(path, body, header)
+        assert answer.status == status
+        assert json.loads(answer.body)["error"]["type"] == kind
+
+
 async def test_headers_that_grpc_has_no_room_for_are_a_401_or_nothing(
     guarded_gateway: str, installation: Guarded
 ) -> None:

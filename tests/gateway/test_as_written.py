@@ -54,6 +54,7 @@ ASKED = {"max_tokens": 4}
 # Through OpenAI's API, arguments are a string of JSON.
 CALL_IN_TEXT = {**CALL, "function": {"name": "grep", "arguments": json.dumps(ARGUMENTS)}}
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
+MESSAGES = "/v1/messages"
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,19 @@ async def by_responses(stack: Stack, http: HttpClient) -> str:
     return str(response.json()["session_id"])
 
 
+async def by_messages(stack: Stack, http: HttpClient) -> str:
+    function = TOOL["function"]
+    assert isinstance(function, dict)
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+    called = {"type": "tool_use", "id": "c1", "name": "grep", "input": ARGUMENTS}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "there"}
+    messages = [QUESTION, {"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+    body = {"messages": messages, "tools": [tool], "chat_template_kwargs": {"note": NOTE}, **ASKED}
+    response = await http.post(MESSAGES, body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["session_id"])
+
+
 async def by_grpc(stack: Stack, http: HttpClient) -> str:
     chat = Chat(
         messages=[
@@ -117,7 +131,7 @@ async def by_client(stack: Stack, http: HttpClient) -> str:
         return stream.completion().session_id
 
 
-@pytest.mark.parametrize("ask", [by_chat_completions, by_responses, by_grpc, by_async_client, by_client])
+@pytest.mark.parametrize("ask", [by_chat_completions, by_responses, by_messages, by_grpc, by_async_client, by_client])
 async def test_order_and_numbers_arrive_in_the_prompt(
     calling_stack: Stack,
     calling_http: HttpClient,

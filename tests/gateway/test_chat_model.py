@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
@@ -249,3 +250,62 @@ async def test_an_extraction_keeps_its_schema(client: AsyncOpenAI, model: str) -
             max_tokens=100,
         )
         assert isinstance(completion.choices[0].message.parsed, Capital)
+
+
+# Anthropic's client has no temperature: its newest models take none.
+MESSAGE: dict[str, Any] = {"max_tokens": 24, "extra_body": {"temperature": 0}}
+
+
+@pytest.fixture(scope="module")
+async def anthropic(chat_http: HttpClient) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=f"http://{chat_http.address}", api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+async def test_messages_hold_the_same_conversation(
+    anthropic: AsyncAnthropic, model: str, conversation: list[dict[str, Any]]
+) -> None:
+    for messages, said in before(conversation):
+        message: Any = await anthropic.messages.create(model=model, messages=messages, **MESSAGE)
+        assert [block.text for block in message.content] == [said]
+        count = await anthropic.messages.count_tokens(model=model, messages=messages)
+        assert count.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
+async def test_a_message_continues_the_beginning_of_a_reply(
+    anthropic: AsyncAnthropic, model: str, conversation: list[dict[str, Any]]
+) -> None:
+    messages, said = before(conversation)[0]
+    begun, rest = said[:14], said[14:]
+    prefilled: Any = [*messages, {"role": "assistant", "content": begun}]
+    message: Any = await anthropic.messages.create(model=model, messages=prefilled, **MESSAGE)
+    assert message.content[0].text == rest
+    count = await anthropic.messages.count_tokens(model=model, messages=prefilled)
+    assert count.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
+async def test_a_required_call_over_messages(anthropic: AsyncAnthropic, model: str) -> None:
+    function = WEATHER["function"]
+    tools: Any = [
+        {"name": "get_time", "input_schema": {"type": "object"}},
+        {"name": "get_weather", "input_schema": function["parameters"], "strict": True},
+    ]
+    messages: Any = [{"role": "user", "content": "What will the weather be in Paris?"}]
+    choice: Any = {"type": "tool", "name": "get_weather"}
+    asked: dict[str, Any] = {"model": model, "messages": messages, "tools": tools, "tool_choice": choice}
+    asked |= {**MESSAGE, "max_tokens": 120}
+    message: Any = await anthropic.messages.create(**asked)
+    (block,) = message.content
+    assert (message.stop_reason, block.name) == ("tool_use", "get_weather")
+    jsonschema.validate(block.input, function["parameters"])
+    async with anthropic.messages.stream(**asked) as stream:
+        streamed: Any = await stream.get_final_message()
+    assert streamed.content[0].input == block.input
+
+
+async def test_a_message_keeps_the_schema_of_its_format(anthropic: AsyncAnthropic, model: str) -> None:
+    messages: Any = [{"role": "user", "content": "Paris has many people. Which city is it?"}]
+    message = await anthropic.messages.parse(
+        model=model, messages=messages, output_format=Capital, **{**MESSAGE, "max_tokens": 100}
+    )
+    assert isinstance(message.parsed_output, Capital)

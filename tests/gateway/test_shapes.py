@@ -1,4 +1,4 @@
-"""The gateway's answers, checked with openai-python's own types in strict mode."""
+"""The gateway's answers, checked with the types of OpenAI's and Anthropic's own clients in strict mode."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -18,7 +19,10 @@ from gateway.choices import Indexed
 from gateway.completions.endpoint import TextCompletion as CompletionAnswer
 from gateway.completions.request import CompletionFields
 from gateway.fields import validated
+from gateway.http.error_forms import event_of
 from gateway.http.errors import ApiError
+from gateway.messages.request import MessageFields
+from gateway.messages.response import MessageResponse
 from gateway.responses.endpoint import Response as ResponseAnswer
 from gateway.responses.request import ResponseFields
 from gateway.served_model import KnownModel, ModelCard
@@ -27,6 +31,7 @@ from specd.sampling import RankedToken, TokenLogProbabilities
 from specd.vocabulary import FinishReason, TokenSource
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 # As Qwen's, by which it is known in which form it reasons and calls tools.
 TEMPLATE = "<think></think><tool_call>tool_call.name{{ enable_thinking }}"
 SERVED = KnownModel(ModelCard("m", 100, 100, "specd_0", TEMPLATE, {}))
@@ -137,3 +142,53 @@ async def test_completions_have_the_types_of_openai(logprobs: dict[str, Any]) ->
     assert done == "[DONE]"
     for chunk in chunks[-1:]:  # the others have no finish reason yet, for which there is no type
         TypeAdapter(Completion).validate_json(chunk, strict=True)
+
+
+MESSAGE_TOOL = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
+
+
+def message_to(**fields: Any) -> MessageResponse:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 50, **fields}
+    return MessageResponse(SERVED, validated(MessageFields, body), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "finish_reason", "content", "stop_reason"),
+    [
+        ({}, "<think>Hm.</think>Let me", "stop", ["thinking", "text"], "end_turn"),
+        ({"tools": [MESSAGE_TOOL]}, REPLY, "stop", ["thinking", "text", "tool_use"], "tool_use"),
+        ({"tools": [MESSAGE_TOOL]}, CALL * 2, "stop", ["tool_use", "tool_use"], "tool_use"),
+        ({}, "Let me", "length", ["text"], "max_tokens"),
+        ({}, "", "stop", [], "end_turn"),
+    ],
+    ids=["thinking", "call", "calls", "cut", "nothing"],
+)
+async def test_messages_have_the_types_of_anthropic(
+    fields: dict[str, Any], text: str, finish_reason: str, content: list[str], stop_reason: str
+) -> None:
+    whole = await message_to(**fields).whole(increments(text, finish_reason))
+    message: Any = TypeAdapter(Message).validate_json(json.dumps(whole), strict=True)
+    assert [block.type for block in message.content] == content
+    assert message.stop_reason == stop_reason
+    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (6, 3)
+
+    events = await _data_of(message_to(**fields).events(increments(text, finish_reason)))
+    checked = [MESSAGE_EVENT.validate_json(event, strict=True) for event in events]
+    assert [type(each).__name__ for each in checked] == [f"Raw{_class_of(each.type)}" for each in checked]
+    assert [each.content_block.type for each in checked if each.type == "content_block_start"] == content
+    blocks = [each for each in checked if each.type.startswith("content_block_")]
+    for i in range(len(content)):
+        kinds = [each.type for each in blocks if each.index == i]
+        assert (kinds[0], kinds[-1]) == ("content_block_start", "content_block_stop")
+    assert [each.type for each in checked[-2:]] == ["message_delta", "message_stop"]
+    assert checked[-2].delta.stop_reason == stop_reason
+    assert checked[-2].usage.input_tokens == 6
+
+
+async def test_a_message_that_fails_ends_with_an_error_of_anthropic() -> None:
+    coming = message_to().events(increments("Let me", error=ApiError(503, "stopping", "the coordinator stops")))
+    with pytest.raises(ApiError) as failed:
+        await _data_of(coming)
+    name, shown = event_of(failed.value, {"path": "/v1/messages"}).decode().removesuffix("\n\n").split("\n")
+    assert name == "event: error"
+    TypeAdapter(ErrorResponse).validate_json(shown.removeprefix("data: "), strict=True)

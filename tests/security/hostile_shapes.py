@@ -10,6 +10,7 @@ from specd.v1.generation_pb2 import Chat, ChatMessage, GenerateRequest
 BYTES = 4 * 2**20 - 64  # the limit of both doors by default, with room for the parts around the shape
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ANTHROPICS, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 _MESSAGES = '"messages":[{"role":"user","content":"x"}]'
 SPECIAL = "<|endoftext|>"
 
@@ -39,6 +40,23 @@ HTTP_SHAPES: Mapping[str, tuple[str, bytes]] = {
     "many stop strings": (CHAT, _filled(f'{{{_MESSAGES},"stop":[', '"x",', '"x"]}')),
     "one key many times": (RESPONSES, _filled("{", '"input":"x",', '"input":"x"}')),
     "many unknown fields": (CHAT, _numbered(f"{{{_MESSAGES},", "}")),
+    "many blocks": (
+        ANTHROPICS,
+        _filled('{"max_tokens":1,"messages":[{"role":"user","content":[', '{"type":"text"},', '{"type":"text"}]}]}'),
+    ),
+    "many results of tools": (
+        ANTHROPICS,
+        _filled('{"max_tokens":1,"messages":[', '{"role":"user","content":[{"type":"tool_result"}]},', "1]}"),
+    ),
+    "a large input of a tool": (
+        ANTHROPICS,
+        _filled(
+            '{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","input":{"a":[',
+            "0,",
+            "0]}}]}]}",
+        ),
+    ),
+    "special tokens to count": (COUNT, _filled('{"messages":[{"role":"user","content":"', SPECIAL, '"}]}')),
 }
 
 

@@ -16,13 +16,14 @@ from gateway.completions.request import CompletionFields
 from gateway.fields import MAX_FIELDS, Defaults, StrictModel, validated
 from gateway.http.errors import ApiError
 from gateway.http.json_body import MAX_PARTS, MAX_VALUES, new_room, parse_object
+from gateway.messages.request import CountFields, MessageFields
 from gateway.responses.request import ResponseFields
 from specd.sampling import MAX_CHAT_VALUES
 from specd.text.chat import Chat
 from tests.unit.growth import growth
 
 BODY_BYTES = 4 * 2**20
-REQUESTS: list[type[StrictModel]] = [ChatFields, CompletionFields, ResponseFields]
+REQUESTS: list[type[StrictModel]] = [ChatFields, CompletionFields, ResponseFields, MessageFields, CountFields]
 MESSAGES = [{"role": "user", "content": "x"}]
 
 # From a length to a body of about that length.
@@ -128,8 +129,29 @@ def test_the_bounds_of_a_schema_hold() -> None:
             validated(ChatFields, body)
         assert raised.value.status == 400
         assert len(str(raised.value)) < 400
+    many_blocks: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 10**5}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [1] * 10**6}]}]},
+        {"messages": MESSAGES, "system": [{"type": "text", "text": ""}] * 10**5},
+        {"messages": MESSAGES, "tools": [{"name": "f"}] * 10**5},
+    ]
+    for body in many_blocks:
+        with pytest.raises(ApiError) as raised:
+            validated(MessageFields, {"max_tokens": 1, **body})
+        assert len(str(raised.value)) < 400
     with pytest.raises(ApiError, match="at most 64 items"):
         validated(CompletionFields, {"prompt": ["x"] * 10**5})
+
+
+def test_many_turns_of_one_role_become_one_in_linear_time() -> None:
+    def join(size: int) -> None:
+        turns = [{"role": "user", "content": "x" * 1024}] * (size // 1024)
+        fields = validated(MessageFields, {"messages": turns, "max_tokens": 1})
+        prompt = fields.message_generation(1, Defaults(max_tokens=10)).prompt
+        assert isinstance(prompt, Chat)
+        assert len(prompt.messages) == 1
+
+    assert growth(join, 2**18) < 8
 
 
 def chat_with(*arguments: str) -> ChatFields:

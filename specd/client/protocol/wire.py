@@ -64,7 +64,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
         _set(request, values.get("prediction"), "prediction_text", "prediction_token_ids")
         _set(request, values.get("answer_start"), "answer_text", "answer_token_ids")
     except (ValueError, TypeError) as error:
-        raise InvalidRequestError("OUT_OF_RANGE", f"the request has a value that cannot be sent: {error}") from error
+        raise _unsendable(error) from error
     return request
 
 
@@ -93,14 +93,25 @@ def to_count(
     session_id: str,
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
-) -> generation_pb2.CountTokensRequest:
-    """Return the message that asks for the tokens of a prompt, or of messages. Raises as `to_request` does."""
+    continue_final_message: bool,
+) -> bytes:
+    """Return the serialised message that asks for the tokens of a prompt, or of messages. Raises as `to_request`."""
     asked: Any = prompt
     if is_chat(prompt):
-        asked = chat_of(asked, tools=tools, template_arguments=template_arguments)
+        asked = chat_of(
+            asked,
+            tools=tools,
+            template_arguments=template_arguments,
+            continue_final_message=continue_final_message,
+        )
     elif tools or template_arguments:
         raise InvalidRequestError("CONTRADICTION", "tools and template_arguments are for messages, not for a text")
-    return generation_pb2.CountTokensRequest(generation=to_request(asked, options, session_id=session_id))
+    request = generation_pb2.CountTokensRequest(generation=to_request(None, options, session_id=session_id))
+    try:
+        _set(request.generation, asked, "text", "token_ids")  # in place, because a prompt can be long
+    except (ValueError, TypeError) as error:
+        raise _unsendable(error) from error
+    return request.SerializeToString()
 
 
 def metadata_of(options: GenerationOptions) -> list[tuple[str, str]]:
@@ -146,6 +157,10 @@ def _set(request: generation_pb2.GenerateRequest, value: Prompt, text_field: str
         setattr(request, text_field, value)
     elif value is not None:
         getattr(request, ids_field).ids.extend(value)
+
+
+def _unsendable(error: Exception) -> InvalidRequestError:
+    return InvalidRequestError("OUT_OF_RANGE", f"the request has a value that cannot be sent: {error}")
 
 
 def _reasoning(markers: tuple[str, str] | None) -> generation_pb2.Reasoning | None:

@@ -1,0 +1,1 @@
+"""POST /v1/messages, as Anthropic's clients call it."""
