@@ -36,6 +36,7 @@ from coordinator.workers.verifier import TargetStream
 from specd.errors import InvalidRequestError, NotFoundError
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
+from specd.sampling import check_count, check_token_ids
 from specd.settings import CoordinatorSettings
 from specd.step_costs import StepCosts
 from specd.text.chat import Chat
@@ -166,6 +167,18 @@ class Coordinator:
                 prediction=encode_answer(self.tokenizer, request.prediction),
             )
         )
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text alone. Raises InvalidRequestError for one that exceeds the context by far."""
+        await asyncio.to_thread(check_beginning, self.tokenizer, text, self.model.context_length)
+        return await asyncio.to_thread(partial(self.tokenizer.encode, text, add_special_tokens=False))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of special ones. Raises InvalidRequestError."""
+        check_count("token_ids", len(token_ids), self.model.context_length)
+        model = self.model
+        check_token_ids("token_ids", token_ids, vocabulary_size=model.vocabulary_size, model_name=model.short_name)
+        return await asyncio.to_thread(partial(self.tokenizer.decode, token_ids, skip_special_tokens=False))
 
     async def _encode_chat(self, chat: Chat, client: str) -> list[int]:
         literals = Literals(self.tokenizer)

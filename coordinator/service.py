@@ -115,8 +115,24 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         async with reporting_errors(context, self._metrics.errors):
             coordinator = self._coordinator.get()
             coordinator.check_model(request.generation.model)
-            count = await count_tokens(coordinator, await _converted(request.generation, "", current_caller()))
-            return generation_pb2.CountTokensResponse(**dataclasses.asdict(count))
+            converted = await _converted(request.generation, "", current_caller())
+            count = await count_tokens(coordinator, converted, add_special_tokens=not request.without_special_tokens)
+            return generation_pb2.CountTokensResponse(
+                prompt_tokens=len(count.token_ids),
+                source_tokens=count.source_tokens,
+                room=count.room,
+                fits=count.fits,
+                token_ids=count.token_ids if request.return_token_ids else (),
+            )
+
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: _Context
+    ) -> generation_pb2.DetokenizeResponse:
+        """Return the text of tokens."""
+        async with reporting_errors(context, self._metrics.errors):
+            coordinator = self._coordinator.get()
+            coordinator.check_model(request.model)
+            return generation_pb2.DetokenizeResponse(text=await coordinator.detokenize(request.token_ids))
 
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: _Context

@@ -18,15 +18,18 @@ class CountedPrompt:
     It `fits` if context and caches have room for it and for the tokens to generate.
     """
 
-    prompt_tokens: int
+    token_ids: list[int]
     source_tokens: int
     room: int
     fits: bool
 
 
-async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> CountedPrompt:
+async def count_tokens(
+    coordinator: Coordinator, request: GenerationRequest, *, add_special_tokens: bool = True
+) -> CountedPrompt:
     """Count the tokens of the prompt of a generation, which does not begin.
 
+    Without `add_special_tokens`, a text is encoded without those that the tokenizer adds in front.
     It holds a place among the requests, like a generation, because templates and tokenizers cost the same. Raises the
     errors of a Generation before its session begins, except for a prompt that does not fit. Only a prompt that is far
     longer than the context raises, because it is not counted to its end.
@@ -34,6 +37,8 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
     request.check_session()
     coordinator.quotas.check(request.client, request.client_limits)
     with coordinator.admission.place(request.client, request.client_limits.max_sessions):
+        if not add_special_tokens and isinstance(request.prompt, str):
+            request = replace(request, prompt=await coordinator.encode_text(request.prompt))
         prompt = await coordinator.encode(request, _session(coordinator, request))
     model, num_tokens = coordinator.model, len(prompt.token_ids)
     try:
@@ -43,7 +48,7 @@ async def count_tokens(coordinator: Coordinator, request: GenerationRequest) -> 
         if error.reason != "CONTEXT_EXCEEDED":
             raise
         fits = False
-    return CountedPrompt(num_tokens, len(prompt.source), max(model.context_length - num_tokens, 0), fits)
+    return CountedPrompt(prompt.token_ids, len(prompt.source), max(model.context_length - num_tokens, 0), fits)
 
 
 def _session(coordinator: Coordinator, request: GenerationRequest) -> KeptSession:

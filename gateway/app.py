@@ -29,6 +29,7 @@ from gateway.page import page_routes
 from gateway.responses.endpoint import respond
 from gateway.served_model import ModelCard, not_found
 from gateway.service import Service
+from gateway.tokenizing import detokenize, tokenize
 
 _HEALTH_SECONDS = 2.0
 
@@ -56,6 +57,9 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         post("/v1/responses", "responses", respond),
         post(MESSAGES, "messages", answer_message),
         post(f"{MESSAGES}/count_tokens", "count_tokens", count_tokens),
+        post("/v1/embeddings", "embeddings", refuse_embeddings),
+        post("/tokenize", "tokenize", tokenize),
+        post("/detokenize", "detokenize", detokenize),
         get("/v1/models", "models", list_models),
         get("/v1/models/{name:path}", "model", show_model),
         health,
@@ -102,6 +106,16 @@ async def check_health(service: Service, _: Mapping[str, Any], __: Requester) ->
     if not await service.client.is_serving(timeout_seconds=_HEALTH_SECONDS):
         raise ApiError(503, "not_serving", "the coordinator does not serve now", retry_after_seconds=1.0)
     return Answer(json={"status": "ok"})
+
+
+async def refuse_embeddings(service: Service, _: Mapping[str, Any], caller: Requester) -> Answer:
+    """Raise the ApiError of a request for embeddings."""
+    served = await service.models.get(caller)
+    raise ApiError(
+        404,
+        "not_supported",
+        f"{served.model.model_id!r} generates text, and specd has no embeddings: ask a server with a model for them",
+    )
 
 
 async def show_metrics(service: Service, registry: CollectorRegistry, request: Request) -> Response:

@@ -13,6 +13,7 @@ from gateway.completions.request import CompletionFields
 from gateway.http.error_forms import is_anthropics
 from gateway.messages.request import CountFields, MessageFields
 from gateway.responses.request import ResponseFields
+from gateway.tokenizing import DetokenizeFields, TokenizeFields
 from specd.version import __version__
 
 _REF = "#/components/schemas/{model}"
@@ -22,6 +23,8 @@ _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/v1/responses", "Answer, in items.", ResponseFields),
     ("/v1/messages", "Answer, as Anthropic does.", MessageFields),
     ("/v1/messages/count_tokens", "Count the tokens of a message's prompt.", CountFields),
+    ("/tokenize", "Return the tokens of a text or a conversation.", TokenizeFields),
+    ("/detokenize", "Return the text of tokens.", DetokenizeFields),
 )
 _GETS = (
     ("/v1/models", "List the served model.", ""),

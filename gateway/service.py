@@ -16,7 +16,7 @@ from gateway.http.errors import invalid
 from gateway.http.long_bodies import beside_loop
 from gateway.served_model import ServedModels
 from gateway.wording import to_api_error
-from specd.client import AsyncClient, Delta, Retrying
+from specd.client import AsyncClient, Delta, Retrying, TokenCount
 from specd.client.protocol.wire import to_count
 from specd.errors import SpecdError
 from specd.gateway_settings import GatewaySettings
@@ -80,21 +80,25 @@ class Service:
             return replace(answer, events=composer.events(deltas), more_headers=headers)
         return replace(answer, json=await composer.whole(deltas), more_headers=headers)
 
-    async def count(self, generation: RequestedGeneration, caller: Requester) -> int:
-        """Return the number of tokens that the prompt of a conversation has. Raises ApiError."""
-        chat = generation.prompt
-        assert isinstance(chat, Chat)
+    async def count(
+        self, prompt: str | Chat, caller: Requester, *, session_id: str = "", add_special_tokens: bool = True
+    ) -> TokenCount:
+        """Return the tokens of a prompt, behind those of a session. Raises ApiError."""
+        asked: dict[str, Any] = {"tools": (), "template_arguments": None, "continue_final_message": False}
+        if isinstance(prompt, Chat):
+            asked = {name: getattr(prompt, name) for name in asked}
+        said = prompt.messages if isinstance(prompt, Chat) else prompt
         try:
             request = await beside_loop(
                 to_count,
-                chat.messages,
+                said,
                 {},
-                session_id=generation.session_id,
-                tools=chat.tools,
-                template_arguments=chat.template_arguments,
-                continue_final_message=chat.continue_final_message,
+                session_id=session_id,
+                return_token_ids=True,
+                add_special_tokens=add_special_tokens,
+                **asked,
             )
-            return (await self.client.count(request, token=caller.token)).prompt_tokens
+            return await self.client.count(request, token=caller.token)
         except SpecdError as error:
             raise to_api_error(error) from error
 

@@ -13,6 +13,7 @@ from gateway.messages.request import CountFields, MessageFields
 from gateway.messages.response import MessageResponse
 from gateway.served_model import Asked, KnownModel
 from gateway.service import Service
+from specd.text.chat import Chat
 
 
 async def answer_message(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
@@ -29,7 +30,10 @@ async def count_tokens(service: Service, body: Mapping[str, Any], caller: Reques
     """Count the tokens of a message's prompt. Raises ApiError."""
     fields = await beside_loop(validated, CountFields, body)
     _, known, ignored = await _asked(service, fields, 0, 1, caller)
-    return Answer(json={"input_tokens": await service.count(known.generation, caller)}, ignored=ignored)
+    generation = known.generation
+    assert isinstance(generation.prompt, Chat)
+    count = await service.count(generation.prompt, caller, session_id=generation.session_id)
+    return Answer(json={"input_tokens": count.prompt_tokens}, ignored=ignored)
 
 
 async def _asked(

@@ -145,6 +145,36 @@ class AsyncClient:
         )
         return await self.count(request, token=options.get("token", ""))
 
+    async def tokenize(
+        self,
+        prompt: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        add_special_tokens: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Return the tokens that `generate` begins with for a text, or `chat` for messages.
+
+        Without `add_special_tokens`, a text has none in front.
+        """
+        request = to_count(
+            prompt,
+            {},
+            session_id="",
+            tools=tools,
+            template_arguments=template_arguments,
+            continue_final_message=False,
+            return_token_ids=True,
+            add_special_tokens=add_special_tokens,
+        )
+        return (await self.count(request)).token_ids
+
+    async def detokenize(self, token_ids: Sequence[int], *, token: str = "") -> str:
+        """Return the text of tokens, with the names of special ones. `token` is that of another caller."""
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
+        text: str = (await self._call(self._generations.Detokenize, request, token=token)).text
+        return text
+
     async def count(self, request: bytes, *, token: str = "") -> TokenCount:
         """Return the count that a request by `to_count` asks for, which takes a while to make for a long prompt.
 

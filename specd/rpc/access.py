@@ -38,6 +38,7 @@ MAY_CALL: Mapping[Role, Mapping[str, frozenset[Role]]] = {
     Role.COORDINATOR: {
         "/specd.v1.GenerationService/Generate": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/CountTokens": CLIENT_OR_GATEWAY,
+        "/specd.v1.GenerationService/Detokenize": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/GetModelInfo": CLIENT_OR_GATEWAY,
         "/specd.v1.GenerationService/ListModels": CLIENT_OR_GATEWAY,
         "/specd.v1.SessionService/ListSessions": CLIENT,

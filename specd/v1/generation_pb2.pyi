@@ -340,22 +340,42 @@ class RoundAverages(_message.Message):
     def __init__(self, draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., coordinator_seconds: _Optional[float] = ..., tokens: _Optional[float] = ..., wire_bytes: _Optional[float] = ...) -> None: ...
 
 class CountTokensRequest(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "return_token_ids", "without_special_tokens")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     generation: GenerateRequest
-    def __init__(self, generation: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+    return_token_ids: bool
+    without_special_tokens: bool
+    def __init__(self, generation: _Optional[_Union[GenerateRequest, _Mapping]] = ..., return_token_ids: _Optional[bool] = ..., without_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class CountTokensResponse(_message.Message):
-    __slots__ = ("prompt_tokens", "source_tokens", "room", "fits")
+    __slots__ = ("prompt_tokens", "source_tokens", "room", "fits", "token_ids")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     FITS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     source_tokens: int
     room: int
     fits: bool
-    def __init__(self, prompt_tokens: _Optional[int] = ..., source_tokens: _Optional[int] = ..., room: _Optional[int] = ..., fits: _Optional[bool] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., source_tokens: _Optional[int] = ..., room: _Optional[int] = ..., fits: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("token_ids", "model")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    model: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

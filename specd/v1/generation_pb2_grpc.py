@@ -45,6 +45,11 @@ class GenerationServiceStub:
                 request_serializer=specd_dot_v1_dot_generation__pb2.CountTokensRequest.SerializeToString,
                 response_deserializer=specd_dot_v1_dot_generation__pb2.CountTokensResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/specd.v1.GenerationService/Detokenize',
+                request_serializer=specd_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=specd_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/specd.v1.GenerationService/GetModelInfo',
                 request_serializer=specd_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -82,6 +87,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Returns the text of tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """Describes the models behind the service and the limits of a request.
         """
@@ -108,6 +120,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.CountTokens,
                     request_deserializer=specd_dot_v1_dot_generation__pb2.CountTokensRequest.FromString,
                     response_serializer=specd_dot_v1_dot_generation__pb2.CountTokensResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=specd_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=specd_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -175,6 +192,33 @@ class GenerationService:
             '/specd.v1.GenerationService/CountTokens',
             specd_dot_v1_dot_generation__pb2.CountTokensRequest.SerializeToString,
             specd_dot_v1_dot_generation__pb2.CountTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specd.v1.GenerationService/Detokenize',
+            specd_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            specd_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,11 +37,13 @@ class TokenCount:
     source_tokens: int
     room: int
     fits: bool
+    token_ids: tuple[int, ...] = ()
 
 
 def counted(response: generation_pb2.CountTokensResponse) -> TokenCount:
     """Return the count in a message."""
-    return TokenCount(response.prompt_tokens, response.source_tokens, response.room, response.fits)
+    token_ids = tuple(response.token_ids)
+    return TokenCount(response.prompt_tokens, response.source_tokens, response.room, response.fits, token_ids)
 
 
 def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescription:

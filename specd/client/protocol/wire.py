@@ -94,6 +94,8 @@ def to_count(
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
     continue_final_message: bool,
+    return_token_ids: bool = False,
+    add_special_tokens: bool = True,
 ) -> bytes:
     """Return the serialised message that asks for the tokens of a prompt, or of messages. Raises as `to_request`."""
     asked: Any = prompt
@@ -106,7 +108,11 @@ def to_count(
         )
     elif tools or template_arguments:
         raise InvalidRequestError("CONTRADICTION", "tools and template_arguments are for messages, not for a text")
-    request = generation_pb2.CountTokensRequest(generation=to_request(None, options, session_id=session_id))
+    request = generation_pb2.CountTokensRequest(
+        generation=to_request(None, options, session_id=session_id),
+        return_token_ids=return_token_ids,
+        without_special_tokens=not add_special_tokens,
+    )
     try:
         _set(request.generation, asked, "text", "token_ids")  # in place, because a prompt can be long
     except (ValueError, TypeError) as error:
