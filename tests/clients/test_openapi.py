@@ -20,4 +20,4 @@ async def test_no_request_that_the_document_suggests_is_answered_by_a_failure(
     document = f"{url_of(arranged_stack).removesuffix('/v1')}/openapi.json"
     options = ("--checks", "not_a_server_error", *BOUNDED, "--no-color")
     output = await run(uv, *SCHEMATHESIS, "run", document, *options, directory=tmp_path)
-    assert "9 selected / 9 total" in output
+    assert "11 selected / 11 total" in output

@@ -11,7 +11,10 @@ from tests.e2e.fuzz_requests import PROMPT, RequestGenerator
 
 # 5xx are not among them: nothing is away, and no request makes the gateway fail.
 EXPECTED_STATUSES = {200, 400, 403, 404, 405, 409, 413, 415, 429}
-POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+POSTS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/tokenize", "/detokenize"),
+)
 GETS = ("/v1/models", "/v1/models/nosuch", "/health", "/metrics", "/openapi.json", "/")
 _IMPATIENT = ("/health", "/v1/models", "/v1/models/nosuch")  # they soon give up a coordinator that is busy
 _ODD: list[Any] = [

@@ -11,6 +11,7 @@ BYTES = 4 * 2**20 - 64  # the limit of both doors by default, with room for the 
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ANTHROPICS, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 _MESSAGES = '"messages":[{"role":"user","content":"x"}]'
 SPECIAL = "<|endoftext|>"
 
@@ -56,6 +57,17 @@ HTTP_SHAPES: Mapping[str, tuple[str, bytes]] = {
             "0]}}]}]}",
         ),
     ),
+    "a large tool that must be called": (
+        CHAT,
+        _filled(
+            f'{{{_MESSAGES},"tool_choice":"required","tools":[{{"type":"function","function":{{"name":"f","strict":true,'
+            '"parameters":{"properties":{"a":{"enum":[',
+            "0,",
+            "0]}}}}}]}",
+        ),
+    ),
+    "a long text of tokens": (TOKENIZE, _filled('{"content":"', "x", '"}')),
+    "many tokens of a text": (DETOKENIZE, _filled('{"tokens":[', "1,", "1]}")),
     "special tokens to count": (COUNT, _filled('{"messages":[{"role":"user","content":"', SPECIAL, '"}]}')),
 }
 

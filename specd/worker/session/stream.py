@@ -83,8 +83,11 @@ class Worker:
                 "correct its config.json or tokenizer_config.json"
             ) from error
         object.__setattr__(self, "description", description)  # the dataclass is frozen
-        object.__setattr__(self, "grammar_masks", GrammarMasks(self.model, self.metrics.mask_seconds.observe))
+        object.__setattr__(self, "grammar_masks", GrammarMasks(self.model, self._observe_masks))
         object.__setattr__(self, "tokenizer_config", tokenizer_config)
+
+    def _observe_masks(self, seconds: float) -> None:
+        self.metrics.mask_seconds.observe(seconds)
 
 
 @dataclass
