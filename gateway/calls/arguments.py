@@ -205,7 +205,7 @@ def _patterns(schema: Mapping[str, Any], *, strict: bool) -> list[str]:
     patterns = [f"(?s:.){{{least},{most}}}"] if least or most != "" else []
     if strict and (wanted := schema.get("pattern")) is not None:
         begin, end = ("" if wanted.startswith("^") else "(?s:.)*"), ("" if wanted.endswith("$") else "(?s:.)*")
-        patterns.append(f"{begin}(?:{wanted.removeprefix('^').removesuffix('$')}){end}".replace("/", r"\/"))
+        patterns.append(f"{begin}(?:{wanted.removeprefix('^').removesuffix('$')}){end}")
     return patterns
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gateway.calls.arguments import ArgumentWriter
-from gateway.calls.lark import LarkGrammar, choice, without
+from gateway.calls.lark import LarkGrammar, choice, regex, without
 from gateway.calls.parameters import Parameters
 from gateway.calls.syntax import CallSyntax, ReplySyntax
 from gateway.calls.tool_choice import ToolChoice
@@ -114,7 +114,7 @@ class _ReplyWriter:
             case GrammarKind.JSON_OBJECT:
                 return self._grammar.json({"type": "object"}, lenient=False)
             case GrammarKind.REGEX:
-                return self._grammar.rule(f"/{answer.text.replace('/', chr(92) + '/')}/", prefix="T")
+                return self._grammar.rule(regex(answer.text), prefix="T")
             case GrammarKind.LARK:
                 raise invalid("a grammar in Lark cannot be combined with this model's form of replies: leave it out")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from specd.grammar import MAX_GRAMMAR_BYTES
 
+_SLASH = re.compile(r"(?s:\\.)|/")  # or any escaped character
 # White space between the tokens of JSON, as for schemas of their own: a weak model would write more of it for ever.
 _WHITE_SPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,40}"
 
@@ -21,6 +22,13 @@ def choice(alternatives: Iterable[str]) -> str:
 def pattern(text: str) -> str:
     """Return the regular expression of exactly this text, without the slashes around it."""
     return re.sub(r"[^\w\s<>=\"',:;@#%&`!~|｜▁]", lambda found: rf"\x{{{ord(found[0]):x}}}", text).replace("\n", r"\n")
+
+
+def regex(written: str) -> str:
+    """Return the terminal of a regular expression."""
+    # A slash would end it, unless a backslash stands before it.
+    escaped = _SLASH.sub(lambda found: found[0] if len(found[0]) > 1 else r"\/", written)
+    return f"/{escaped}/"
 
 
 def without(text: str) -> str:
@@ -84,7 +92,7 @@ class LarkGrammar:
     def text_to(self, end: str, *patterns: str) -> str:
         """Return the expression of any text up to `end`, and that; the text matches all the patterns."""
         mark = end.strip()
-        kept = [f"/{each}/" for each in patterns]
+        kept = [regex(each) for each in patterns]
         if self.is_special(mark):
             # A token of its own ends the text, which would have a line break before it as well.
             return f"{self._terminal(' & '.join(kept) or '/(?s:.)*/')} {self.literal(end.lstrip())}"

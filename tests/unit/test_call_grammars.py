@@ -302,6 +302,17 @@ KEYWORDS = (
 )
 
 
+@pytest.mark.parametrize("written_as", [r"a/b", r"a\/b", r"a\\/b", r"[/]b"])
+def test_slashes_of_patterns_are_slashes(written_as: str) -> None:
+    schema = {"properties": {"p": {"type": "string", "pattern": f"^{written_as}$"}}, "required": ["p"]}
+    offered = tools(schema)
+    token_ids = some_reply(written("Qwen3-Coder", ToolChoice(offered, must_call=True), False), False, 1)
+    calls, _, _ = read("Qwen3-Coder", token_ids, False, offered)
+    assert calls
+    for call in calls:
+        is_valid(call, offered)
+
+
 def test_annotations_are_left_out_and_properties_of_their_names_stay() -> None:
     named = {"title": {"type": "string", "title": "A"}, "description": {"enum": [{"title": 1}]}}
     schema = {"title": "T", "properties": named, "required": ["title"], "allOf": [{"description": "D", "minimum": 1}]}
