@@ -1,22 +1,31 @@
 """Measure answers in a form: the cost of a grammar, and the gain of the tokens that it forces.
 
-    python benchmarks/forms.py [--turns 5]
+    python benchmarks/forms.py [--turns 5] [--schemas FILE]
 
 The same requests in turns, one at a time, on the included pair, greedy: 64 tokens of plain text, without a grammar and
 with one that allows any text, by the target alone and with four draft tokens; and a record with long keys, by the
 target alone, with the sources that need no grammar, and with all. It prints medians of milliseconds a token.
+
+With a file of schemas, a JSON object with a `schema` in each line, it also prints how long they take to compile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import statistics
+import time
+from pathlib import Path
 from typing import Any
 
 from specd.client import AsyncClient, Completion, Grammar
+from specd.errors import InvalidRequestError
+from specd.matching.vocabulary import GrammarVocabulary
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
+from specd.text.tokenizer import Tokenizer
 
 _PROMPTS = ("x = ", "# the settings as JSON\nsettings = ", "import json\nrecord = ", "class Stack:\n    def")
 _NAMES = (
@@ -66,11 +75,34 @@ async def measure(turns: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in measured.items()}
 
 
+def compile_times(path: Path) -> list[float]:
+    """Return the processor times, in seconds, to compile the schemas of a file that can be enforced, sorted."""
+    tokenizer = Tokenizer((Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes())
+    vocabulary = GrammarVocabulary(tokenizer, size=tokenizer.vocabulary_size, eos_token_ids=[0])
+    vocabulary.compile(Grammar.json_object())  # the first one also reads the vocabulary
+    times: list[float] = []
+    for line in path.read_text().splitlines():
+        grammar = Grammar.json_schema(json.dumps(json.loads(line)["schema"]))
+        begun = time.process_time()
+        with contextlib.suppress(InvalidRequestError):
+            vocabulary.compile(grammar)
+            times.append(time.process_time() - begun)
+    return sorted(times)
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    medians = asyncio.run(measure(parser.parse_args().turns))
+    parser.add_argument("--schemas", type=Path)
+    arguments = parser.parse_args()
+    if arguments.schemas is not None:
+        times = compile_times(arguments.schemas)
+        print(
+            f"{len(times)} schemas compile in {1e3 * statistics.median(times):.1f} ms, 95 % of them in at most ", end=""
+        )
+        print(f"{1e3 * times[int(0.95 * len(times))]:.1f} ms")
+    medians = asyncio.run(measure(arguments.turns))
     for name, value in medians.items():
         print(f"{name:32} {value:7.2f} ms a token")
     for how in ("target alone", "four draft tokens"):
