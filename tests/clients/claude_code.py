@@ -1,4 +1,4 @@
-"""A request as Claude Code sends it: the shape of a recorded one, with shorter texts."""
+"""A request with the fields and headers of Claude Code, with shorter texts. It is written by hand."""
 
 from __future__ import annotations
 

@@ -100,6 +100,63 @@ async def test_without_parallel_calls_the_first_counts(arranged: AsyncOpenAI) ->
     assert whole.parallel_tool_calls is False
 
 
+def codex_request(*items: Any) -> dict[str, Any]:
+    """Return a request with the fields of Codex's `ResponsesApiRequest` (codex-rs), with shorter texts."""
+    shell = {
+        "command": {"type": "string", "description": "The script to run."},
+        "workdir": {"type": "string"},
+        "timeout_ms": {"type": "number"},
+    }
+    parameters = {"type": "object", "properties": shell, "required": ["command"], "additionalProperties": False}
+    weather = {"type": "object", "properties": {}, "additionalProperties": False}
+    patch = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
+    return {
+        "model": "arranged",
+        "instructions": "You are a coding agent.",
+        "input": [
+            _said("developer", "<permissions instructions>Ask first.</permissions instructions>"),
+            _said("user", "<environment_context><cwd>/tmp</cwd></environment_context>"),
+            *items,
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "name": "shell_command",
+                "description": "Run.",
+                "strict": False,
+                "parameters": parameters,
+            },
+            {"type": "function", "name": "get_weather", "description": "Ask.", "strict": False, "parameters": weather},
+            {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": patch},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": None, "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199c8a4-session",
+        "text": {"verbosity": "medium"},
+        "client_metadata": {"x-codex-installation-id": "0"},
+    }
+
+
+def _said(role: str, text: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+
+async def test_codex_calls_a_tool_and_goes_on(arranged_http: HttpClient) -> None:
+    asked = _said("user", "ponder")
+    events = await arranged_http.chunks(PATH, codex_request(asked))
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["type"] for item in items] == ["reasoning", "function_call"]
+    assert events[-1]["type"] == "response.completed"
+    result = {"type": "function_call_output", "call_id": items[1]["call_id"], "output": "sunny"}
+    events = await arranged_http.chunks(PATH, codex_request(asked, *items, result))
+    assert events[-1]["response"]["output"][-1]["content"][0]["text"] == SCRIPTS["sunny"]
+
+
 async def test_tools_that_are_no_functions_are_named_as_ignored(arranged_http: HttpClient) -> None:
     response = await arranged_http.post(
         PATH, {"input": "hello", "tools": [*TOOLS, {"type": "web_search"}], "store": True}
