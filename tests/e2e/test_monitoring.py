@@ -26,7 +26,7 @@ from deploy.prometheus.local import SHIPPED, LocalPrometheus, Series
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.v1.generation_pb2 import SessionStatistics
-from specd.v1.sampling_pb2 import SamplingParameters
+from specd.v1.sampling_pb2 import Grammar, SamplingParameters
 from tests.dashboards import Panel
 from tests.e2e.processes import (
     PATIENCE_SECONDS,
@@ -108,6 +108,8 @@ class Load:
             greedy = self.ask(number, max_tokens=48, num_draft_tokens=4)
             await asyncio.gather(greedy, self.ask(number + 2, max_tokens=48, sampling=sampled))
         await self.ask(0, max_tokens=48)  # alone, and with a prompt that the workers have
+        for number in range(2):
+            await self.ask(number, max_tokens=120, grammar=Grammar(regex=r'(\{"a long name": "[a-z ]+"\}\n){30}'))
         await self.go_away()
         await self.ask(0, num_draft_tokens=99)
         await self.ask(0, session_id="unknown")
