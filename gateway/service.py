@@ -81,22 +81,23 @@ class Service:
         return replace(answer, json=await composer.whole(deltas), more_headers=headers)
 
     async def count(
-        self, prompt: str | Chat, caller: Requester, *, session_id: str = "", add_special_tokens: bool = True
+        self,
+        prompt: str | Chat,
+        caller: Requester,
+        *,
+        session_id: str = "",
+        return_token_ids: bool = False,
+        add_special_tokens: bool = True,
     ) -> TokenCount:
-        """Return the tokens of a prompt, behind those of a session. Raises ApiError."""
-        asked: dict[str, Any] = {"tools": (), "template_arguments": None, "continue_final_message": False}
-        if isinstance(prompt, Chat):
-            asked = {name: getattr(prompt, name) for name in asked}
-        said = prompt.messages if isinstance(prompt, Chat) else prompt
+        """Return the number of tokens of a prompt, behind those of a session, or the tokens too. Raises ApiError."""
         try:
             request = await beside_loop(
                 to_count,
-                said,
+                prompt,
                 {},
                 session_id=session_id,
-                return_token_ids=True,
+                return_token_ids=return_token_ids,
                 add_special_tokens=add_special_tokens,
-                **asked,
             )
             return await self.client.count(request, token=caller.token)
         except SpecdError as error:

@@ -84,7 +84,7 @@ async def tokenize(service: Service, body: Mapping[str, Any], caller: Requester)
     ignored = ignored_in(fields.model_extra or {}, {})
     if not asked:
         return Answer(json=_tokenized([], served.model.context_length), ignored=ignored)
-    count = await service.count(asked, caller, add_special_tokens=fields.adds_special_tokens)
+    count = await service.count(asked, caller, return_token_ids=True, add_special_tokens=fields.adds_special_tokens)
     return Answer(json=_tokenized(list(count.token_ids), served.model.context_length), ignored=ignored)
 
 

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 _NAME = re.compile(r"[\w.:/-]+")
 _PARTS = re.compile(r"\$(name|arguments|number|line)")
-# Errors of looking into a schema that is none.
+# Errors that reading an invalid schema can raise.
 _NO_SCHEMA = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 
 

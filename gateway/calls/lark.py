@@ -53,7 +53,7 @@ class LarkGrammar:
         return text in self._ids
 
     def any_special(self, *, but: str) -> str:
-        """Return the expression of any special token but one; "" if there is none."""
+        """Return the expression of a special token other than this one, or "" if the model has no other."""
         ids = sorted(token_id for token, token_id in self._ids.items() if token != but)
         return f"<[{','.join(map(str, ids))}]>" if ids else ""
 

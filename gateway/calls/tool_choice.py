@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.http.errors import ApiError, invalid
+from gateway.http.errors import invalid
 
 _FIELD = "tool_choice"
 _KNOWN = "send 'auto', 'none', 'required', or the name of a function"
@@ -113,6 +113,14 @@ class ToolChoice:
 NO_TOOLS = ToolChoice()
 
 
+def without_strict(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as templates read them: `strict` is for the grammar of their calls."""
+    return [
+        {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+        for tool in tools
+    ]
+
+
 def _name_of(asked: object, place: str) -> str:
     function = asked.get("function", asked) if isinstance(asked, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -124,4 +132,4 @@ def _name_of(asked: object, place: str) -> str:
 def _check_offered(names: Sequence[str], offered: Collection[str], place: str) -> None:
     for name in names:
         if name not in offered:
-            raise ApiError(400, "invalid_value", f"{place}: {name[:100]!r} is not one of the tools", param=place)
+            raise invalid(f"{place}: {name[:100]!r} is not one of the tools", place)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.calls.tool_choice import ToolChoice
+from gateway.calls.tool_choice import ToolChoice, without_strict
 from gateway.chat.messages import MAX_MESSAGES, Contents, checked_chat
 from gateway.chat.request import MAX_TOOLS
 from gateway.fields import Array, Count, Defaults, JsonObject, StopString, StrictModel, refuse_field
@@ -20,7 +20,7 @@ from specd.sampling import MAX_STOP_STRINGS
 
 
 class MessageTool(StrictModel):
-    """A tool; those of other types are Anthropic's own, which there are none of here."""
+    """A tool. A custom one is called by the model; the other types are Anthropic's own, and are ignored."""
 
     type: str | None = None  # custom
     name: str | None = None
@@ -85,11 +85,7 @@ class CountFields(GrammarFields):
         """The tools that the model is told of, as templates read them."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
-        functions = [tool["function"] for tool in self._functions.values()]
-        return [
-            {"type": "function", "function": {name: value for name, value in function.items() if name != "strict"}}
-            for function in functions
-        ]
+        return without_strict(self._functions.values())
 
     @cached_property
     def chosen_tools(self) -> ToolChoice:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.calls.tool_choice import ToolChoice
+from gateway.calls.tool_choice import ToolChoice, without_strict
 from gateway.chat.messages import (
     MAX_MESSAGES,
     CalledFunction,
@@ -86,10 +86,7 @@ class ResponseFields(GrammarFields):
         """The functions that the model is told of, as templates read them."""
         if self.tool_choice == "none":
             return []
-        functions = [tool.as_function for tool in self._functions.values()]
-        for function in functions:
-            function["function"].pop("strict", None)
-        return functions
+        return without_strict(tool.as_function for tool in self._functions.values())
 
     @cached_property
     def chosen_tools(self) -> ToolChoice:

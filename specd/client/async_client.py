@@ -14,7 +14,7 @@ from specd.client.async_calls import failures, open_channel, token_metadata
 from specd.client.async_session import AsyncClientSession
 from specd.client.async_stream import AsyncStream
 from specd.client.options import GenerationOptions
-from specd.client.protocol.chats import Messages, chat_of
+from specd.client.protocol.chats import Messages, chat_of, prompt_of
 from specd.client.protocol.errors import client_closed
 from specd.client.protocol.service import ServiceDescription, TokenCount, counted, described
 from specd.client.protocol.wire import metadata_of, to_count, to_request
@@ -135,14 +135,13 @@ class AsyncClient:
 
         `max_tokens` are to fit behind them.
         """
-        request = to_count(
+        asked = prompt_of(
             prompt,
-            options,
-            session_id=session_id,
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
         )
+        request = to_count(asked, options, session_id=session_id)
         return await self.count(request, token=options.get("token", ""))
 
     async def tokenize(
@@ -157,16 +156,8 @@ class AsyncClient:
 
         Without `add_special_tokens`, a text has none in front.
         """
-        request = to_count(
-            prompt,
-            {},
-            session_id="",
-            tools=tools,
-            template_arguments=template_arguments,
-            continue_final_message=False,
-            return_token_ids=True,
-            add_special_tokens=add_special_tokens,
-        )
+        asked = prompt_of(prompt, tools=tools, template_arguments=template_arguments)
+        request = to_count(asked, {}, return_token_ids=True, add_special_tokens=add_special_tokens)
         return (await self.count(request)).token_ids
 
     async def detokenize(self, token_ids: Sequence[int], *, token: str = "") -> str:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specd.client.calls import failures, open_channel, token_metadata
 from specd.client.options import GenerationOptions
-from specd.client.protocol.chats import Messages, chat_of
+from specd.client.protocol.chats import Messages, chat_of, prompt_of
 from specd.client.protocol.errors import client_closed
 from specd.client.protocol.service import ServiceDescription, TokenCount, counted, described
 from specd.client.protocol.wire import metadata_of, to_count, to_request
@@ -136,14 +136,13 @@ class Client:
 
         `max_tokens` are to fit behind them.
         """
-        request = to_count(
+        asked = prompt_of(
             prompt,
-            options,
-            session_id=session_id,
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
         )
+        request = to_count(asked, options, session_id=session_id)
         return self.count(request, token=options.get("token", ""))
 
     def tokenize(
@@ -158,16 +157,8 @@ class Client:
 
         Without `add_special_tokens`, a text has none in front.
         """
-        request = to_count(
-            prompt,
-            {},
-            session_id="",
-            tools=tools,
-            template_arguments=template_arguments,
-            continue_final_message=False,
-            return_token_ids=True,
-            add_special_tokens=add_special_tokens,
-        )
+        asked = prompt_of(prompt, tools=tools, template_arguments=template_arguments)
+        request = to_count(asked, {}, return_token_ids=True, add_special_tokens=add_special_tokens)
         return (self.count(request)).token_ids
 
     def detokenize(self, token_ids: Sequence[int], *, token: str = "") -> str:

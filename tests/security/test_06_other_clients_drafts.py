@@ -53,8 +53,8 @@ async def test_a_client_that_spoils_acceptance_spoils_its_own(owners: dict[str, 
     # A session soon goes by its own rounds, so it is its first tokens that show what it was told.
     undisturbed, _ = await drafted(owners["alice"], top_k=1, max_tokens=8)
     counts = []
-    # The machine's pace also decides how much is drafted. So three clients are counted together, and others are asked
-    # where nobody drafts much.
+    # The machine's pace also decides how much is drafted. So three clients are counted together, and another three are
+    # asked if the planner has drafted little for the first.
     for names in ATTEMPTS:
         of_mallory = of_others = 0
         for name in names:

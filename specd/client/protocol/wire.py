@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
 from specd.client.options import GenerationOptions
-from specd.client.protocol.chats import chat_of, is_chat
 from specd.client.schema import Schema, schema_text
 from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
@@ -87,34 +86,21 @@ def set_chat(request: generation_pb2.GenerateRequest, chat: Chat) -> None:
 
 
 def to_count(
-    prompt: str | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    prompt: Prompt,
     options: GenerationOptions,
     *,
-    session_id: str,
-    tools: Sequence[Mapping[str, Any]],
-    template_arguments: Mapping[str, Any] | None,
-    continue_final_message: bool,
+    session_id: str = "",
     return_token_ids: bool = False,
     add_special_tokens: bool = True,
 ) -> bytes:
-    """Return the serialised message that asks for the tokens of a prompt, or of messages. Raises as `to_request`."""
-    asked: Any = prompt
-    if is_chat(prompt):
-        asked = chat_of(
-            asked,
-            tools=tools,
-            template_arguments=template_arguments,
-            continue_final_message=continue_final_message,
-        )
-    elif tools or template_arguments:
-        raise InvalidRequestError("CONTRADICTION", "tools and template_arguments are for messages, not for a text")
+    """Return the serialised message that asks for the tokens of a prompt. Raises as `to_request`."""
     request = generation_pb2.CountTokensRequest(
         generation=to_request(None, options, session_id=session_id),
         return_token_ids=return_token_ids,
         without_special_tokens=not add_special_tokens,
     )
     try:
-        _set(request.generation, asked, "text", "token_ids")  # in place, because a prompt can be long
+        _set(request.generation, prompt, "text", "token_ids")  # in place, because a prompt can be long
     except (ValueError, TypeError) as error:
         raise _unsendable(error) from error
     return request.SerializeToString()

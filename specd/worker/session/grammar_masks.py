@@ -28,7 +28,7 @@ _THREADS = 4
 class GrammarMasks:
     """The masks of all sessions of a worker."""
 
-    def __init__(self, model: LoadedModel, observe: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(self, model: LoadedModel, observe: Callable[[float], None]) -> None:
         """`observe` is told how long the masks of each request took, in seconds, on any thread."""
         self._model = model
         self._observe = observe
