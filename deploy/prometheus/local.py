@@ -38,6 +38,7 @@ class LocalPrometheus:
         self._directory = tempfile.TemporaryDirectory(prefix="specd-prometheus-")
         self._process: asyncio.subprocess.Process | None = None
         self._address = f"127.0.0.1:{_free_port()}"
+        self._num_targets = len(addresses)
         self._write_configuration(Path(self._directory.name), addresses)
 
     def _write_configuration(self, directory: Path, addresses: Mapping[str, str]) -> None:
@@ -64,7 +65,10 @@ class LocalPrometheus:
             _write(path, rules)
 
     async def __aenter__(self) -> LocalPrometheus:
-        """Start it and wait until it answers."""
+        """Start it and wait until it has scraped each process, so that a rate sees all that follows.
+
+        It finds its targets some seconds after it answers.
+        """
         directory = Path(self._directory.name)
         with (directory / "log").open("w") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -75,7 +79,7 @@ class LocalPrometheus:
                 stderr=log,
             )
         deadline = time.monotonic() + _START_SECONDS
-        while not await asyncio.to_thread(self._is_ready):
+        while not await self._has_scraped_all():
             if self._process.returncode is not None or time.monotonic() > deadline:
                 why = (directory / "log").read_text()
                 await self.__aexit__()
@@ -120,11 +124,10 @@ class LocalPrometheus:
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error)["error"]) from error
 
-    def _is_ready(self) -> bool:
+    async def _has_scraped_all(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self._address}/-/ready") as response:
-                return bool(response.status == 200)
-        except OSError:
+            return len(await self.query("up")) == self._num_targets
+        except (OSError, ValueError):  # it does not listen yet, or is not ready
             return False
 
 
