@@ -86,7 +86,7 @@ async def test_client_that_stops_reading_gets_the_same_later(
     verified_before = (await scrape(harmed_stack.target))["specd_worker_requests_total{done}"]
 
     async def all_rounds_are_verified() -> bool:
-        return (await scrape(harmed_stack.target))["specd_worker_requests_total{done}"] == verified_before + rounds
+        return (await scrape(harmed_stack.target))["specd_worker_requests_total{done}"] >= verified_before + rounds
 
     responses = []
     # A message or two are on the way, the others stay in the coordinator.
