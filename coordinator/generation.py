@@ -32,9 +32,9 @@ from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.errors import WorkerError
 from coordinator.workers.verifier import Verifier
 from specd.errors import InternalError, InvalidRequestError, SpecdError
-from specd.grammar import GRAMMAR_BROKEN, SessionGrammar
+from specd.grammar import GRAMMAR_BROKEN, Grammar, SessionGrammar
 from specd.matching.matcher import SessionMatcher
-from specd.text.reasoning import PROMPT_END_TOKENS, reasoning_tokens
+from specd.text.reasoning import PROMPT_END_TOKENS, reply_grammar
 from specd.vocabulary import FinishReason, TokenSource
 
 log = structlog.get_logger()
@@ -146,7 +146,12 @@ class Generation:
         """Encode the prompt, wait for the request's turn, and start its streams and planner."""
         request, shared = self._request, self._shared
         self._prompt = prompt = await shared.encode(request, self._kept)
-        self._session, self._setup = session, setup = self._session_of(prompt)
+        session, setup = self._session_of(prompt)
+        matcher = None
+        if request.grammar is not None:  # one that cannot be kept is refused before the wait for a turn
+            matcher, grammar = await asyncio.to_thread(self._in_form, session, prompt, request.grammar)
+            setup = replace(setup, sampling=replace(setup.sampling, grammar=grammar))
+        self._session, self._setup = session, setup
         self._output = Output(
             shared.tokenizer,
             prompt.token_ids,
@@ -156,8 +161,6 @@ class Generation:
         )
         self._reply = [await asyncio.to_thread(self._output.resume, request.resumption.token_ids)]
         self._beginning: Beginning | None = self._beginning_of(prompt)
-        # A grammar that cannot be kept is refused before the wait for a turn.
-        matcher = await asyncio.to_thread(self._matcher, grammar) if (grammar := setup.sampling.grammar) else None
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
         settings, clock = shared.settings, time.perf_counter
         self._verifier = Verifier(
@@ -279,9 +282,7 @@ class Generation:
             stop_token_ids=frozenset(stop.token_ids),
             min_tokens=max(stop.min_tokens - len(resumed), 0),
         )
-        sampling = replace(
-            request.sampling, vocabulary_size=model.vocabulary_size, grammar=self._session_grammar(prompt)
-        )
+        sampling = replace(request.sampling, vocabulary_size=model.vocabulary_size)
         if stop.min_tokens:
             sampling = replace(
                 sampling,
@@ -290,21 +291,22 @@ class Generation:
             )
         return session, SessionSetup(session.session_id, sampling, prompt.source, namespace=request.namespace)
 
-    def _session_grammar(self, prompt: EncodedPrompt) -> SessionGrammar | None:
-        """Return the grammar of the reply's tokens. Raises InvalidRequestError."""
-        request = self._request
-        if request.grammar is None:
-            return None
-        reasoning = None
-        if request.stop.reasoning is not None:
-            reasoning = reasoning_tokens(self._shared.tokenizer, prompt.token_ids, request.stop.reasoning)
-        return SessionGrammar(request.grammar, len(prompt.token_ids), reasoning)
+    def _in_form(self, session: Session, prompt: EncodedPrompt, form: Grammar) -> tuple[SessionMatcher, SessionGrammar]:
+        """Return the grammar of the reply's tokens, and a matcher of the session's, which must keep it.
 
-    def _matcher(self, grammar: SessionGrammar) -> SessionMatcher:
-        """Return a matcher of the session's tokens, which must keep a grammar. Raises InvalidRequestError."""
-        matcher = SessionMatcher(self._shared.grammar_vocabulary, grammar)
-        matcher.follow(self._session.token_ids)
-        return matcher
+        Raises InvalidRequestError.
+        """
+        vocabulary = self._shared.grammar_vocabulary
+        markers = self._request.stop.reasoning
+        if markers is not None:
+            vocabulary.compile(form)  # its errors are about the form as it was asked for
+        try:
+            grammar = reply_grammar(self._shared.tokenizer, prompt.token_ids, form, markers)
+        except ValueError as error:
+            raise InvalidRequestError("BAD_GRAMMAR", f"grammar.{form.kind.value} cannot be kept: {error}") from error
+        matcher = SessionMatcher(vocabulary, grammar)
+        matcher.follow(session.token_ids)
+        return matcher, grammar
 
     def _beginning_of(self, prompt: EncodedPrompt) -> Beginning:
         shared, request = self._shared, self._request

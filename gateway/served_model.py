@@ -107,9 +107,13 @@ class KnownModel:
         """
         tools, answer = generation.tools, generation.options.get("grammar")
         syntax = self._format_of(tools).syntax
-        has_form = tools.must_be_kept or tools.strict_places or (answer is not None and tools.tools)
-        if not has_form and not (answer is not None and syntax.thought):
+        if answer is None and not (tools.must_be_kept or tools.strict_places):
             return generation, ()
+        if answer is not None and syntax.thought is None:
+            if self.reply_format.channels is not None:
+                raise refuse_field(generation.grammar_field, "this model's replies keep no form: leave it out")
+            if not tools.tools:
+                return generation, ()
         if tools.tools and not can_be_kept(syntax, tools, has_answer=answer is not None):
             if tools.must_be_kept:
                 raise refuse_field(
@@ -123,6 +127,8 @@ class KnownModel:
                 )
             return generation, tools.strict_places
         options = generation.options
+        if syntax.thought is not None and options.get("stop"):
+            raise refuse_field("stop", "replies of this model that keep a form have no stop strings: leave them out")
         if syntax.thought is not None or not (tools.must_call or answer is not None):
             # The grammar covers the reasoning as well.
             options = {**options, "reasoning": options.get("reasoning") if options.get("stop") else None}

@@ -18,7 +18,6 @@ NAMES = {
     "stop.token_ids": "stop_token_ids",
     "stop.strings": "stop",
     "stop.ignore_eos": "ignore_eos",
-    "stop.reasoning.end": "the end of the model's reasoning",
     "chat.messages": "messages",
     "chat.tools": "tools",
     "chat.tools_json": "tools",
@@ -39,7 +38,6 @@ _SENTENCES = {
         "is a completion, and the request a conversation: use /v1/completions"
     ),
     "a Generate runs on session": "another request runs on session",
-    "leave the grammar out, or the reasoning": "leave it out",
     "set REJECTION": "set 'rejection'",
     "to go on, resume with the tokens so far when it is back, or at another": "send the request again",
     "send one, as the metadata 'authorization: Bearer TOKEN' (specd generate reads it from SPECD_TOKEN)": (

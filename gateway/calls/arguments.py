@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.calls.lark import LarkGrammar, choice
 from gateway.calls.parameters import Parameters, Schema, properties_of, required_of, unkept
 from gateway.calls.syntax import Braces, Keywords, Tags
+from specd.lark import LarkGrammar, choice
 
 _KEY_IN_TAGS = re.compile(r"[^\s<>\"'=]+")
 _KEY_IN_BRACES = re.compile(r"[\w-]+")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gateway.calls.arguments import ArgumentWriter
-from gateway.calls.lark import LarkGrammar, choice, regex, without
 from gateway.calls.parameters import Parameters
 from gateway.calls.syntax import CallSyntax, ReplySyntax
 from gateway.calls.tool_choice import ToolChoice
 from gateway.http.errors import invalid
 from specd.client import Grammar
-from specd.grammar import GrammarKind
+from specd.lark import LarkGrammar, choice, without
 
 _T = TypeVar("_T")
 
@@ -104,19 +102,10 @@ class _ReplyWriter:
         )
 
     def _form(self, answer: Grammar) -> str:
-        match answer.kind:
-            case GrammarKind.JSON_SCHEMA:
-                try:
-                    schema = json.loads(answer.text)
-                except (ValueError, RecursionError) as error:
-                    raise invalid(f"the schema of the answer is no JSON: {error}") from error
-                return self._grammar.json(schema, lenient=False)
-            case GrammarKind.JSON_OBJECT:
-                return self._grammar.json({"type": "object"}, lenient=False)
-            case GrammarKind.REGEX:
-                return self._grammar.rule(regex(answer.text), prefix="T")
-            case GrammarKind.LARK:
-                raise invalid("a grammar in Lark cannot be combined with this model's form of replies: leave it out")
+        try:
+            return self._grammar.form(answer)
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"the form of the answer cannot be read: {error}") from error
 
     def _read(self, index: int, function: Mapping[str, Any]) -> Parameters:
         if not _NAME.fullmatch(function["name"]):

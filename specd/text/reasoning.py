@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specd.errors import InvalidRequestError
-from specd.grammar import ReasoningTokens
+from specd.grammar import Grammar, ReasoningTokens, SessionGrammar
+from specd.lark import LarkGrammar
 from specd.text.tokenizer import Tokenizer
 
 # The last tokens of a prompt that can begin the reasoning: room for a header of the reply and a tag.
 PROMPT_END_TOKENS = 16
+# Line breaks that models write behind their reasoning, in Lark.
+_LINE_BREAKS = '"\\n"{0,2}'
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,26 @@ class ReasoningMarkers:
     end: str
 
 
-def reasoning_tokens(tokenizer: Tokenizer, prompt_ids: Sequence[int], markers: ReasoningMarkers) -> ReasoningTokens:
-    """Return the tokens of the markers, for a reply to a prompt. Raises InvalidRequestError for a marker of several."""
+def reply_grammar(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], grammar: Grammar, markers: ReasoningMarkers | None
+) -> SessionGrammar:
+    """Return the grammar of the reply to a prompt, with an answer behind the reasoning in the form of `grammar`.
+
+    Markers that are single tokens leave the reasoning free. Otherwise the reasoning is a part of the grammar: a text
+    without special tokens, which the end marker ends. Raises ValueError if that is too long.
+    """
+    begins_at = len(prompt_ids)
+    if markers is None:
+        return SessionGrammar(grammar, begins_at)
+    is_open = _is_begun(tokenizer, prompt_ids, markers)
     begin, end = (_only_token(tokenizer, marker) for marker in (markers.begin, markers.end))
-    if end is None:
-        raise InvalidRequestError(
-            "CONTRADICTION",
-            f"the request has a grammar, but stop.reasoning.end is {markers.end!r}, which is not one token of the "
-            "model: leave the grammar out, or the reasoning",
-        )
-    return ReasoningTokens(end, begin, is_open=_is_begun(tokenizer, prompt_ids, markers))
+    if end is not None and (is_open or begin is not None):
+        return SessionGrammar(grammar, begins_at, ReasoningTokens(end, begin, is_open))
+    lark = LarkGrammar(tokenizer.special_tokens)
+    reasoning = f"{lark.text_to(markers.end)} {_LINE_BREAKS}"
+    if not is_open:
+        reasoning = f"({lark.literal(markers.begin)} {reasoning})?"
+    return SessionGrammar(Grammar.lark(lark.written(f"{reasoning} {lark.form(grammar)}")), begins_at)
 
 
 def _only_token(tokenizer: Tokenizer, text: str) -> int | None:

@@ -12,12 +12,8 @@ from tests.clients.programs import NODE, run, url_of
 # OpenAI's: tests/gateway/test_shapes.py checks them with the types of its client.
 AS_OPENAI = "responses-streaming"
 OF_OPEN_RESPONSES = {"stream never sent the terminal `data: [DONE]` sentinel", "<root>: Invalid input"}
-# They force a call, which is refused for a model like this one, with a reasoning that several tokens end. And llmprobe
-# counts the cached tokens of a message among its input tokens, which Anthropic has apart.
-NOT_CLAIMED = {
-    *("chat-tool-stream-reassembly", "responses-tool-stream-reassembly", "messages-tool-stream-reassembly"),
-    "messages-usage",
-}
+# llmprobe counts the cached tokens of a message among its input tokens, which Anthropic has apart.
+NOT_CLAIMED = {"messages-usage"}
 # What docs/http.md claims, as llmprobe names it.
 CLAIMED = {
     *("models", "chat", "responses", "completions", "streaming", "usage", "stream-usage", "finish-reasons", "errors"),

@@ -163,11 +163,3 @@ async def test_a_form_beside_tools_says_what_to_leave_out(openai: AsyncOpenAI) -
     with pytest.raises(BadRequestError, match="leave out tools") as refused:
         await openai.chat.completions.create(model="pycode", messages=messages, tools=tools, response_format=form)
     assert refused.value.param == "response_format"
-
-
-async def test_a_model_whose_reasoning_ends_with_several_tokens_has_no_form(arranged_http: HttpClient) -> None:
-    """The scripted model has a token for each character."""
-    body = {"messages": [{"role": "user", "content": "hello"}], "response_format": {"type": "json_object"}}
-    refused = await arranged_http.post(CHAT, body)
-    assert refused.status_code == 400
-    assert "the end of the model's reasoning is '</think>'" in refused.json()["error"]["message"]

@@ -197,6 +197,21 @@ def test_what_the_form_documents_may_be_written(name: str, special: bool) -> Non
             assert mask is not None and mask[0] & 1, "it may end"
 
 
+@pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
+def test_a_call_comes_behind_any_number_of_thoughts(special: bool) -> None:
+    syntax = format_of("harmony").syntax
+    assert syntax.thought is not None
+    call = FORMS["harmony"].write_calls
+    assert call is not None
+    said = "".join(piece for piece, _ in pieces(call([("write", {"path": "x", "size": 1})])))
+    said = said.removeprefix("<|start|>assistant").removesuffix("<|call|>")
+    thought = f"{syntax.thought[0]}Well, <that>.{syntax.thought[1]}"
+    for reply in (said, thought + said, thought + thought + said):
+        token_ids = tokenizer(special).encode(reply, add_special_tokens=False)
+        grammar = written("harmony", ToolChoice(TOOLS, must_call=True), special)
+        assert matcher(grammar, special).num_allowed(token_ids) == len(token_ids), reply
+
+
 # Further ways to write calls that are read: a call that must be made is written in the first of the form's own.
 HAVE_OTHER_FORMS = {"Llama, tagged", "Llama's Python", "Cohere", "Solar"}
 

@@ -238,6 +238,21 @@ def test_the_form_begins_behind_the_reasoning_of_a_model_that_reasons() -> None:
     assert generation.choice(1).options["grammar"] == Grammar.json_object()
 
 
+HARMONY, MUSE = "<|channel|> <|message|> <|start|>assistant", "<atem:function_calls> <|message|> to=self"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "param"),
+    [(HARMONY, {"stop": "x"}, "stop"), (MUSE, {}, "response_format"), (MUSE, {"tools": [TOOL]}, "response_format")],
+)
+def test_replies_in_channels_that_cannot_keep_a_form_are_refused(
+    template: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        of_model(template, chat(response_format={"type": "json_object"}, **fields))
+    assert refused.value.param == param
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=4),
@@ -269,14 +284,6 @@ def test_a_choice_allows_its_texts_and_no_others(texts: list[str], data: st.Data
             "CONTRADICTION",
             "the request has a grammar and stop.ignore_eos, so nothing ends",
             "the request has {} and ignore_eos, so nothing ends",
-            False,
-        ),
-        (
-            "CONTRADICTION",
-            "the request has a grammar, but stop.reasoning.end is '</think>', which is not one token of the model: "
-            "leave the grammar out, or the reasoning",
-            "the request has {}, but the end of the model's reasoning is '</think>', which is not one token of the "
-            "model: leave it out",
             False,
         ),
     ],

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from specd.grammar import MAX_GRAMMAR_BYTES
+from specd.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _SLASH = re.compile(r"(?s:\\.)|/")  # or any escaped character
 # White space between the tokens of JSON, as for schemas of their own: a weak model would write more of it for ever.
@@ -80,7 +80,9 @@ class LarkGrammar:
             self._lines[name] = f"{name}{options}: {body()}"
             self._num_bytes += len(self._lines[name])
             if self._num_bytes > MAX_GRAMMAR_BYTES:
-                raise ValueError(f"the grammar of the calls has more than {MAX_GRAMMAR_BYTES} bytes: send fewer tools")
+                raise ValueError(
+                    f"the reply's grammar has more than {MAX_GRAMMAR_BYTES} bytes: send smaller schemas or fewer tools"
+                )
         return self._names[key]
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool) -> str:
@@ -89,13 +91,30 @@ class LarkGrammar:
         whole = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
         return self.rule("%json " + json.dumps({**whole, "x-guidance": options}, ensure_ascii=True))
 
+    def form(self, grammar: Grammar) -> str:
+        """Return the expression of a text that keeps a grammar. Raises ValueError for a JSON schema that is no JSON."""
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return self.json(json.loads(grammar.text), lenient=False)
+            case GrammarKind.JSON_OBJECT:
+                return self.json({"type": "object"}, lenient=False)
+            case GrammarKind.REGEX:
+                return self.rule(regex(grammar.text), prefix="T")
+            case GrammarKind.LARK:
+                return self.rule(f"%lark {{\n{grammar.text}\n}}")
+
     def text_to(self, end: str, *patterns: str) -> str:
-        """Return the expression of any text up to `end`, and that; the text matches all the patterns."""
+        """Return the expression of any text up to `end`, and that; the text matches all the patterns.
+
+        If `end` has special tokens, the patterns are of the text up to the first of them.
+        """
         mark = end.strip()
         kept = [regex(each) for each in patterns]
-        if self.is_special(mark):
-            # A token of its own ends the text, which would have a line break before it as well.
-            return f"{self._terminal(' & '.join(kept) or '/(?s:.)*/')} {self.literal(end.lstrip())}"
+        if self._special is not None and (found := self._special.search(mark)) is not None:
+            # A token ends the text, which would have a line break before it as well.
+            at = found.start()
+            body = " & ".join([f"/(?s:.)*{pattern(mark[:at])}/", *kept])
+            return f"{self._terminal(body)} {self.literal(mark[at:] + end[len(end.rstrip()) :])}"
         body = " & ".join(["/(?s:.)*/", without(mark), *kept])
         return self.rule(self._terminal(body), options=f"[suffix={_quoted(end)}]")
 
