@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -24,6 +27,23 @@ from specd.rpc.credentials import ClientCredentials
 from specd.settings import DEFAULT_ADDRESS
 
 _HELP = "/stats shows statistics, /reset starts a new conversation, /exit ends. Ctrl-C stops an answer."
+
+
+@contextmanager
+def _cancelled_by_ctrl_c(stream: Stream) -> Iterator[None]:
+    """Let Ctrl-C cancel a stream while it is read.
+
+    A KeyboardInterrupt within gRPC can leave one of its locks held, and no later call is answered then.
+    """
+
+    def cancel(number: int, frame: object) -> None:
+        Thread(target=stream.cancel).start()  # this thread can hold a lock that it needs
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @with_request_options
@@ -96,19 +116,19 @@ class TerminalConversation:
         user = {"role": "user", "content": said}
         is_first = not self._session.messages
         messages = [{"role": "system", "content": self._system}, user] if self._system and is_first else [user]
-        with self._session.chat(messages, **self._options) as stream:
+        with self._session.chat(messages, **self._options) as stream, _cancelled_by_ctrl_c(stream):
             try:
                 self._show(stream)
-            except KeyboardInterrupt:
-                self._console.print()
-                self._aside.print("stopped: the conversation does not keep this answer")
             except SpecdError as error:
                 self._console.print()
                 if is_first or not sys.stdin.isatty():  # the next answer would fail too, or a script has to see it
                     raise
                 self._aside.print(self._words(error), style="red", markup=False)
             else:
-                self._turns.append(stream.completion().statistics)
+                try:
+                    self._turns.append(stream.completion().statistics)
+                except RuntimeError:  # it was cancelled before its end
+                    self._aside.print("stopped: the conversation does not keep this answer")
 
     def _show(self, stream: Stream) -> None:
         for event in stream:

@@ -66,11 +66,15 @@ class AsyncStream(Received, AsyncIterator[Event]):
                 if not isinstance(message, Retrying):
                     yield message
 
-    async def close(self) -> None:
-        """End the generation, if it has not ended, also while another task reads it."""
+    def cancel(self) -> None:
+        """End the generation, if it has not ended, also while another task reads it: no more events come."""
         self._is_closed = True
         if self._call is not None:
             self._call.cancel()
+
+    async def close(self) -> None:
+        """Cancel the generation, and free what reads it."""
+        self.cancel()
         for generator in (self._events, self._messages):
             with contextlib.suppress(RuntimeError):  # it is being read, and ends with the call
                 await generator.aclose()
@@ -86,6 +90,8 @@ class AsyncStream(Received, AsyncIterator[Event]):
                     self._call = self._open(request, seconds_left)
                     async for response in self._call:
                         for taken in take(response):
+                            if self._is_closed:
+                                return
                             yield taken
                 failure: SpecdError = ended_early()
             except SpecdError as error:

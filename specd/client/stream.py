@@ -67,11 +67,15 @@ class Stream(Received, Iterator[Event]):
                 if not isinstance(message, Retrying):
                     yield message
 
-    def close(self) -> None:
-        """End the generation, if it has not ended, also while another thread reads it."""
+    def cancel(self) -> None:
+        """End the generation, if it has not ended, also while another thread reads it: no more events come."""
         self._is_closed = True
         if self._call is not None:
             self._call.cancel()
+
+    def close(self) -> None:
+        """Cancel the generation, and free what reads it."""
+        self.cancel()
         for generator in (self._events, self._messages):
             with contextlib.suppress(ValueError):  # it is being read, and ends with the call
                 generator.close()
@@ -86,7 +90,10 @@ class Stream(Received, Iterator[Event]):
                 with failures(self._address, self._generation.connection):
                     self._call = self._open(request, seconds_left)
                     for response in self._call:
-                        yield from take(response)
+                        for taken in take(response):
+                            if self._is_closed:
+                                return
+                            yield taken
                 failure: SpecdError = ended_early()
             except SpecdError as error:
                 failure = error

@@ -134,6 +134,20 @@ async def test_a_stream_can_be_closed(stack: Stack, blocking: Client) -> None:
         stream.completion()
 
 
+def test_a_stream_can_be_cancelled_on_another_thread(stack: Stack) -> None:
+    """Reading ends with it, wherever it is, and the connection serves the next request."""
+    with Client(stack.address) as connected:
+        for num_events in range(5):
+            with connected.generate(PROMPT, max_tokens=1500, ignore_eos=True) as stream:
+                for _ in range(num_events):
+                    next(stream)
+                threading.Thread(target=stream.cancel).start()
+                assert sum(isinstance(event, Delta) for event in stream) < 200
+                with pytest.raises(RuntimeError, match="closed before its end"):
+                    stream.completion()
+        assert connected.generate(PROMPT, max_tokens=4).completion().tokens
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"max_tokens": 3000}, "max_tokens 3000"), ({"max_tokens": -1}, "-1"), ({"seed": 2**64}, "18446744073709551616")],
