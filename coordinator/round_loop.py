@@ -65,7 +65,7 @@ async def decode(
         proposal = await proposer.propose(session.token_ids, plan)
         verdict = await verifier.verify(session.token_ids, proposal, session.bound_ahead(planner.ahead()))
         commit = session.commit(proposal.token_ids, verdict.num_accepted, verdict.next_token_id)
-        await proposer.committed(commit.token_ids)
+        await proposer.committed(commit.token_ids, is_last=commit.finish_reason is not None)
         round_ = Round(proposal, verdict, commit, started_at, clock())
         if number > 1:
             round_ = replace(round_, target_only_seconds=planner.observe(plan, round_))

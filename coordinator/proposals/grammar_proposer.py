@@ -10,15 +10,14 @@ from coordinator.core import Part, Plan, Proposal
 from coordinator.proposals.forced import Forced
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
-from specd.errors import InvalidRequestError
-from specd.grammar import GRAMMAR_BROKEN
-from specd.matching.matcher import ForbiddenTokenError, SessionMatcher
+from specd.matching.matcher import SessionMatcher, chosen_by_target
 
 
 class GrammarProposer(Proposer):
     """Cuts each proposal at its first token that the grammar forbids, which the target could only reject.
 
-    The grammar is followed on a thread, because a new place of a difficult one takes milliseconds.
+    The grammar is followed on a thread, because a new place of a difficult one takes milliseconds, and only when a
+    proposal, forced tokens or the end of the text need it: the target's masks keep it in every round.
     """
 
     def __init__(self, sources: Sequence[Source], matcher: SessionMatcher, forced: Forced | None = None) -> None:
@@ -26,6 +25,7 @@ class GrammarProposer(Proposer):
         super().__init__(sources)
         self._matcher = matcher
         self._forced = forced
+        self._new: list[int] = []  # the tokens of the session that the matcher has not followed
 
     async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:
         """Return the sources' proposal after `token_ids`, as planned, up to its first token that is forbidden."""
@@ -33,32 +33,34 @@ class GrammarProposer(Proposer):
         proposed = proposal.token_ids
         if not proposed:
             return proposal
-        left = await asyncio.to_thread(self._matcher.num_allowed, proposed)
+        left = await asyncio.to_thread(self._num_allowed, proposed)
         parts: list[Part] = []
         for part in proposal.parts:
             parts.append(_beginning(part, left))
             left -= len(parts[-1].token_ids)
         return Proposal(tuple(parts))
 
-    async def committed(self, token_ids: Sequence[int]) -> None:
+    async def committed(self, token_ids: Sequence[int], *, is_last: bool) -> None:
         """Tell the sources the tokens that a round has added to the session.
 
-        Raises InvalidRequestError (GRAMMAR_BROKEN) if the grammar forbids one of them. The target chooses any token
-        where other parameters forbid all that the grammar allows.
+        Raises InvalidRequestError (GRAMMAR_BROKEN) if the grammar forbids one of them, at the latest in the last round.
         """
-        await super().committed(token_ids)
-        try:
-            await asyncio.to_thread(self._follow, token_ids)
-        except ForbiddenTokenError as error:
-            raise InvalidRequestError(
-                GRAMMAR_BROKEN,
-                f"{error}, because other parameters, such as min_tokens, forbid all that it allows: leave one out",
-            ) from error
+        await super().committed(token_ids, is_last=is_last)
+        self._new += token_ids
+        if is_last or self._forced is not None:
+            await asyncio.to_thread(self._follow)
 
-    def _follow(self, token_ids: Sequence[int]) -> None:
-        self._matcher.follow(token_ids, self._matcher.end)
+    def _follow(self) -> None:
+        with chosen_by_target():
+            self._matcher.follow(self._new, self._matcher.end)
+        self._new = []
         if self._forced is not None:
             self._forced.token_ids = self._matcher.forced()
+
+    def _num_allowed(self, token_ids: Sequence[int]) -> int:
+        if self._new:
+            self._follow()
+        return self._matcher.num_allowed(token_ids)
 
 
 def _beginning(part: Part, num_tokens: int) -> Part:

@@ -33,8 +33,8 @@ class Proposer:
                 before += part.token_ids
         return Proposal(tuple(parts))
 
-    async def committed(self, token_ids: Sequence[int]) -> None:
-        """Tell the sources the tokens that a round has added to the session."""
+    async def committed(self, token_ids: Sequence[int], *, is_last: bool) -> None:
+        """Tell the sources the tokens that a round, or the session's last one, has added to the session."""
         for source in self._sources:
             source.committed(token_ids)
 

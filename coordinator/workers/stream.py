@@ -13,6 +13,7 @@ import grpc
 from coordinator.core import Exchange, Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
 from specd.errors import error_info
+from specd.grammar import GRAMMAR_BROKEN
 from specd.rpc.messages import (
     INCARNATION,
     distribution_from,
@@ -209,6 +210,8 @@ class WorkerStream(Generic[Request, Response]):
         reason = error_info(error).reason
         if reason == "CACHE_FULL":
             return WorkerFullError(reason, message)
+        if reason == GRAMMAR_BROKEN:  # by the client's request, which this is about
+            return WorkerError(reason, shown)
         kind = WorkerLostError if code in _LOST_CODES or details == _FAILED_WRITE else WorkerError
         # Reasons become labels of metrics, so their number must be bounded.
         return kind(reason if reason in _REASONS else self._reason(code.name), message)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from llguidance import LLMatcher
@@ -19,6 +20,21 @@ class ForbiddenTokenError(InvalidRequestError):
 
     def __init__(self, token_id: int, position: int) -> None:
         super().__init__(GRAMMAR_BROKEN, f"the grammar forbids token {token_id} at position {position}")
+
+
+@contextmanager
+def chosen_by_target() -> Iterator[None]:
+    """Explain a forbidden token among those that a target has chosen: other parameters left it no token.
+
+    Raises InvalidRequestError (GRAMMAR_BROKEN).
+    """
+    try:
+        yield
+    except ForbiddenTokenError as error:
+        raise InvalidRequestError(
+            GRAMMAR_BROKEN,
+            f"{error}, because other parameters, such as min_tokens, forbid all that it allows: leave one out",
+        ) from error
 
 
 class SessionMatcher:

@@ -226,6 +226,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "min_tokens": (
         {"grammar": Grammar(regex="ab"), "stop": StopConditions(min_tokens=20)}, "GRAMMAR_BROKEN", "min_tokens",
     ),
+    "min_tokens without a draft": (
+        {"grammar": Grammar(regex="ab"), "stop": StopConditions(min_tokens=20), "num_draft_tokens": 0},
+        "GRAMMAR_BROKEN", "because other parameters, such as min_tokens",
+    ),
+    "min_tokens at the last token": (
+        {"grammar": Grammar(regex="a"), "stop": StopConditions(min_tokens=3), "max_tokens": 3, "num_draft_tokens": 0},
+        "GRAMMAR_BROKEN", "because other parameters, such as min_tokens",
+    ),
     "resumption": (
         {"grammar": Grammar(regex="ab"), "resumption": {"token_ids": [77]}}, "GRAMMAR_BROKEN", "forbids token 77",
     ),

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from specd.grammar import SessionGrammar
-from specd.matching.matcher import Mask, SessionMatcher
+from specd.matching.matcher import Mask, SessionMatcher, chosen_by_target
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.text.tokenizer import Tokenizer
 from specd.worker.model.loader import LoadedModel
@@ -79,7 +79,8 @@ class SessionMasks:
         if self._matcher is None:
             self._matcher = self._make_matcher()
         started_at = time.perf_counter()
-        self._matcher.follow(token_ids, position)
+        with chosen_by_target():
+            self._matcher.follow(token_ids, position)
         # The next request does not repeat the tokens that are accepted.
         masks = self._matcher.masks(proposal, follows=True)
         self._observe(time.perf_counter() - started_at)
