@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
-from random import Random
 from typing import Any
 
 import grpc
@@ -47,6 +47,13 @@ SCHEMA: dict[str, Any] = {
 }
 JSON = Grammar(json_schema=json.dumps(SCHEMA))
 WIDE = {"type": "object", "properties": {f"k{i}": {} for i in range(3000)}}
+SOURCES: dict[str, dict[str, Any]] = {
+    "none": {"num_draft_tokens": 0},
+    "model": {"draft_source": DRAFT_SOURCE_MODEL, "num_draft_tokens": 4},
+    "look-up": {"draft_source": DRAFT_SOURCE_LOOKUP},
+    "all": {},
+}
+_NUM_PARTS = 15  # of the schemas
 PROMPTS = ("# a record as JSON\nx = ", "import json\nrecord = ", "{'name': 'Ada'}\n")
 
 
@@ -255,31 +262,32 @@ async def test_a_grammar_that_cannot_be_kept_ends_with_the_reason(client: RawCli
     await answer(client, PROMPTS[0], 0.0, 2)
 
 
-async def test_answers_are_valid_for_schemas_of_others(client: RawClient) -> None:
-    """Forty of MaskBench's schemas, at three temperatures."""
-    chosen = Random(1).sample(schemas(), 40)
-    lock, counts = asyncio.Semaphore(4), {"valid": 0, "cut": 0, "refused": 0}
+@pytest.mark.parametrize("part", examples(range(_NUM_PARTS), 1))
+async def test_answers_are_valid_for_schemas_of_others(client: RawClient, part: int) -> None:
+    """MaskBench's schemas, a part at a time, each at one of three temperatures: the same text with every source."""
+    chosen = [(number, each["schema"]) for number, each in enumerate(schemas()) if number % _NUM_PARTS == part]
+    lock, counts = asyncio.Semaphore(4), Counter[str]()
 
-    async def check(number: int, schema: Any) -> None:
+    async def text_of(number: int, schema: Any, fields: dict[str, Any]) -> tuple[str, str]:
+        """Return what became of a request, and its text."""
+        asked = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 100, **fields}
+        temperature = (0.0, 0.7, 1.0)[number // _NUM_PARTS % 3]
         async with lock:
             try:
-                completion = await complete(
-                    client,
-                    "# JSON\nx = ",
-                    grammar=Grammar(json_schema=json.dumps(schema)),
-                    max_tokens=160,
-                    sampling=sampling((0.0, 0.7, 1.0)[number % 3], number),
-                )
+                completion = await complete(client, "# JSON\nx = ", sampling=sampling(temperature, number), **asked)
             except grpc.aio.AioRpcError as error:
                 assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-                counts["refused"] += 1
-                return
-        if completion.last.finish_reason != FINISH_REASON_EOS:
-            counts["cut"] += 1
-            return
-        jsonschema.validate(json.loads(completion.text), schema)
-        counts["valid"] += 1
+                return "refused", ""
+        return "valid" if completion.last.finish_reason == FINISH_REASON_EOS else "cut", completion.text
 
-    await asyncio.gather(*(check(number, each["schema"]) for number, each in enumerate(chosen)))
-    print(counts)
-    assert counts["valid"] >= 15
+    async def check(number: int, schema: Any) -> None:
+        outcomes = set(await asyncio.gather(*(text_of(number, schema, fields) for fields in SOURCES.values())))
+        assert len(outcomes) == 1, (number, outcomes)
+        outcome, text = outcomes.pop()
+        if outcome == "valid":
+            jsonschema.validate(json.loads(text), schema)
+        counts[outcome] += 1
+
+    await asyncio.gather(*(check(*each) for each in chosen))
+    print(dict(counts))
+    assert counts["valid"] >= len(chosen) // 4
