@@ -174,10 +174,11 @@ class Generation:
         sources: list[Source] = []
         if TokenSource.DRAFT in self._sources.allowed:
             seconds = settings.draft_timeout_seconds
+            free = replace(setup, sampling=replace(setup.sampling, grammar=None))  # a draft worker masks nothing
             sources.append(
                 SelfDrafter(self._verifier, timeout_seconds=seconds)
                 if shared.target_draft is not None
-                else Drafter(shared.draft, setup, timeout_seconds=seconds, clock=clock)
+                else Drafter(shared.draft, free, timeout_seconds=seconds, clock=clock)
             )
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)

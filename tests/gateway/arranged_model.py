@@ -26,6 +26,8 @@ _PLACE_BEGIN, _PLACE_END = "\ue000", "\ue001"
 WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}\n</tool_call>'
 WRITTEN = 'print("written by an agent")\n'
 _WRITE = {"name": "write", "arguments": {"filePath": "written.py", "content": WRITTEN}}  # as opencode's tool has it
+RUN_BY_CODEX = "run by an agent\n"
+_EXECUTE = {"name": "exec_command", "arguments": {"cmd": f"echo {RUN_BY_CODEX.strip()} > written.txt"}}
 TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 SCRIPTS = {
@@ -37,6 +39,7 @@ SCRIPTS = {
     "unending": f"<think>\nI need the weather.\n{WEATHER_CALL}",
     "broken": '<tool_call>\n{"name": "get_weather", "arguments": {"city"\n</tool_call>',
     "write": f"<tool_call>\n{json.dumps(_WRITE)}\n</tool_call>",
+    "execute": f"<tool_call>\n{json.dumps(_EXECUTE)}\n</tool_call>",
     "markup": "<b>bold</b><img src=x onerror=\"document.title='broken'\">",
     "count": " ".join(map(str, range(1000))),
     "sunny": "It is sunny in Zürich: 21 °C.",
