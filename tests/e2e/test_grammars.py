@@ -262,32 +262,43 @@ async def test_a_grammar_that_cannot_be_kept_ends_with_the_reason(client: RawCli
     await answer(client, PROMPTS[0], 0.0, 2)
 
 
+def check_parting(one: Completion, other: Completion) -> None:
+    """Check that two texts are the same, up to a near tie: of 20,000 tokens, one or two are closer than float32."""
+    for first, second in zip(one.tokens, other.tokens, strict=False):
+        if first.id != second.id:
+            assert first.near_tie and second.near_tie
+            return
+    assert len(one.tokens) == len(other.tokens)
+
+
 @pytest.mark.parametrize("part", examples(range(_NUM_PARTS), 1))
 async def test_answers_are_valid_for_schemas_of_others(client: RawClient, part: int) -> None:
     """MaskBench's schemas, a part at a time, each at one of three temperatures: the same text with every source."""
     chosen = [(number, each["schema"]) for number, each in enumerate(schemas()) if number % _NUM_PARTS == part]
     lock, counts = asyncio.Semaphore(4), Counter[str]()
 
-    async def text_of(number: int, schema: Any, fields: dict[str, Any]) -> tuple[str, str]:
-        """Return what became of a request, and its text."""
+    async def completed(number: int, schema: Any, fields: dict[str, Any]) -> Completion | None:
+        """Return a completion, None for a schema that is refused."""
         asked = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 100, **fields}
         temperature = (0.0, 0.7, 1.0)[number // _NUM_PARTS % 3]
         async with lock:
             try:
-                completion = await complete(client, "# JSON\nx = ", sampling=sampling(temperature, number), **asked)
+                return await complete(client, "# JSON\nx = ", sampling=sampling(temperature, number), **asked)
             except grpc.aio.AioRpcError as error:
                 assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-                return "refused", ""
-        return "valid" if completion.last.finish_reason == FINISH_REASON_EOS else "cut", completion.text
+                return None
 
     async def check(number: int, schema: Any) -> None:
-        outcomes = set(await asyncio.gather(*(text_of(number, schema, fields) for fields in SOURCES.values())))
-        assert len(outcomes) == 1, (number, outcomes)
-        outcome, text = outcomes.pop()
-        if outcome == "valid":
-            jsonschema.validate(json.loads(text), schema)
-        counts[outcome] += 1
+        completions = await asyncio.gather(*(completed(number, schema, fields) for fields in SOURCES.values()))
+        answers = [completion for completion in completions if completion is not None]
+        assert len(answers) in {0, len(completions)}
+        for completion in answers:
+            check_parting(answers[0], completion)
+            is_whole = completion.last.finish_reason == FINISH_REASON_EOS
+            if is_whole:
+                jsonschema.validate(json.loads(completion.text), schema)
+            counts["valid" if is_whole else "cut"] += 1
 
     await asyncio.gather(*(check(*each) for each in chosen))
     print(dict(counts))
-    assert counts["valid"] >= len(chosen) // 4
+    assert counts["valid"] >= len(chosen)
