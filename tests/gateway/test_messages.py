@@ -110,11 +110,11 @@ async def test_several_calls_are_blocks_of_their_own(anthropic: AsyncAnthropic) 
     assert [block.name for block in message.content] == ["get_weather"]
 
 
-async def test_a_call_that_this_model_cannot_be_held_to_is_refused(arranged_http: HttpClient) -> None:
+async def test_a_call_that_must_be_made_is_made(arranged_http: HttpClient) -> None:
     choice = {"type": "tool", "name": "get_time"}
-    refused = await arranged_http.post(PATH, body("hello", tools=TOOLS, tool_choice=choice))
-    assert refused.status_code == 400
-    assert "tool_choice" in refused.json()["error"]["message"]
+    message = (await arranged_http.post(PATH, body("hello", tools=TOOLS, tool_choice=choice))).json()
+    assert message["stop_reason"] == "tool_use"
+    assert [block["name"] for block in message["content"] if block["type"] == "tool_use"] == ["get_time"]
 
 
 async def test_a_call_that_is_none_is_text_of_a_message_that_is_not_whole(arranged_http: HttpClient) -> None:
