@@ -174,12 +174,11 @@ class Generation:
         sources: list[Source] = []
         if TokenSource.DRAFT in self._sources.allowed:
             seconds = settings.draft_timeout_seconds
-            free = replace(setup, sampling=replace(setup.sampling, grammar=None))  # a draft worker masks nothing
-            sources.append(
-                SelfDrafter(self._verifier, timeout_seconds=seconds)
-                if shared.target_draft is not None
-                else Drafter(shared.draft, free, timeout_seconds=seconds, clock=clock)
-            )
+            if shared.target_draft is not None:
+                sources.append(SelfDrafter(self._verifier, timeout_seconds=seconds))
+            else:  # a draft worker masks nothing
+                free = replace(setup, sampling=replace(setup.sampling, grammar=None))
+                sources.append(Drafter(shared.draft, free, timeout_seconds=seconds, clock=clock))
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
@@ -298,13 +297,13 @@ class Generation:
         Raises InvalidRequestError.
         """
         vocabulary = self._shared.grammar_vocabulary
-        markers = self._request.stop.reasoning
-        if markers is not None:
-            vocabulary.compile(form)  # its errors are about the form as it was asked for
         try:
-            grammar = reply_grammar(self._shared.tokenizer, prompt.token_ids, form, markers)
-        except ValueError as error:
+            grammar = reply_grammar(self._shared.tokenizer, prompt.token_ids, form, self._request.stop.reasoning)
+        except (ValueError, RecursionError) as error:
+            vocabulary.compile(form)  # an error of the form itself has its own words
             raise InvalidRequestError("BAD_GRAMMAR", f"grammar.{form.kind.value} cannot be kept: {error}") from error
+        if grammar.grammar is not form:
+            vocabulary.compile(form)  # errors are about the form as it was asked for, without the reasoning
         matcher = SessionMatcher(vocabulary, grammar)
         matcher.follow(session.token_ids)
         return matcher, grammar

@@ -6,8 +6,8 @@ token is a *near tie* if its margin is below the bound of its position.
 
 The bound is twice the largest change of a logit, because each of two scores can change by as much. The change is
 measured on the loaded model (`specd/worker/model/rounding.py`) and scales with the largest logit of a position, as
-rounding does. Float32 needs no rule of its own: a change there is about 1e-6 of the largest logit, so only true ties
-are near ties. Where all widths give the same bits, the bound is 0, and nothing is a near tie.
+rounding does. Float32 needs no rule of its own: a change there is about 1e-6 of the largest logit, so near ties are
+rare. Where all widths give the same bits, the bound is 0, and nothing is a near tie.
 
 Truncations are examined only where rounding is coarse (`COARSE_ROUNDING`), in 16 bits on a GPU. On a CPU that would
 take several per cent of a verify, and in float32 the limits of truncations decide otherwise as rarely as true ties do.
