@@ -1,21 +1,21 @@
-"""The shared parts of all requests: the workers, the planner, admission, sessions, quotas and the tokenizer."""
+"""The shared parts of all requests: the workers, admission, sessions, quotas and the tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.core import Session
-from coordinator.planner.memory import Memory
-from coordinator.planner.planner import Planner
-from coordinator.planner.round_costs import RoundCosts
 from coordinator.proposals.drafter import DraftStream
+from coordinator.proposals.drafts import Drafts
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
 from coordinator.sessions.admission import Admission
-from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.prompt import (
     EncodedPrompt,
     beginning_characters,
@@ -33,6 +33,7 @@ from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
 from specd.errors import InvalidRequestError, NotFoundError
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """Shared by all requests: one target, at most one draft, the planner, admission, sessions and quotas."""
+    """Shared by all requests: the targets, the drafts, admission, sessions and quotas."""
 
     def __init__(
         self,
@@ -60,34 +61,21 @@ class Coordinator:
         *,
         model: ModelInfo,
         tokenizer: Tokenizer,
-        target: RemoteWorker[TargetStream],
-        draft: RemoteWorker[DraftStream],
+        targets: Workers[TargetStream],
+        drafts: Workers[DraftStream],
     ) -> None:
-        """Use a target that is there with this model and tokenizer."""
+        """Use targets of which one is there with this model and tokenizer."""
         self.settings = settings
         self.model = model
-        self.target = target
-        self.draft = draft
+        self.metrics = metrics
+        self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
+        self.drafts = Drafts(drafts)
         self.sessions = SessionStore(
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
-        costs = RoundCosts(lambda: target.step_costs, lambda: self._draft_costs)
-        self.planner = Planner(costs)
-        self.planner_memory = Memory(
-            self.planner, lambda: (target.model, self.draft_model, *([None] if self.target_draft is not None else []))
-        )
-        self.admission = Admission(
-            Capacity(
-                lambda: target.cache_bytes,
-                lambda *num_tokens: target.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
-            ),
-            max_sessions=settings.max_sessions,
-            max_queued=settings.max_queued,
-            seconds_per_token=self.planner.seconds_per_token,
-            clock=time.perf_counter,
-        )
+        capacities = Capacities(self.replicas.capacities, self.replicas.choose)
+        self.admission = Admission(capacities, max_queued=settings.max_queued, clock=time.perf_counter)
         self.quotas = Quotas(time.perf_counter)
-        self.metrics = metrics
         self.tokenizer = tokenizer
         self.grammar_vocabulary = GrammarVocabulary(
             tokenizer, size=model.vocabulary_size, eos_token_ids=model.eos_token_ids
@@ -101,10 +89,34 @@ class Coordinator:
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
 
+    def _new_replica(self, worker: RemoteWorker[TargetStream]) -> Replica:
+        def draft_costs() -> StepCosts | None:
+            return (self.self_draft(worker) or self.drafts.workers.first).step_costs
+
+        def draft_models() -> Iterable[ModelInfo | None]:
+            own = self.self_draft(worker)
+            return (own.model, None) if own is not None else (self.drafts.workers.model,)
+
+        replica = Replica(
+            worker, draft_costs=draft_costs, draft_models=draft_models, max_sessions=self.settings.max_sessions
+        )
+        replica.planner_memory.recall()
+        for name, value in _target_gauges(replica).items():
+            self.metrics.show(name, value, replica.name)
+        return replica
+
+    def _remove_replica(self, replica: Replica) -> None:
+        for name in _target_gauges(replica):
+            self.metrics.hide(name, replica.name)
+
+    def self_draft(self, target: RemoteWorker[TargetStream]) -> TargetDraft | None:
+        """Return what a target worker proposes tokens with, if it does so instead of a draft worker."""
+        return None if self.settings.draft else target.self_draft
+
     @property
     def target_draft(self) -> TargetDraft | None:
-        """What the target worker proposes tokens with, if it does so instead of a draft worker."""
-        return None if self.settings.draft else self.target.self_draft
+        """What the target workers propose tokens with, if they do so instead of a draft worker."""
+        return self.self_draft(self.replicas.workers.first)
 
     @property
     def available_sources(self) -> tuple[TokenSource, ...]:
@@ -114,7 +126,7 @@ class Coordinator:
     @property
     def served_model(self) -> ModelInfo:
         """The model that requests can name: the target as it is now, or was last."""
-        return self.target.model or self.model
+        return self.replicas.workers.model or self.model
 
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless this is the name of the served model, or empty."""
@@ -127,16 +139,12 @@ class Coordinator:
     @property
     def draft_model(self) -> ModelInfo | None:
         """The draft model, if it is there."""
-        return self.target_draft.model if self.target_draft is not None else self.draft.model
+        return self.target_draft.model if self.target_draft is not None else self.drafts.workers.model
 
     @property
     def draft_fault(self) -> str:
         """Why there is no draft model, for programs; "" if it is there."""
-        return "" if self.draft_model is not None else self.draft.fault
-
-    @property
-    def _draft_costs(self) -> StepCosts | None:
-        return (self.target_draft or self.draft).step_costs
+        return "" if self.draft_model is not None else self.drafts.workers.first.fault
 
     def model_names(self) -> dict[str, str]:
         """Name the models, for logs."""
@@ -202,10 +210,10 @@ class Coordinator:
         show("session_tokens", lambda: sum(len(session.token_ids) for session in tuple(sessions)))
         show("paused_sessions", lambda: self.admission.num_paused)
         show("queued_requests", lambda: self.admission.num_queued)
-        show("max_sessions", lambda: self.settings.max_sessions)
+        show("max_sessions", lambda: self.admission.capacities.max_sessions)
         show("max_queued_requests", lambda: self.settings.max_queued)
-        show("reserved_bytes", lambda: self.admission.capacity.reserved_bytes)
-        show("capacity_bytes", lambda: self.target.cache_bytes)
+        show("reserved_bytes", lambda: self.admission.capacities.reserved_bytes)
+        show("capacity_bytes", lambda: self.admission.capacities.num_bytes)
         show("kept_sessions", lambda: len(self.sessions))
         show("kept_session_tokens", lambda: self.sessions.idle.num_tokens)
         for state, is_decoding in (("prefilling", False), ("decoding", True)):
@@ -213,3 +221,11 @@ class Coordinator:
 
     def _count_sessions(self, *, is_decoding: bool) -> int:
         return sum((session.num_generated > 0) == is_decoding for session in tuple(self.decoding.values()))
+
+
+def _target_gauges(replica: Replica) -> dict[str, Callable[[], float]]:
+    return {
+        "target_sessions": lambda: replica.capacity.num_running,
+        "target_max_sessions": lambda: replica.capacity.max_sessions,
+        "target_ready": lambda: replica.worker.model is not None,
+    }

@@ -22,8 +22,11 @@ from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.self_drafter import SelfDrafter
 from coordinator.proposals.source import Source
+from coordinator.replicas.prefix_estimate import blocks_of
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.route import SessionRoute
 from coordinator.round_loop import decode, read_ahead
-from coordinator.sessions.place import Place
+from coordinator.sessions.place import Place, Prompt
 from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.resumption import prompt_fingerprint
@@ -161,24 +164,32 @@ class Generation:
         )
         self._reply = [await asyncio.to_thread(self._output.resume, request.resumption.token_ids)]
         self._beginning: Beginning | None = self._beginning_of(prompt)
+        prompt_len = len(prompt.source) + session.prompt_len
+        blocks = await asyncio.to_thread(
+            blocks_of, session.token_ids, namespace=request.namespace, source=prompt.source
+        )
+        place.prompt = Prompt(prompt_len, session.max_tokens, blocks)
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
         settings, clock = shared.settings, time.perf_counter
+        self._route = SessionRoute(session, place, shared.replicas, shared.admission, self._on_move)
+        replica = self._route.replica
+        target_draft = shared.self_draft(replica.worker)
         self._verifier = Verifier(
-            shared.target,
+            self._route,
             setup,
             timeout_seconds=settings.target_timeout_seconds,
             recovery_seconds=settings.target_recovery_seconds,
             clock=clock,
-            asks_ahead=shared.target_draft is not None,
+            asks_ahead=target_draft is not None,
         )
         sources: list[Source] = []
         if TokenSource.DRAFT in self._sources.allowed:
             seconds = settings.draft_timeout_seconds
-            if shared.target_draft is not None:
+            if target_draft is not None:
                 sources.append(SelfDrafter(self._verifier, timeout_seconds=seconds))
             else:  # a draft worker masks nothing
                 free = replace(setup, sampling=replace(setup.sampling, grammar=None))
-                sources.append(Drafter(shared.draft, free, timeout_seconds=seconds, clock=clock))
+                sources.append(Drafter(shared.drafts, free, timeout_seconds=seconds, clock=clock))
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
@@ -188,10 +199,9 @@ class Generation:
             self._proposer: Proposer = GrammarProposer(sources, matcher, forced)
         else:
             self._proposer = Proposer(sources)
-        self._planner = shared.planner.begin(
+        self._planner = replica.planner.begin(
             setup.sampling, self._sources, client=request.client, is_paused=lambda: place.is_paused
         )
-        prompt_len = len(prompt.source) + session.prompt_len
         self._statistics = SessionStatistics(prompt_len, clock() - self._arrived_at)
         begin_trace = shared.begin_trace
         self._trace = begin_trace and begin_trace(session.session_id, self._arrived_at, request.traceparent)
@@ -216,11 +226,17 @@ class Generation:
         finally:
             self._close()
 
+    def _on_move(self, replica: Replica) -> None:
+        """Continue at another target."""
+        self._planner.move(replica.planner)
+        self._shared.metrics.count_move()
+
     def _close(self) -> None:
         request, shared, session, statistics = self._request, self._shared, self._session, self._statistics
         self._proposer.close()
         self._verifier.close()
         self._planner.close()
+        shared.replicas.count_generated(session.num_generated)
         shared.quotas.count(request.client, request.client_limits, statistics.prompt_tokens + session.num_generated)
         del shared.decoding[session.session_id]
         shared.metrics.count_session(statistics, self._outcome)

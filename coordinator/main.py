@@ -7,35 +7,28 @@ start-up; later it leaves sessions without a draft, visibly.
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from coordinator.cell import Cell
 from coordinator.coordinator import Coordinator
-from coordinator.proposals.drafter import DraftStream
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from coordinator.workers.connection import WorkerConnection
-from coordinator.workers.errors import RefusedModelError
-from coordinator.workers.link import WorkerLink
-from coordinator.workers.remote_worker import RemoteWorker
-from coordinator.workers.stream import GrpcDraftStream, GrpcTargetStream
+from specd.addresses import split_addresses
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates, load_certificates
 from specd.identity.roles import Role
 from specd.identity.tokens import TokenFile
-from specd.model_info import ModelInfo, encoder_conflict, tokenizer_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.limits import ConnectionAge
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
 from specd.settings import CoordinatorSettings
-from specd.text.tokenizer import Tokenizer
 from specd.v1 import generation_pb2_grpc, session_pb2_grpc
 
 if TYPE_CHECKING:
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _REVIEW_SECONDS = 10.0
+_TARGETS_OF_A_NAME = 4  # or fewer, without a limit of calls below that of sessions
 _OTHER_STREAMS = 64  # of a connection, in addition to generations: health checks, sessions, and refused requests
 
 
@@ -55,7 +49,8 @@ async def run(settings: CoordinatorSettings) -> None:
     tokens = TokenFile(Path(settings.tokens)) if settings.tokens else None
     guard = Guard(Role.COORDINATOR, listen=settings.listen, certificates=certificates, tokens=tokens)
     # One client may use all calls, so that refusals have a reason.
-    max_streams = settings.max_sessions + settings.max_queued + _OTHER_STREAMS
+    max_sessions = settings.max_sessions * max(len(split_addresses(settings.target)), _TARGETS_OF_A_NAME)
+    max_streams = max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
     server = Server(
         settings.listen,
@@ -86,7 +81,7 @@ async def run(settings: CoordinatorSettings) -> None:
                 coordinator = starting.result()
                 deferred.set(coordinator)
                 server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **coordinator.model_names())
-                await server.set_serving(coordinator.target.model is not None)
+                await server.set_serving(coordinator.replicas.workers.model is not None)
                 reviewing = asyncio.ensure_future(_review(coordinator))
                 await stopping
                 reviewing.cancel()
@@ -114,7 +109,7 @@ async def _review(coordinator: Coordinator) -> None:
         await asyncio.sleep(_REVIEW_SECONDS)
         coordinator.sessions.expire()
         coordinator.admission.review()
-        await coordinator.planner_memory.keep()
+        await coordinator.replicas.keep_learnt()
 
 
 async def _start(
@@ -126,88 +121,22 @@ async def _start(
     connections: AsyncExitStack,
 ) -> Coordinator:
     """Wait for the workers and check that they fit."""
-    target, model, tokenizer = await _connect_target(settings, certificates, server, metrics, connections)
-    draft = RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")
-    if settings.draft:
-        draft = await _connect_draft(settings, certificates, metrics, connections, model, tokenizer)
-    coordinator = Coordinator(settings, metrics, model=model, tokenizer=tokenizer, target=target, draft=draft)
+    coordinators: list[Coordinator] = []
+
+    async def on_change() -> None:
+        for coordinator in coordinators:
+            coordinator.admission.review()
+        if server.announced:
+            await server.set_serving(cell.targets.model is not None)
+
+    cell = Cell(settings, certificates, metrics, connections, on_change)
+    model, tokenizer = await cell.connect_targets()
+    await cell.connect_drafts()
+    coordinator = Coordinator(
+        settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
+    )
+    coordinators.append(coordinator)
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
-    coordinator.planner_memory.recall()
-    connections.push_async_callback(coordinator.planner_memory.keep)
+    connections.push_async_callback(coordinator.replicas.keep_learnt)
     return coordinator
-
-
-async def _connect_target(
-    settings: CoordinatorSettings,
-    certificates: Certificates | None,
-    server: Server,
-    metrics: CoordinatorMetrics,
-    connections: AsyncExitStack,
-) -> tuple[WorkerLink[GrpcTargetStream], ModelInfo, Tokenizer]:
-    first: list[tuple[ModelInfo, Tokenizer]] = []
-
-    async def accept(model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
-        if not first:
-            tokenizer = await link.fetch_tokenizer(model.short_name)
-            if model.vocabulary_size > tokenizer.vocabulary_size:
-                raise ValueError(f"{model.vocabulary_size} tokens, and its tokenizer has {tokenizer.vocabulary_size}")
-            first.append((model, tokenizer))
-        elif not model.decodes_like(first[0][0]):
-            raise RefusedModelError(
-                f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
-                f"{first[0][0].name}, with other weights or another tokenizer: restart the coordinator"
-            )
-
-    async def on_change(ready: bool) -> None:
-        metrics.show_worker("target", link.model)
-        if not settings.draft:
-            own = link.self_draft if ready else None
-            metrics.show_worker("draft", own.model if own is not None else None)
-        if server.announced:
-            await server.set_serving(ready)
-
-    link = WorkerLink(
-        WorkerConnection("target", settings.target, certificates),
-        open_stream=GrpcTargetStream,
-        accept=accept,
-        on_change=on_change,
-        keeps_model=True,
-    )
-    connections.push_async_callback(link.close)
-    await link.wait_until_judged(math.inf)
-    if link.refusal:
-        raise StartupError(link.refusal)
-    return link, *first[0]
-
-
-async def _connect_draft(
-    settings: CoordinatorSettings,
-    certificates: Certificates | None,
-    metrics: CoordinatorMetrics,
-    connections: AsyncExitStack,
-    target: ModelInfo,
-    tokenizer: Tokenizer,
-) -> WorkerLink[GrpcDraftStream]:
-    async def accept(model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:
-        if conflict := encoder_conflict(target, model):
-            raise RefusedModelError(conflict)
-        if model.vocabulary_fingerprint != target.vocabulary_fingerprint:
-            difference = tokenizer.difference(await link.fetch_tokenizer())
-            raise RefusedModelError(tokenizer_conflict(target, model, difference))
-
-    async def on_change(ready: bool) -> None:
-        metrics.show_worker("draft", link.model)
-
-    link = WorkerLink(
-        WorkerConnection("draft", settings.draft, certificates),
-        open_stream=GrpcDraftStream,
-        accept=accept,
-        on_change=on_change,
-    )
-    connections.push_async_callback(link.close)
-    if not await link.wait_until_judged(settings.draft_startup_seconds):
-        log.warning("the draft worker does not answer: serving with the target alone", address=settings.draft)
-    elif link.refusal:
-        raise StartupError(link.refusal)
-    return link

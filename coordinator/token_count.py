@@ -43,7 +43,7 @@ async def count_tokens(
     model, num_tokens = coordinator.model, len(prompt.token_ids)
     try:
         max_tokens = request.check(model, prompt)
-        fits = coordinator.admission.capacity.fits_alone(num_tokens + max_tokens, len(prompt.source))
+        fits = coordinator.admission.capacities.fits_alone(num_tokens + max_tokens, len(prompt.source))
     except InvalidRequestError as error:
         if error.reason != "CONTEXT_EXCEEDED":
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 
+NAME_PREFIX = "dns:"  # of a name that stands for all its addresses, as in gRPC
+
 _MOST_PORT = 2**16 - 1
 
 
@@ -20,9 +22,25 @@ def check_address(address: str, *, form: str = "HOST:PORT or unix:PATH", least_p
     return address
 
 
-def check_optional_address(address: str) -> str:
-    """Return an address of gRPC, or "" for none. Raises ValueError for anything else."""
-    return "" if address in {"", "none"} else check_address(address)
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """Return the addresses in a list with commas."""
+    return tuple(address.strip() for address in addresses.split(","))
+
+
+def check_addresses(addresses: str) -> str:
+    """Return a list of addresses of gRPC with commas, or with names (dns:HOST:PORT). Raises ValueError for others."""
+    each = split_addresses(addresses)
+    for address in each:
+        name = address.removeprefix(NAME_PREFIX).lstrip("/")
+        check_address(address if name == address else name, form="HOST:PORT, unix:PATH or dns:HOST:PORT")
+    if len(set(each)) < len(each):
+        raise ValueError(f"{addresses!r} names an address twice: write each one once")
+    return ",".join(each)
+
+
+def check_optional_addresses(addresses: str) -> str:
+    """Return a list of addresses of gRPC, or "" for none. Raises ValueError for anything else."""
+    return "" if addresses in {"", "none"} else check_addresses(addresses)
 
 
 def check_host_and_port(address: str, *, least_port: int = 0) -> str:

@@ -86,3 +86,11 @@ def default_blas_threads() -> int:
     with contextlib.suppress(StartupError):  # the settings that have this default report it
         return given_blas_threads() or available_cpus()
     return available_cpus()
+
+
+def nvidia_gpus(root: Path = Path("/")) -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    directory = root / "proc/driver/nvidia/gpus"
+    return [str(i) for i in range(len(list(directory.iterdir())))] if directory.is_dir() else []

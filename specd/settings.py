@@ -19,7 +19,15 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from specd.addresses import check_address, check_endpoint, check_optional_address, check_tcp_address, is_local
+from specd.addresses import (
+    check_address,
+    check_addresses,
+    check_endpoint,
+    check_optional_addresses,
+    check_tcp_address,
+    is_local,
+    split_addresses,
+)
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 from specd.settings_file import read_settings_file, suggestion
 from specd.startup_error import StartupError
@@ -41,7 +49,8 @@ def _check_draft_tokens(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(check_address)]
-OptionalAddress = Annotated[str, AfterValidator(check_optional_address)]
+Addresses = Annotated[str, AfterValidator(check_addresses)]
+OptionalAddresses = Annotated[str, AfterValidator(check_optional_addresses)]
 MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
 Endpoint = Annotated[str, AfterValidator(check_endpoint)]
 File = Annotated[str, AfterValidator(lambda path: "" if path == "none" else path)]
@@ -286,8 +295,14 @@ class CoordinatorSettings(ListenerSettings):
     table = "coordinator"
     model_config = SettingsConfigDict(env_prefix="SPECD_COORDINATOR_")
 
-    target: Address = Field("127.0.0.1:50053", description="Address of the target worker.")
-    draft: OptionalAddress = Field("127.0.0.1:50052", description="Address of the draft worker; 'none': no worker.")
+    target: Addresses = Field(
+        "127.0.0.1:50053",
+        description="Addresses of the target workers, which share the sessions, with commas between them; "
+        "dns:HOST:PORT is all addresses of a name.",
+    )
+    draft: OptionalAddresses = Field(
+        "127.0.0.1:50052", description="Addresses of the draft workers, in the same form; 'none': no worker."
+    )
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     metrics_listen: MetricsAddress = Field(
         "127.0.0.1:9464", description="HOST:PORT of /metrics; 'none' turns it off, port 0 is any free port."
@@ -326,8 +341,8 @@ class CoordinatorSettings(ListenerSettings):
     max_sessions: int = Field(
         32,
         ge=1,
-        description="Maximum of concurrent sessions; others wait. One more can run for a client without a session "
-        "while another client has several.",
+        description="Maximum of concurrent sessions at each target; others wait. One more can run for a client "
+        "without a session while another client has several.",
     )
     max_queued: int = Field(
         128, ge=0, description="Maximum of waiting requests; others are refused with RESOURCE_EXHAUSTED."
@@ -370,7 +385,8 @@ class CoordinatorSettings(ListenerSettings):
     @property
     def reaches_workers_by_tls(self) -> bool:
         """Whether a worker's address is not a Unix socket, which has no TLS."""
-        return bool(self.tls_ca) and not all(a.startswith("unix:") for a in (self.target, self.draft) if a)
+        addresses = split_addresses(",".join(filter(None, (self.target, self.draft))))
+        return bool(self.tls_ca) and not all(address.startswith("unix:") for address in addresses)
 
     @property
     def given_num_draft_tokens(self) -> int | None:

@@ -1,7 +1,7 @@
 """Supervisor of the processes: starts, restarts and stops them.
 
 A process that ends is restarted, with a growing pause. Without the draft worker the target decodes alone, and without
-the gateway clients have gRPC. A coordinator or target worker that ends repeatedly ends the supervisor.
+the gateway clients have gRPC. A coordinator, or the last target worker, that ends repeatedly ends the supervisor.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import structlog
 
 from specd.addresses import from_here
+from specd.machine import nvidia_gpus
 from specd.startup_error import StartupError
 from specd.supervised import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 
@@ -194,8 +195,19 @@ class Child:
             self._lifeline = None
 
 
+def target_names(number: int) -> list[str]:
+    """Return the names of the target workers of a Stack."""
+    return ["target-worker", *(f"target-worker {i}" for i in range(2, number + 1))]
+
+
+def gpu_of(index: int, num_targets: int) -> dict[str, str]:
+    """Return the environment that gives one of several targets its own NVIDIA GPU, if there are any."""
+    gpus = nvidia_gpus() if num_targets > 1 else []
+    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
+
+
 class Stack:
-    """Draft worker, target worker, coordinator and, if wanted, gateway on this host, as an async context manager.
+    """Draft worker, target workers, coordinator and, if wanted, gateway on this host, as an async context manager.
 
     The workers listen on Unix sockets in a directory of their own, so that stacks do not interfere.
     """
@@ -205,6 +217,7 @@ class Stack:
         *,
         target: str,
         draft: str,
+        num_targets: int = 1,
         listen: str = "127.0.0.1:0",
         insecure: bool = False,
         http: str = "",
@@ -218,13 +231,17 @@ class Stack:
     ) -> None:
         """Serve these models at `listen`, and over HTTP at `http`; "" means no draft or no gateway, port 0 any free.
 
+        `num_targets` processes hold the target and share the sessions. Each has one of the machine's NVIDIA GPUs for
+        itself, while there are any left.
+
         If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
         Without `num_draft_tokens`, the coordinator's own setting holds.
 
         Workers and coordinator serve metrics at `metrics_listen`: "" turns metrics off, None leaves their own settings.
         A process without a beat for `hang_seconds` is killed and started again. `environment` is added to the
-        environment of the processes, and `options` are further options by process and name, where a flag has None.
+        environment of the processes, and `options` are further options by process and name, where a flag has None. The
+        second target is called "target-worker 2".
         `on_line` is called with each line that a process writes to standard error, and `on_progress` with the progress
         of each start.
         """
@@ -232,16 +249,20 @@ class Stack:
         sockets = Path(self._directory.name)
         metrics_options = [] if metrics_listen is None else ["--metrics-listen", metrics_listen]
 
-        def child(name: str, *arguments: str) -> Child:
-            further = (options or {}).get(name, {})
+        def child(name: str, *arguments: str, own_environment: Mapping[str, str] | None = None) -> Child:
+            process, *_ = name.split()
+            further = {**(options or {}).get(process, {}), **(options or {}).get(name, {})}
             for option, value in further.items():
                 arguments += (f"--{option.replace('_', '-')}" + (f"={value}" if value is not None else ""),)
-            command = [sys.executable, "-m", "specd", name, *arguments]
+            command = [sys.executable, "-m", "specd", process, *arguments]
             progress = partial(on_progress, name) if on_progress is not None else None
-            return Child(name, command, environment or {}, hang_seconds, on_line, progress)
+            both = {**(environment or {}), **(own_environment or {})}
+            return Child(name, command, both, hang_seconds, on_line, progress)
 
-        target_address, draft_address = f"unix:{sockets / 'target'}", f"unix:{sockets / 'draft'}" if draft else ""
-        coordinator_options = ["--target", target_address, "--draft", draft_address, "--listen", listen]
+        names = target_names(num_targets)
+        target_addresses = [f"unix:{sockets / name.replace(' ', '-')}" for name in names]
+        draft_address = f"unix:{sockets / 'draft'}" if draft else ""
+        coordinator_options = ["--target", ",".join(target_addresses), "--draft", draft_address, "--listen", listen]
         # At the first start, wait for the draft without limit, because it may download; the supervisor sees a failure.
         coordinator_options += _PATIENCE
         if insecure:
@@ -252,10 +273,20 @@ class Stack:
         self.draft = (
             child("draft-worker", *metrics_options, "--model", draft, "--listen", draft_address) if draft else None
         )
-        self.target = child("target-worker", *metrics_options, "--model", target, "--listen", target_address)
+        self.targets = [
+            child(
+                name, *metrics_options, "--model", target, "--listen", address, own_environment=gpu_of(i, num_targets)
+            )
+            for i, (name, address) in enumerate(zip(names, target_addresses, strict=True))
+        ]
         insecurely = ["--insecure"] if insecure else []
         self.gateway = child("gateway", "--listen", http, *insecurely) if http else None
         self._watching: dict[Child, asyncio.Task[None]] = {}
+
+    @property
+    def target(self) -> Child:
+        """The first target worker."""
+        return self.targets[0]
 
     @property
     def address(self) -> str:
@@ -264,8 +295,8 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """The processes in the order of stopping: gateway, coordinator, draft worker, target worker."""
-        children = (self.gateway, self.coordinator, self.draft, self.target)
+        """The processes in the order of stopping: gateway, coordinator, draft worker, target workers."""
+        children = (self.gateway, self.coordinator, self.draft, *self.targets)
         return [child for child in children if child is not None]
 
     async def __aenter__(self) -> Stack:
@@ -301,9 +332,12 @@ class Stack:
         self._watching[child] = asyncio.ensure_future(child.run())
 
     async def wait(self) -> None:
-        """Wait for ever. Raises StartupError once the coordinator or the target worker is given up."""
-        needed = (self._watching[self.coordinator], self._watching[self.target])
-        await asyncio.gather(*needed)
+        """Wait for ever. Raises StartupError once the coordinator or the last target worker is given up."""
+        await asyncio.gather(self._watching[self.coordinator], self._wait_for_targets())
+
+    async def _wait_for_targets(self) -> None:
+        *_, last = asyncio.as_completed([self._watching[target] for target in self.targets])
+        await last
 
     def kill(self) -> None:
         """Kill all processes."""

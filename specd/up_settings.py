@@ -49,6 +49,13 @@ class UpSettings(Settings):
     draft_in_target: bool = Field(
         False, description="Compute the draft, a model or a head, in the target worker, without a draft worker."
     )
+    targets: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that hold the target and share the sessions: one for each GPU. If there are fewer "
+        "GPUs, they share the machine's memory and cores.",
+    )
     lookup: bool = Field(True, description=CoordinatorSettings.model_fields["lookup"].description)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Admit every caller that reaches the address, also from other machines.")

@@ -92,13 +92,16 @@ class Planner:
     ) -> SessionPlanner:
         """Begin to plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
         name = hashlib.sha256(client.encode()).hexdigest()[:16]
-        known = self.clients[name] = self.clients.pop(name, _Client())
+        return SessionPlanner(self, name, sampling, sources, is_paused)
+
+    def join(self, session: SessionPlanner) -> _Client:
+        """Count a session, and return its client."""
+        known = self.clients[session.client] = self.clients.pop(session.client, _Client())
         if len(self.clients) > _MOST_CLIENTS:
             self.clients.popitem(last=False)
-        session = SessionPlanner(self, known, sampling, sources, is_paused)
         self.sessions[session] = None
         self.num_changes += 1
-        return session
+        return known
 
     def learnt(self) -> dict[str, Any]:
         """Return what was learnt, as JSON can hold it: of the latest clients."""
@@ -222,25 +225,34 @@ class SessionPlanner:
     def __init__(
         self,
         shared: Planner,
-        client: _Client,
+        client: str,
         sampling: Sampling,
         sources: Sources,
         is_paused: Callable[[], bool],
     ) -> None:
-        self.is_paused, self._sources, self._paces = is_paused, sources, client.paces
+        self.client, self.is_paused, self._sources = client, is_paused, sources
         self._drafts = TokenSource.DRAFT in sources.allowed
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
-        self.is_prefilling = True
-        self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
-        self._shared = shared
-        # Other tokens are likely under a bias: such a session learns for itself.
-        self._pools = {} if sampling.changes_logits else client.pools
+        self._learns_alone = sampling.changes_logits  # other tokens are likely under a bias
         # Acceptance depends on the temperature more than on the text.
         self._kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
+        self._join(shared)
+
+    def _join(self, shared: Planner) -> None:
+        self._shared = shared
+        self.is_prefilling = True
+        self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
+        client = shared.join(self)
+        self._paces, self._pools = client.paces, {} if self._learns_alone else client.pools
         self._of_match: PassRates | None = None
         self._window: _Window | None = None
         self._is_settled = False  # whether the sessions had this k in the round before, too
+
+    def move(self, shared: Planner) -> None:
+        """Continue with the planner of another target, in the middle of a round."""
+        self.close()
+        self._join(shared)
 
     def rates(self, *, alone: bool) -> tuple[PassRates, PassRates]:
         """Return how far proposals of such sessions are accepted, and how far they get: `alone`, they end early."""

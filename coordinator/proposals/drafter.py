@@ -10,11 +10,11 @@ from typing import Protocol
 import structlog
 
 from coordinator.core import Part, Plan, SessionSetup
+from coordinator.proposals.drafts import Drafts
 from coordinator.proposals.source import Source
 from coordinator.workers.answers import check_proposal
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerLateError
-from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
 from specd.vocabulary import TokenSource
 
@@ -38,21 +38,22 @@ class DraftStream(Protocol):
 
 
 class Drafter(Source):
-    """Gets proposals for one session from the draft worker, while there is one.
+    """Gets proposals for one session from a draft worker, while there is one.
 
     A draft that is lost, late or wrong costs a session only speed: `propose` then returns an empty part with the
-    reason, and tries again after a pause that doubles each time.
+    reason. The next round asks another draft, or if there is none, the same one after a pause that doubles each time.
     """
 
     def __init__(
         self,
-        worker: RemoteWorker[DraftStream],
+        drafts: Drafts[DraftStream],
         setup: SessionSetup,
         *,
         timeout_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        self._worker = worker
+        self._drafts = drafts
+        self._worker = drafts.best()
         self._setup = setup
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -73,9 +74,10 @@ class Drafter(Source):
         assert not before, "the draft model proposes first"
         if plan.limit(TokenSource.DRAFT) == 0:
             return None
+        if self._worker.model is None:
+            self._leave()
         model = self._worker.model
         if model is None:
-            self.close()
             return _fault(self._worker.fault)
         room = model.context_length - len(token_ids)
         if room <= 0:
@@ -96,7 +98,13 @@ class Drafter(Source):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+            self._drafts.count(self._worker, -1)
         self._cached = CachedPrefix()
+
+    def _leave(self) -> None:
+        """Choose another worker for the next proposal, if there is one."""
+        self.close()
+        self._worker = self._drafts.best(apart_from=self._worker)
 
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Part:
         give_up_at = self._clock() + self._timeout_seconds
@@ -110,6 +118,7 @@ class Drafter(Source):
         vocabulary_size = self._setup.sampling.vocabulary_size or model.vocabulary_size  # the target's
         check_proposal(part, plan, self._setup, session_len=len(token_ids), vocabulary_size=vocabulary_size)
         self._cached.update(len(token_ids), part.token_ids, part.cached_len)
+        self._drafts.observe(self._worker, part.exchange)
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         return part
 
@@ -121,17 +130,21 @@ class Drafter(Source):
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
             self._stream = self._worker.open_stream(self._setup)
+            self._drafts.count(self._worker, 1)
             self._cached = CachedPrefix()
         return self._stream
 
     def _fail(self, error: WorkerError) -> str:
-        # A late worker continues its prefill, so its stream stays; its cache may hold anything.
-        if isinstance(error, WorkerLateError):
+        failed = self._worker
+        if self._drafts.has_others(failed):
+            self._leave()
+        elif isinstance(error, WorkerLateError):
+            # A late worker continues its prefill, so its stream stays; its cache may hold anything.
             self._cached = CachedPrefix()
         else:
             self.close()
         self._last_fault = error.reason
-        self._retry_at = self._clock() + self._backoff_seconds
+        self._retry_at = self._clock() + (self._backoff_seconds if self._worker is failed else 0.0)
         self._backoff_seconds = min(2 * self._backoff_seconds, _LONGEST_BACKOFF_SECONDS)
         log.warning("no proposal, decoding with the target alone", reason=error.reason, error=str(error))
         return error.reason

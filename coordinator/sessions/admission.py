@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
+from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.fairness import Fairness
 from coordinator.sessions.place import ClientPlaces, Place
@@ -20,10 +21,10 @@ _SHORTEST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 60.0
 
 
 class Admission:
-    """Lets requests run while there is room for one more session, and for its tokens in the target's cache.
+    """Lets requests run while there is room for one more session, and for its tokens in a target's cache.
 
-    A session reserves memory for all tokens to which it can grow (`Capacity`). The others wait. Requests of one client
-    run in their order, and between clients `Fairness` decides.
+    A session reserves memory for all tokens to which it can grow (`Capacities`). The others wait. Requests of one
+    client run in their order, and between clients `Fairness` decides.
 
     One client alone can use everything, until others come. Between two rounds a session then yields and pauses, if its
     client runs more sessions than a waiting client, or if more sessions run than all can afford
@@ -35,27 +36,18 @@ class Admission:
     then its latest one is turned away.
 
     A session that waits for its client to read pauses too, unless too many are paused already: then it keeps its place.
+
+    A session that leaves its target waits in front of its client's requests for its turn at another one.
     """
 
-    def __init__(
-        self,
-        capacity: Capacity,
-        *,
-        max_sessions: int,
-        max_queued: int,
-        seconds_per_token: Callable[[int], float],
-        clock: Callable[[], float],
-    ) -> None:
-        """`seconds_per_token` maps the number of sessions that run together to the time of a token in each of them."""
-        self.capacity = capacity
+    def __init__(self, capacities: Capacities, *, max_queued: int, clock: Callable[[], float]) -> None:
+        self.capacities = capacities
         self.num_running = self.num_paused = 0
         self._num_present = 0
-        self._max_present = max_sessions + max_queued
+        self._max_queued = max_queued
         self._clock = clock
         self._clients: dict[str, ClientPlaces] = {}
-        self._fairness = Fairness(
-            self._clients.values(), capacity, max_sessions=max_sessions, seconds_per_token=seconds_per_token
-        )
+        self._fairness = Fairness(self._clients.values(), capacities)
         self._turns = count()
         self._last_end_at = 0.0  # the last end of a session, or the time of the first request
         self._seconds_between_ends = MovingAverage(_WEIGHT)
@@ -64,6 +56,10 @@ class Admission:
     def num_queued(self) -> int:
         """The number of requests that do not run yet."""
         return self._num_present - self.num_running - self.num_paused
+
+    @property
+    def _max_present(self) -> int:
+        return self.capacities.max_sessions + self._max_queued
 
     @contextmanager
     def place(self, name: str, max_sessions: int | None = None) -> Iterator[Place]:
@@ -105,10 +101,19 @@ class Admission:
         if place.refusal is not None:
             raise place.refusal
         place.num_tokens = num_tokens, num_source_tokens
-        if (refusal := self.capacity.measure(place)) is not None:
+        if (refusal := self.capacities.measure(place)) is not None:
             raise refusal
         place.turn = asyncio.get_running_loop().create_future()
         place.client.queue.append(place)
+        self._admit_next()
+        await place.turn
+
+    async def move(self, place: Place, may_be_at: Callable[[Capacity], bool]) -> None:
+        """Wait for the turn of a running session at one of these targets, and free its place where it was."""
+        self._free(place)
+        place.may_be_at = may_be_at
+        place.turn = asyncio.get_running_loop().create_future()
+        place.client.queue.appendleft(place)
         self._admit_next()
         await place.turn
 
@@ -130,7 +135,8 @@ class Admission:
                 client.drop_cancelled()
                 if client.paused:
                     self._stop(place)
-                    self._start(client.paused.popleft())
+                    if (other := self._fairness.next_paused(client)) is not None:
+                        self._start(other)
                 self._admit_next()  # the cost of a batch may have changed
         if place.is_paused:
             place.turn = asyncio.get_running_loop().create_future()
@@ -139,11 +145,11 @@ class Admission:
             await place.turn
 
     def review(self) -> None:
-        """Measure the queue again, and admit or refuse by the target's memory, which can change with its restart.
+        """Measure the queue again, and admit or refuse by the targets' memory, which can change with a restart.
 
         Each request that comes, pauses or leaves also notices a changed capacity. This is for times without requests.
         """
-        self.capacity.notice()
+        self.capacities.notice()
         self._measure_queue()
         self._admit_next()
 
@@ -177,10 +183,10 @@ class Admission:
             place.turn.exception()  # mark it as read, because the request may be cancelled before it reads it
 
     def _measure_queue(self) -> None:
-        """Turn away the queued requests that no longer fit into the target's cache, even alone."""
+        """Turn away the queued requests that no longer fit into a target's cache, even alone."""
         for client in [*self._clients.values()]:
             for place in [*client.queue]:
-                if (refusal := self.capacity.measure(place)) is not None:
+                if not place.has_begun and (refusal := self.capacities.measure(place)) is not None:
                     self._turn_away(place, refusal)
 
     def _until(self, num_ends: int) -> float:
@@ -189,9 +195,11 @@ class Admission:
         return min(max(seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
 
     def _stop(self, place: Place) -> None:
+        assert place.capacity is not None
         place.is_running, place.is_paused = False, True
         self.num_running -= 1
         place.client.num_running -= 1
+        place.capacity.num_running -= 1
         self.num_paused += 1
 
     def _start(self, place: Place) -> None:
@@ -199,24 +207,25 @@ class Admission:
         if place.is_paused:
             self.num_paused -= 1
         else:
-            self.capacity.reserve(place)
-        place.is_running, place.is_paused, place.num_rounds = True, False, 0
+            self.capacities.reserve(place)
+        assert place.capacity is not None
+        place.is_running, place.is_paused, place.has_begun, place.num_rounds = True, False, True, 0
         self.num_running += 1
         client.num_running += 1
+        place.capacity.num_running += 1
         client.turn = next(self._turns)
         assert place.turn is not None
         place.turn.set_result(None)
 
     def _admit_next(self) -> None:
-        if self.capacity.notice():
+        if self.capacities.notice():
             self._measure_queue()
-        while (client := self._fairness.next()) is not None:
-            self._start((client.paused or client.queue).popleft())
+        while (place := self._fairness.next()) is not None:
+            self._start(place)
 
     def _leave(self, place: Place) -> None:
-        has_run = place.is_running or place.is_paused
         self._forget(place)
-        if has_run:
+        if place.has_begun:
             now = self._clock()
             self._seconds_between_ends.add(now - self._last_end_at)
             self._last_end_at = now
@@ -229,10 +238,16 @@ class Admission:
         for waiting in (client.paused, client.queue):
             if place in waiting:
                 waiting.remove(place)
-        if place.is_running or place.is_paused:
-            self.capacity.release(place)
+        self._free(place)
+
+    def _free(self, place: Place) -> None:
+        """Free the place and the memory of a session, if it has them."""
+        if place.capacity is None:
+            return
         if place.is_running:
             self.num_running -= 1
-            client.num_running -= 1
+            place.client.num_running -= 1
+            place.capacity.num_running -= 1
         self.num_paused -= place.is_paused
         place.is_running = place.is_paused = False
+        self.capacities.release(place)

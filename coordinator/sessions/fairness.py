@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, ValuesView
 from itertools import islice, takewhile
 
-from coordinator.sessions.capacity import Capacity
-from coordinator.sessions.place import ClientPlaces
+from coordinator.sessions.capacities import Capacities
+from coordinator.sessions.place import ClientPlaces, Place
 
 
 def affordable_sessions(wanted: Collection[int], places: int, seconds_per_token: Callable[[int], float]) -> int:
@@ -38,36 +38,39 @@ class Fairness:
     overtakes the next one, so that small requests do not keep a large one waiting for ever.
     """
 
-    def __init__(
-        self,
-        clients: ValuesView[ClientPlaces],
-        capacity: Capacity,
-        *,
-        max_sessions: int,
-        seconds_per_token: Callable[[int], float],
-    ) -> None:
+    def __init__(self, clients: ValuesView[ClientPlaces], capacities: Capacities) -> None:
         self._clients = clients
-        self._capacity = capacity
-        self._max_sessions = max_sessions
-        self._seconds_per_token = seconds_per_token
+        self._capacities = capacities
 
-    def next(self) -> ClientPlaces | None:
-        """Return the client with the next turn, if there is room for one more session."""
+    def next(self) -> Place | None:
+        """Return the place with the next turn, out of its queue, if there is room for one more session."""
         runnable, num_running = self._runnable(), self._num_running
-        if not runnable or num_running > self._max_sessions:
+        if not runnable or num_running > self._capacities.max_sessions:
             return None
         if num_running < self._affordable(runnable):
-            return runnable[0]
+            return self._taken(runnable[0])
         if all(client.num_running <= 1 for client in self._clients):
             return None
-        return next((client for client in runnable if not client.num_running), None)
+        client = next((client for client in runnable if not client.num_running), None)
+        return self._taken(client) if client is not None else None
+
+    def next_paused(self, client: ClientPlaces) -> Place | None:
+        """Return a paused session of a client that may continue, out of its queue, if there is one."""
+        client.drop_cancelled()
+        place = self._capacities.next_paused(client)
+        if place is not None:
+            client.paused.remove(place)
+        return place
+
+    def _taken(self, client: ClientPlaces) -> Place:
+        return self.next_paused(client) or client.queue.popleft()
 
     def yields(self, client: ClientPlaces) -> bool:
         """Return whether a client runs more than its share, so that one of its sessions yields after a round."""
         runnable, others = self._runnable(), [other for other in self._clients if other is not client]
         if self._num_running > self._affordable(runnable):
             return client.num_running >= max(other.num_running for other in others)
-        rest = (client.num_running - 1) / self._max_sessions
+        rest = (client.num_running - 1) / self._capacities.max_sessions
         return any(self._share(other) < rest for other in runnable if other is not client)
 
     @property
@@ -80,27 +83,28 @@ class Fairness:
         runnable, is_blocked = [], False
         for client in sorted(waiting, key=lambda each: (self._share(each), each.turn)):
             client.drop_cancelled()
-            if client.paused or (client.queue and not is_blocked and self._capacity.fits(client.queue[0])):
+            if self._capacities.next_paused(client) or (
+                client.queue and not is_blocked and self._capacities.fits(client.queue[0])
+            ):
                 runnable.append(client)  # a session that continues has its memory, for which others may wait
             elif client.queue:
-                is_blocked = True
+                is_blocked |= self._capacities.may_fit(client.queue[0])
         return runnable
 
     def _affordable(self, runnable: list[ClientPlaces]) -> int:
         """Return the number of sessions that may run while these clients wait for a place."""
         can_run = set(runnable)
         clients = [client for client in self._clients if client.num_running or client in can_run]
+        places = self._capacities.max_sessions
         if len(clients) < 2:
-            return self._max_sessions
+            return places
         wanted = [
-            client.num_running
-            + len(client.paused)
-            + self._capacity.num_that_fit(islice(client.queue, self._max_sessions))
+            client.num_running + len(client.paused) + self._capacities.num_that_fit(islice(client.queue, places))
             for client in clients
         ]
-        return affordable_sessions(wanted, self._max_sessions, self._seconds_per_token)
+        return affordable_sessions(wanted, places, self._capacities.seconds_per_token)
 
     def _share(self, client: ClientPlaces) -> float:
         """Return a client's dominant share, of places or memory. A session that continues needs no memory."""
-        places = client.num_running / self._max_sessions
-        return places if client.paused else max(places, self._capacity.share(client))
+        places = client.num_running / self._capacities.max_sessions
+        return places if client.paused else max(places, self._capacities.share(client))

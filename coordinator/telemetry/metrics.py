@@ -30,7 +30,8 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
     "round_seconds": ("Time of the rounds after a session's first that have a target-only estimate.",),
     "target_only_seconds": ("That estimate, for their tokens; over specd_round_seconds_total, the speed-up.",),
-    "target_replays": ("Sessions sent again to a target that had been lost.",),
+    "target_replays": ("Sessions sent again to a target, because it had been lost, or because they moved to it.",),
+    "session_moves": ("Sessions that moved from one target to another.",),
     "sessions": ("Generations by finish reason, cancelled or failed.", "outcome"),
     "reused_prompt_tokens": ("Prompt tokens that a worker had in its prefix cache, by worker.", "worker"),
     "errors": ("Requests that failed, by gRPC status code and reason.", "code", "reason"),
@@ -48,6 +49,9 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "session_tokens": ("Tokens of the sessions under way.",),
     "paused_sessions": ("Sessions that wait for their client to read, or have yielded to another session.",),
     "queued_requests": ("Requests that wait until there is room for them.",),
+    "target_sessions": ("Running sessions by target.", "target"),
+    "target_max_sessions": ("Sessions that may run at a target.", "target"),
+    "target_ready": ("1 while this target is connected.", "target"),
     "max_sessions": ("Sessions that may run at the same time.",),
     "max_queued_requests": ("Requests beyond those that may wait.",),
     "reserved_bytes": ("Memory to which the running sessions can grow in the target worker's cache.",),
@@ -55,7 +59,7 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "kept_sessions": ("Sessions that are kept to be continued, or run now.",),
     "kept_session_tokens": ("Tokens of the kept sessions that do not run now.",),
     "draft_available": ("1 while a draft that fits the target is connected.",),
-    "target_available": ("1 while the target is connected.",),
+    "target_available": ("1 while a target is connected.",),
     "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
 }
 # A counter whose series begins with its first error shows Prometheus no rise: those with alerts begin at 0.
@@ -113,6 +117,14 @@ class CoordinatorMetrics:
         """Read the gauge specd_{name} from a function at each scrape."""
         gauge = self._gauges[name]
         (gauge.labels(*labels) if labels else gauge).set_function(value)
+
+    def hide(self, name: str, *labels: str) -> None:
+        """Remove a series of the gauge specd_{name}."""
+        self._gauges[name].remove(*labels)
+
+    def count_move(self) -> None:
+        """Count a session that moved to another target."""
+        self._counters["session_moves"].inc()
 
     def show_worker(self, worker: str, model: ModelInfo | None) -> None:
         """Show whether the "draft" or "target" worker is there, and with which model."""

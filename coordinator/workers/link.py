@@ -59,9 +59,8 @@ class WorkerLink(RemoteWorker[Stream]):
 
         With `keeps_model`, every life of the worker must have the same weights as the previous one, to the last byte.
         """
-        super().__init__(f"{connection.worker.upper()}_UNAVAILABLE")
+        super().__init__(f"{connection.worker.upper()}_UNAVAILABLE", address=connection.address)
         self.worker = connection.worker
-        self.address = connection.address
         self._connection = connection
         self._why = "it has not answered yet"
         self._open_stream = open_stream
@@ -172,7 +171,8 @@ class WorkerLink(RemoteWorker[Stream]):
             return
         self.cache_bytes, self.footprint, self.step_costs = response.cache_capacity_bytes, footprint, step_costs
         self.self_draft = self_draft
-        self.life = WorkerLife(response.incarnation, model.whole_fingerprint)
+        self.prefix_cache_tokens = response.prefix_cache_bytes // max(footprint.bytes_for(1), 1)
+        self.life = WorkerLife(response.incarnation, model.whole_fingerprint, response.kernel_class)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
         await self._become(model)
         if self._keeps_model and not model.whole_fingerprint:
@@ -191,6 +191,10 @@ class WorkerLink(RemoteWorker[Stream]):
             life.whole_fingerprint = response.model.whole_fingerprint
         if self.life is life and self.model is not None:
             self.model = replace(self.model, whole_fingerprint=life.whole_fingerprint)
+            try:
+                await self._accept(self.model, self)
+            except RefusedModelError as error:
+                await self._refuse(str(error))
 
     def _stop_learning(self) -> None:
         if self._learning is not None:
@@ -210,8 +214,7 @@ class WorkerLink(RemoteWorker[Stream]):
         self.model, self.refusal = model, refusal
         what = "REFUSED" if refusal else "UNAVAILABLE"
         self.fault = "" if model is not None else f"{self.worker.upper()}_{what}"
-        self._changed.set()
-        self._changed.clear()
+        self.changes.notify()
         await self._on_change(model is not None)
 
     @property

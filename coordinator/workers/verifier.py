@@ -42,17 +42,39 @@ class TargetStream(Protocol):
         """End the stream, and with it the worker's cache."""
 
 
-class Verifier:
-    """Gets verdicts for one session from the target worker.
+class Route(Protocol):
+    """A session's way to a target worker."""
 
-    When the worker is lost, the session's tokens are sent again, to a new stream, as soon as it is back. No token is
-    lost, because the coordinator has them all, and none is repeated, because only verdicts commit tokens. When the
-    worker is late, the tokens are sent again on the same stream.
+    @property
+    def worker(self) -> RemoteWorker[TargetStream]:
+        """The session's present target."""
+        ...
+
+    def can_leave(self, life: WorkerLife | None) -> bool:
+        """Return whether another target can continue the session after tokens of a target's life."""
+
+    async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        """Wait for the session's turn at another target; return whether it came in time."""
+
+    def began(self, verdict: Verdict) -> None:
+        """Note the first verdict of the session's present target."""
+
+    async def wait_until_ready(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        """Wait until the session's target is ready, or another one that can continue it; return whether one is."""
+
+
+class Verifier:
+    """Gets verdicts for one session from a target worker.
+
+    When the worker is lost, the session's tokens are sent again, to a new stream, at once if there is another target,
+    or as soon as the worker is back. No token is lost, because the coordinator has them all, and none is repeated,
+    because only verdicts commit tokens. A session leaves a worker that stops before its next round. When the worker is
+    late and there is no other, the tokens are sent again on the same stream.
     """
 
     def __init__(
         self,
-        worker: RemoteWorker[TargetStream],
+        route: Route,
         setup: SessionSetup,
         *,
         timeout_seconds: float,
@@ -61,7 +83,7 @@ class Verifier:
         asks_ahead: bool = False,
     ) -> None:
         """`asks_ahead` is whether the target proposes the session's draft tokens."""
-        self._worker = worker
+        self._route = route
         self._asks_ahead = asks_ahead
         self._setup = setup
         self._timeout_seconds = timeout_seconds
@@ -83,15 +105,20 @@ class Verifier:
         """
         give_up_at = None
         num_losses = num_replays = 0
+        leaves = False  # a target that is there
         while True:
+            if (leaves or self._route.worker.model is None) and self._route.can_leave(self._life):
+                num_replays += self._stream is not None
+                await self._leave(self._recovery_seconds if give_up_at is None else give_up_at - self._clock())
             try:
                 verdict = await self._exchange(token_ids, proposal, ahead)
-                return replace(verdict, num_replays=num_replays, was_retried=give_up_at is not None)
+                return replace(verdict, num_replays=num_replays, was_retried=give_up_at is not None or num_replays > 0)
             except (WorkerLostError, WorkerLateError, WorkerFullError) as error:
                 log.warning("no verdict from the target worker, trying again", reason=error.reason, error=str(error))
+                leaves = not isinstance(error, WorkerLostError)
                 now = self._clock()
                 give_up_at = now + self._recovery_seconds if give_up_at is None else give_up_at
-                if isinstance(error, WorkerLateError):
+                if isinstance(error, WorkerLateError) and not self._route.can_leave(self._life):
                     # It may still compute: the next request reuses the tokens that are in its cache by then.
                     self._cached = CachedPrefix()
                 else:
@@ -124,21 +151,22 @@ class Verifier:
 
     async def _exchange(self, token_ids: Sequence[int], proposal: Proposal, ahead: Plan) -> Verdict:
         if self._stream is None:
-            if self._worker.model is None:
-                raise WorkerLostError(self._worker.fault, "the target worker is away")
-            if self._life is not None and not self._worker.life.continues(self._life):
+            worker = self._route.worker
+            if worker.model is None:
+                raise WorkerLostError(worker.fault, "the target worker is away")
+            if self._life is not None and not worker.life.continues(self._life):
                 raise UnavailableError(
                     "TARGET_REPLACED",
                     "the target worker was lost before its weights were known, and the session cannot continue with "
                     "others: send the request again",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
-            self._stream_life = self._worker.life
-            self._stream = self._worker.open_stream(self._setup)
-            self._vocabulary_size = self._worker.model.vocabulary_size
+            self._stream_life = worker.life
+            self._stream = worker.open_stream(self._setup)
+            self._vocabulary_size = worker.model.vocabulary_size
         position = self._cached.position(token_ids)
         self._ahead = ahead if self._asks_ahead else _NOTHING
-        if self._asks_ahead and self._worker.self_draft is None:  # the target has come back without a draft
+        if self._asks_ahead and self._route.worker.self_draft is None:  # this target has no draft
             self._ahead, proposal = _NOTHING, proposal.as_guesses()
         stream, seconds = self._stream, self._timeout_seconds
         verdict = await stream.verify(position, token_ids[position:], proposal, self._ahead, seconds)
@@ -150,19 +178,28 @@ class Verifier:
             vocabulary_size=self._vocabulary_size,
             is_first=position == 0,
         )
+        if position == 0:
+            self._route.began(verdict)
         self._life = self._stream_life
         self._cached.update(len(token_ids), proposal.token_ids, verdict.cached_len)
         return verdict
 
     async def _wait_for_target(self, pause: float, seconds_left: float, error: WorkerError) -> None:
         await asyncio.sleep(min(pause, max(seconds_left, 0)))
-        if seconds_left > 0 and await self._worker.wait_until_ready(seconds_left):
+        if seconds_left > 0 and await self._route.wait_until_ready(self._life, seconds_left):
             return
         if isinstance(error, WorkerFullError):
             raise ResourceExhaustedError(error.reason, str(error), retry_after_seconds=_RETRY_SECONDS)
-        raise UnavailableError(
+        raise self._unavailable(self._route.worker.fault or error.reason)
+
+    async def _leave(self, seconds_left: float) -> None:
+        self.close()
+        if not await self._route.leave(self._life, max(seconds_left, 0.0)):
+            raise self._unavailable("no turn at another target")
+
+    def _unavailable(self, why: str) -> UnavailableError:
+        return UnavailableError(
             "TARGET_UNAVAILABLE",
-            f"no verdict from the target worker within {self._recovery_seconds:g} s or {_MOST_LOSSES} losses: "
-            f"{self._worker.fault or error.reason}",  # the log has the words, with addresses and names of files
-            retry_after_seconds=_RETRY_SECONDS,
+            f"no verdict from the target worker within {self._recovery_seconds:g} s or {_MOST_LOSSES} losses: {why}",
+            retry_after_seconds=_RETRY_SECONDS,  # the log has the words, with addresses and names of files
         )

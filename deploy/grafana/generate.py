@@ -251,6 +251,14 @@ def service() -> dashboard.Dashboard:
             },
         ),
         lines(
+            "Sessions by target",
+            unit="suffix:sessions",
+            axis="sessions",
+            text="Running sessions by target. A session goes to the target where it probably ends first, and moves to "
+            "another one if its own stops or is lost.",
+            queries={"{{target}}": f"sum by (target) (specd_target_sessions{COORDINATOR})"},
+        ),
+        lines(
             "Queue",
             unit="suffix:requests",
             axis="requests",

@@ -14,6 +14,7 @@ from specd.addresses import from_here, is_local
 from specd.gateway_settings import GatewaySettings
 from specd.identity.roles import Role
 from specd.listening import hold, listen
+from specd.machine import nvidia_gpus
 from specd.settings import (
     CertificateSettings,
     CoordinatorSettings,
@@ -25,10 +26,13 @@ from specd.settings import (
     load_settings,
 )
 from specd.startup_error import StartupError
+from specd.supervisor import target_names
 from specd.up_settings import UpSettings
 from specd.worker.model.directory import is_repository
 from specd.worker.model.outline import Outline, check_draft, outline_of
 
+# What several targets share on a machine.
+_SHARED = ("blas_threads", "cache_bytes", "prefix_cache_bytes")
 _OF_COORDINATOR = ("tls_cert", "tls_key", "tls_ca", "tokens")
 
 
@@ -112,13 +116,28 @@ class Preflight:
             ("target-worker", Role.TARGET_WORKER, TargetWorkerSettings, self.settings.target),
             ("draft-worker", Role.DRAFT_WORKER, DraftWorkerSettings, self.settings.draft_worker_model),
         )
+        self.options["target-worker"] = self._shares()
         if self.settings.draft_in_target or not TargetWorkerSettings.is_given("self_draft"):
-            self.options["target-worker"] = {"self_draft": self.settings.self_draft or "none"}
+            self.options["target-worker"]["self_draft"] = self.settings.self_draft or "none"
         for process, role, cls, model in kinds:
             if model:
                 loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)
                 if loaded is not None:
                     self._check_metrics(process, loaded, listeners)
+                    if process == "target-worker" and loaded.metrics_listen:
+                        self._move_metrics_of_other_targets(loaded.metrics_listen)
+
+    def _move_metrics_of_other_targets(self, metrics_listen: str) -> None:
+        for name in target_names(self.settings.targets)[1:]:
+            self.options[name] = {"metrics_listen": f"{metrics_listen.rpartition(':')[0]}:0"}
+
+    def _shares(self) -> dict[str, str | None]:
+        """Return the options by which several targets on this machine share its memory and cores."""
+        number = self.settings.targets
+        share = -(-number // max(len(nvidia_gpus()), 1))
+        own = load_settings(TargetWorkerSettings, {}) if share > 1 else None
+        values = {name: str(max(getattr(own, name) // share, 1)) for name in _SHARED} if own else {}
+        return {name: value for name, value in values.items() if not TargetWorkerSettings.is_given(name)}
 
     def _check_gateway(self, listeners: contextlib.ExitStack) -> None:
         settings, coordinator = self.settings, self.coordinator

@@ -31,6 +31,10 @@ class Scrape:
         """Return a sample; 0 for one that is not there."""
         return self.samples.get((name, frozenset(labels.items())), 0.0)
 
+    def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Return the labels and the value of each sample with this name."""
+        return [(dict(labels), value) for (its_name, labels), value in self.samples.items() if its_name == name]
+
     def labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of the only sample with this name, or no labels if there is no sample."""
         return next((dict(labels) for its_name, labels in self.samples if its_name == name), {})

@@ -191,18 +191,8 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
     def shares(group: str, name: str, part: float | None, since: float | None, colour: str) -> None:
         row(group, name, _percent(part), _bar(part, colour), _percent(since))
 
-    def of(group: str, name: str, value: float, most: float, words: str) -> None:
-        row(group, name, words, _bar(value / most if most else None, "white"))
-
-    active, most = last.value("specd_active_sessions"), last.value("specd_max_sessions")
-    queued, most_queued = last.value("specd_queued_requests"), last.value("specd_max_queued_requests")
-    reserved, capacity = last.value("specd_reserved_bytes"), last.value("specd_capacity_bytes")
-    prefilling = last.value("specd_sessions_by_state", state="prefilling")
-    of("sessions", "running", active, most, f"{active:.0f} of {most:.0f}")
-    row("", "sessions prefilling", f"{prefilling:.0f}")
-    row("", "paused", f"{last.value('specd_paused_sessions'):.0f}")
-    of("", "queued requests", queued, most_queued, f"{queued:.0f} of {most_queued:.0f}")
-    of("", "cache reserved", reserved, capacity, f"{reserved / 2**30:.2f} of {capacity / 2**30:.2f} GiB")
+    for name, words, part in _sessions(last):
+        row("sessions" if name == "running" else "", name, words, _bar(part, "white"))
 
     rate = now.increase("specd_generated_tokens_total") / now.seconds if now.seconds else None
     row("speed", "tokens/s", _number(rate, ".1f"), _sparkline(rates))
@@ -236,6 +226,29 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
     kept, kept_tokens = last.value("specd_kept_sessions"), last.value("specd_kept_session_tokens")
     row("", "sessions kept", f"{kept:.0f}", f"{kept_tokens:,.0f} tokens")
     return table
+
+
+def _sessions(scrape: Scrape) -> Iterator[tuple[str, str, float | None]]:
+    """Yield the numbers of sessions: a name, the number in words, and its part of the limit if there is one."""
+
+    def of(name: str, value: float, most: float, words: str) -> tuple[str, str, float | None]:
+        return name, words, value / most if most else None
+
+    def number(name: str, most_name: str, **labels: str) -> tuple[float, float, str]:
+        value, most = scrape.value(name, **labels), scrape.value(most_name, **labels)
+        return value, most, f"{value:.0f} of {most:.0f}"
+
+    yield of("running", *number("specd_active_sessions", "specd_max_sessions"))
+    targets = sorted(labels["target"] for labels, _ in scrape.series("specd_target_sessions"))
+    for target in targets if len(targets) > 1 else ():
+        value, most, words = number("specd_target_sessions", "specd_target_max_sessions", target=target)
+        is_ready = scrape.value("specd_target_ready", target=target)
+        yield of(f"at {target[-20:]}", value, most, words if is_ready else f"{words}, away")
+    yield "sessions prefilling", f"{scrape.value('specd_sessions_by_state', state='prefilling'):.0f}", None
+    yield "paused", f"{scrape.value('specd_paused_sessions'):.0f}", None
+    yield of("queued requests", *number("specd_queued_requests", "specd_max_queued_requests"))
+    reserved, capacity = scrape.value("specd_reserved_bytes"), scrape.value("specd_capacity_bytes")
+    yield of("cache reserved", reserved, capacity, f"{reserved / 2**30:.2f} of {capacity / 2**30:.2f} GiB")
 
 
 def _drafting(span: Span) -> float | None:

@@ -59,16 +59,20 @@ async def _up(preflight: Preflight, is_brief: bool) -> None:
     from rich.console import Console
 
     from specd.cli.progress import StartProgress
-    from specd.supervisor import Stack
+    from specd.supervisor import Stack, target_names
 
     settings = preflight.settings
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     draft = settings.draft_worker_model
-    models = {"target-worker": settings.target, **({"draft-worker": draft} if draft else {})}
+    models = {
+        **dict.fromkeys(target_names(settings.targets), settings.target),
+        **({"draft-worker": draft} if draft else {}),
+    }
     progress = StartProgress(console, models) if is_brief else None
     stack = Stack(
         target=settings.target,
         draft=draft,
+        num_targets=settings.targets,
         listen=settings.listen,
         insecure=settings.insecure,
         http=settings.http,
@@ -106,16 +110,17 @@ async def _hold(stack: Stack, preflight: Preflight, console: Console, progress: 
 def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
     """Print the models, the addresses and a command to try, in a few lines."""
     target = stack.target.facts
+    number = f" in {len(stack.targets)} processes" if len(stack.targets) > 1 else ""
     draft = PurePath(stack.draft.facts["model"] if stack.draft else target.get("draft", "")).name
     assert preflight.coordinator is not None
     sources = [*([draft] if draft else []), *preflight.settings.source_names(preflight.coordinator)]
     page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"
     for name, value in (
-        ("model", f"{PurePath(target['model']).name} ({target['precision']}, {target['device']})"),
+        ("model", f"{PurePath(target['model']).name} ({target['precision']}, {target['device']}){number}"),
         ("draft", " and ".join(sources) or "none"),
         ("address", stack.address),
         ("page", page),
-        ("metrics", _moved_metrics(stack, preflight)),
+        ("metrics", _other_metrics(stack, preflight)),
         ("try", _command_to_try(stack, preflight)),
     ):
         if value:
@@ -123,11 +128,11 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
             console.print(value, markup=False)
 
 
-def _moved_metrics(stack: Stack, preflight: Preflight) -> str:
+def _other_metrics(stack: Stack, preflight: Preflight) -> str:
     """Return the metrics addresses that are not the default ones, in words; "" if all are."""
-    moved = [child for child in stack.children if child.name in preflight.moved]
-    where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in moved)
-    return f"{where}: the default ports are in use" if moved else ""
+    others = [child for child in stack.children if child.name in preflight.moved or child in stack.targets[1:]]
+    where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in others)
+    return f"{where}: the default ports are in use" if preflight.moved else where
 
 
 def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:

@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, wait_for_whole_fingerprint: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding", "self_draft")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding", "self_draft", "kernel_class", "prefix_cache_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class DescribeResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOGIT_ROUNDING_FIELD_NUMBER: _ClassVar[int]
     SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_CLASS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: Model
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     cache_capacity_bytes: int
@@ -30,7 +32,9 @@ class DescribeResponse(_message.Message):
     incarnation: str
     logit_rounding: float
     self_draft: SelfDraft
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ...) -> None: ...
+    kernel_class: str
+    prefix_cache_bytes: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., kernel_class: _Optional[str] = ..., prefix_cache_bytes: _Optional[int] = ...) -> None: ...
 
 class SelfDraft(_message.Message):
     __slots__ = ("model", "step_costs")

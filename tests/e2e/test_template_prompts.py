@@ -25,6 +25,7 @@ from coordinator.service import request_from
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
 from specd.caller import Caller
 from specd.client.options import GenerationOptions
 from specd.client.protocol.wire import to_request
@@ -136,8 +137,8 @@ def coordinator_of(source: str) -> Coordinator:
         CoordinatorMetrics(CollectorRegistry()),
         model=MODEL,
         tokenizer=tokenizer,
-        target=RemoteWorker[TargetStream]("TARGET_UNAVAILABLE"),
-        draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+        targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     coordinator.renderer = _Renderer(template, seconds=60.0)
     return coordinator

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from coordinator.sessions.admission import Admission
+from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.place import Place
 from specd.errors import InvalidRequestError, ResourceExhaustedError
@@ -148,16 +149,14 @@ class Crowd:
         self.bytes_per_token = 1
         self.clock = Clock()
         self.loop = loop or asyncio.get_running_loop()
-        self.admission = Admission(
-            Capacity(
-                lambda: self.capacity,
-                lambda num_tokens, num_source_tokens: (num_tokens + num_source_tokens) * self.bytes_per_token,
-            ),
+        capacity_of_target = Capacity(
+            lambda: self.capacity,
+            lambda num_tokens, num_source_tokens: (num_tokens + num_source_tokens) * self.bytes_per_token,
             max_sessions=max_sessions,
-            max_queued=max_queued,
             seconds_per_token=seconds_per_token,
-            clock=self.clock,
         )
+        capacities = Capacities(lambda: [capacity_of_target], lambda place, capacities: capacities[0])
+        self.admission = Admission(capacities, max_queued=max_queued, clock=self.clock)
         self.everyone: list[Request] = []
         self.present: list[Request] = []
         self.waiting: list[Request] = []  # in the order in which they asked
@@ -183,7 +182,11 @@ class Crowd:
         if error is None:
             assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
             self.check_books()
-            assert (self.admission.num_running, self.admission.num_queued, self.admission.capacity.reserved_bytes) == (
+            assert (
+                self.admission.num_running,
+                self.admission.num_queued,
+                self.admission.capacities.reserved_bytes,
+            ) == (
                 0,
                 0,
                 0,
@@ -221,7 +224,7 @@ class Crowd:
         """Check the admission's numbers against ours, once no session is between two states."""
         assert self.admission.num_running == len(self.running)
         assert self.admission.num_paused == len(self.paused)
-        assert self.admission.capacity.reserved_bytes == sum(
+        assert self.admission.capacities.reserved_bytes == sum(
             request.num_tokens for request in (*self.running, *self.paused)
         )
         assert self.admission.num_queued == len(self.present) - len(self.running) - len(self.paused)

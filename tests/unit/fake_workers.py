@@ -10,13 +10,15 @@ from typing import Any
 
 from coordinator.core import Match, Part, Plan, Proposal, Round, Session, SessionSetup, Verdict
 from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.drafts import Drafts
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
 from coordinator.round_loop import RoundPlanner, decode
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.errors import WorkerError, WorkerFullError, WorkerLateError, WorkerLostError
-from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
+from coordinator.workers.remote_worker import RemoteWorker, TargetDraft, WorkerLife
 from coordinator.workers.verifier import Verifier
+from coordinator.workers.workers import Workers
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 from specd.vocabulary import PROPOSERS, TokenSource
@@ -81,8 +83,27 @@ class FakeTarget(RemoteWorker["FakeTargetStream"]):
         self.num_open += 1
         return FakeTargetStream(self)
 
-    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+    async def comes_back_in_time(self) -> bool:
         return self.comes_back
+
+
+@dataclass
+class OnlyRoute:
+    """The way to the only target."""
+
+    worker: FakeTarget
+
+    def can_leave(self, life: WorkerLife | None) -> bool:
+        return False
+
+    async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        raise AssertionError("there is no other target")
+
+    def began(self, verdict: Verdict) -> None:
+        """Note nothing."""
+
+    async def wait_until_ready(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        return await self.worker.comes_back_in_time()
 
 
 @dataclass
@@ -255,7 +276,7 @@ def run(
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end by the draft and other sources, with these plans in turn."""
     clock = itertools.count().__next__
-    drafter = Drafter(draft, SETUP, timeout_seconds=1.0, clock=clock)
+    drafter = Drafter(Drafts(Workers([draft])), SETUP, timeout_seconds=1.0, clock=clock)
     planner = Planned([plan_of(plans)] if isinstance(plans, int) else plans)
     return run_planned(session, planner, Proposer([drafter, *others]), target, clock)
 
@@ -269,7 +290,7 @@ def run_planned(
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end; time passes by a second at each look at the clock, so that back-offs end."""
     clock = clock or itertools.count().__next__
-    verifier = Verifier(target, SETUP, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
+    verifier = Verifier(OnlyRoute(target), SETUP, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock)
     statistics = SessionStatistics(prompt_tokens=session.prompt_len)
     rounds: list[Round] = []
 

@@ -25,6 +25,7 @@ from coordinator.service import request_from, response_from
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
 from specd.caller import Caller
 from specd.errors import SpecdError, to_status
 from specd.model_info import ModelInfo
@@ -156,8 +157,8 @@ class MortalServer:
             CoordinatorMetrics(CollectorRegistry()),
             model=self.model,
             tokenizer=self._tokenizer,
-            target=SeededTarget(),
-            draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+            targets=Workers([SeededTarget()]),
+            drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
         )
         coordinator.renderer = _Renderer(self._tokenizer.template, seconds=1.0)
         return coordinator

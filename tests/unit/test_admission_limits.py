@@ -29,7 +29,7 @@ async def test_sessions_fill_the_tokens_to_the_last_and_no_further() -> None:
         await settle()
         assert fits in crowd.running
         assert crowd.waiting == [too_much]
-        assert crowd.admission.capacity.reserved_bytes == 10
+        assert crowd.admission.capacities.reserved_bytes == 10
 
 
 async def test_those_that_have_not_asked_yet_count_as_queued() -> None:

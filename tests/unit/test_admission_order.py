@@ -95,8 +95,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(self.crowd.running) <= admission.num_running <= self.crowd.max_sessions
         assert admission.num_queued >= 0
         assert admission.num_running + admission.num_queued <= self.crowd.max_sessions + self.crowd.max_queued
-        assert admission.capacity.reserved_bytes >= sum(request.num_tokens for request in self.crowd.running)
-        assert (admission.capacity.reserved_bytes == 0) is (admission.num_running == 0)
+        assert admission.capacities.reserved_bytes >= sum(request.num_tokens for request in self.crowd.running)
+        assert (admission.capacities.reserved_bytes == 0) is (admission.num_running == 0)
 
     def teardown(self) -> None:
         if not hasattr(self, "crowd"):
@@ -203,7 +203,7 @@ async def test_a_waiter_that_is_cancelled_just_after_it_was_admitted_leaves_its_
         first.end()
         await asyncio.sleep(0)
         assert crowd.running == []
-        assert crowd.admission.capacity.reserved_bytes == 9
+        assert crowd.admission.capacities.reserved_bytes == 9
         second.task.cancel()
         await settle()
         assert second.task.cancelled()

@@ -16,6 +16,7 @@ from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
 from specd.client.protocol.wire import set_chat
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
@@ -42,8 +43,8 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
         CoordinatorMetrics(CollectorRegistry()),
         model=ModelInfo("m", "llama", "", "", 8192, 2048, (0,), "float32", "cpu"),
         tokenizer=cast(Any, SlowTokenizer()),
-        target=RemoteWorker[TargetStream]("TARGET_UNAVAILABLE"),
-        draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+        targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     with pytest.raises(InvalidRequestError):
         await anext(Generation(coordinator, GenerationRequest("x" * 5000, client="")).emissions())

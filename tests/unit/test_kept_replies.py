@@ -110,7 +110,8 @@ class Server(MortalServer):
     def _begin(self) -> Coordinator:
         coordinator = super()._begin()
         turns = self.after_a_loss or self._turns
-        coordinator.target = ScriptedTarget(*turns)
+        coordinator.replicas.workers.members.clear()
+        coordinator.replicas.workers.add(ScriptedTarget(*turns))
         return coordinator
 
 

@@ -88,6 +88,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "coordinator.workers",
         "coordinator.proposals",
     ),
+    "coordinator.replicas": (
+        *FLOOR,
+        "coordinator.core",
+        "coordinator.sessions",
+        "coordinator.planner",
+        "coordinator.workers",
+        "coordinator.replicas",
+    ),
     "coordinator.round_loop": (
         *FLOOR,
         "coordinator.core",

@@ -60,7 +60,7 @@ class LyingDraft(FakeDraft):
 
     def __init__(self, changes: Sequence[Change]) -> None:
         super().__init__(next_token, [])
-        self.changes = list(changes)
+        self.lies = list(changes)
 
     def open_stream(self, setup: SessionSetup) -> FakeDraftStream:
         self.num_open += 1
@@ -75,7 +75,7 @@ class LyingDraftStream(FakeDraftStream):
 
     async def answer(self, timeout_seconds: float) -> Part:
         assert isinstance(self.worker, LyingDraft)
-        change = self.worker.changes.pop(0) if self.worker.changes else lambda proposal: proposal
+        change = self.worker.lies.pop(0) if self.worker.lies else lambda proposal: proposal
         return change(await super().answer(timeout_seconds))
 
 
@@ -263,7 +263,7 @@ class ReplacedTarget(FakeTarget):
         super().__init__(outcomes)
         self.life, self._later = earlier, later
 
-    async def wait_until_ready(self, timeout_seconds: float) -> bool:
+    async def comes_back_in_time(self) -> bool:
         self.life = self._later
         return True
 

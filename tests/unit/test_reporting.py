@@ -20,6 +20,7 @@ from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
 from specd.errors import InvalidRequestError, SpecdError
 from specd.model_info import ModelInfo
 from specd.rpc.access import anyone
@@ -78,8 +79,8 @@ async def test_a_refused_generation_is_logged_with_its_message_and_its_session(t
         CoordinatorMetrics(CollectorRegistry()),
         model=MODEL,
         tokenizer=cast(Any, LetterTokenizer()),
-        target=RemoteWorker[TargetStream]("TARGET_UNAVAILABLE"),
-        draft=RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED"),
+        targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     with pytest.raises(InvalidRequestError) as raised:
         await anext(Generation(coordinator, GenerationRequest(CANARY * 10, client="")).emissions())

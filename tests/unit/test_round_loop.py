@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.drafts import Drafts
 from coordinator.workers import verifier as verifier_module
 from coordinator.workers.errors import WorkerError, WorkerLateError
 from coordinator.workers.verifier import Verifier
+from coordinator.workers.workers import Workers
 from specd.errors import ResourceExhaustedError, UnavailableError
 from specd.sampling import Sampling
 from specd.vocabulary import FinishReason, TokenSource
@@ -27,6 +29,7 @@ from tests.unit.fake_workers import (
     FakeDraftStream,
     FakeTarget,
     FakeTargetStream,
+    OnlyRoute,
     decode_with_target_alone,
     drafted,
     make_session,
@@ -113,7 +116,7 @@ def test_rounds_for_which_nothing_is_known_of_the_target_alone_say_nothing_of_th
 def test_a_target_without_room_is_asked_again_and_then_the_session_can_be_tried_later() -> None:
     session = make_session([1, 2, 3], 5)
     verifier = Verifier(
-        FakeTarget(["full", "full", "ok", *["full"] * 100]),
+        OnlyRoute(FakeTarget(["full", "full", "ok", *["full"] * 100])),
         SessionSetup("s", Sampling(), namespace=b""),
         timeout_seconds=1.0,
         recovery_seconds=10.0,
@@ -255,6 +258,6 @@ async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_tha
             return Slow(self)
 
     setup = SessionSetup("session", Sampling(), namespace=b"")
-    drafter = Drafter(SlowDraft(next_token, []), setup, timeout_seconds=1.0, clock=lambda: now)
+    drafter = Drafter(Drafts(Workers([SlowDraft(next_token, [])])), setup, timeout_seconds=1.0, clock=lambda: now)
     assert await drafter.propose([1, 2, 3], [], plan_of(2)) == Part(TokenSource.DRAFT, fault="DRAFT_LATE")
     assert waits == [1.0, 0.25]

@@ -23,6 +23,7 @@ from tests.unit.fake_workers import (
     VOCABULARY_SIZE,
     FakeTarget,
     FakeTargetStream,
+    OnlyRoute,
     Planned,
     decode_with_target_alone,
     make_session,
@@ -53,7 +54,9 @@ def run(
 ) -> tuple[list[int], list[Round]]:
     """Decode a session to its end; return its tokens after the prompt, and its rounds."""
     session, clock = make_session(prompt, max_tokens, end_token), itertools.count().__next__
-    verifier = Verifier(target, SETUP, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock, asks_ahead=True)
+    verifier = Verifier(
+        OnlyRoute(target), SETUP, timeout_seconds=1.0, recovery_seconds=1e9, clock=clock, asks_ahead=True
+    )
     proposer = Proposer([SelfDrafter(verifier, timeout_seconds=1.0)])
 
     async def drive() -> list[Round]:

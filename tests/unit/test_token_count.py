@@ -36,7 +36,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 @pytest.fixture
 def coordinator() -> Coordinator:
     coordinator = MortalServer()._coordinator
-    coordinator.target.footprint = CacheFootprint({ALL_TOKENS: 1})
+    coordinator.replicas.workers.first.footprint = CacheFootprint({ALL_TOKENS: 1})
     return coordinator
 
 
@@ -107,7 +107,7 @@ async def test_it_fits_as_far_as_context_and_caches_have_room(address: str, coor
     assert await counts(address, "x" * (full - 1)) == TokenCount(full - 1, 0, 1, True)
     assert await counts(address, "x" * full) == TokenCount(full, 0, 0, False)
     assert await counts(address, "x" * 2 * full) == TokenCount(2 * full, 0, 0, False)
-    coordinator.target.cache_bytes = 15
+    coordinator.replicas.workers.first.cache_bytes = 15
     assert (await counts(address, "x" * 10, max_tokens=5)).fits
     assert not (await counts(address, "x" * 10, max_tokens=6)).fits
 

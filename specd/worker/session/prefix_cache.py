@@ -56,7 +56,7 @@ class PrefixCache:
 
     def __init__(self, budget_bytes: int) -> None:
         """Keep at most `budget_bytes` bytes of keys and values; 0 keeps nothing."""
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._entries: list[_Entry] = []
         self._clock = count()
         self.nbytes = 0
@@ -108,13 +108,13 @@ class PrefixCache:
             longer.last_used = next(self._clock)
             return
         nbytes = layers.nbytes
-        if nbytes > self._budget_bytes:
+        if nbytes > self.budget_bytes:
             return
         for entry in self._alike(key):
             length = entry.num_tokens
             if _starts_with(key, entry.key) and layers.can_serve(length) == length:
                 self._remove(entry)
-        while self.nbytes + nbytes > self._budget_bytes:
+        while self.nbytes + nbytes > self.budget_bytes:
             self._evict(namespace, nbytes)
         self._entries.insert(self._place(key), _Entry(key, layers, nbytes, next(self._clock)))
         self.nbytes += nbytes

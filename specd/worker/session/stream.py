@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import grpc
@@ -73,6 +74,8 @@ class Worker:
                 cache_parts=to_cache_parts(footprint),
                 bytes_per_source_token=footprint.bytes_per_source_token,
                 logit_rounding=self.logit_rounding,
+                kernel_class=f"{self.model.info.device}, {self.model.info.precision}, mlx {version('mlx')}",
+                prefix_cache_bytes=self.prefixes.budget_bytes,
             )
             if self.self_draft is not None:
                 description.self_draft.model.CopyFrom(to_model(self.self_draft.info))

@@ -1,0 +1,88 @@
+"""A target worker, with all that the coordinator keeps for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+from weakref import WeakKeyDictionary
+
+from coordinator.core import Exchange
+from coordinator.planner.memory import Memory
+from coordinator.planner.planner import Planner
+from coordinator.planner.round_costs import RoundCosts
+from coordinator.replicas.prefix_estimate import CachedPart, PrefixEstimate
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Place, Prompt
+from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.verifier import TargetStream
+from specd.model_info import ModelInfo
+from specd.step_costs import MovingAverage, StepCosts
+
+_WEIGHT = 0.1  # of a prefill in the average cost of a token
+_LEAST_PREFILL_TOKENS = 32  # of a prefill that says something about that cost
+
+
+class Replica:
+    """One of the targets that serve the same model: its costs and planner, its room, and its probable prefixes."""
+
+    def __init__(
+        self,
+        worker: RemoteWorker[TargetStream],
+        *,
+        draft_costs: Callable[[], StepCosts | None],
+        draft_models: Callable[[], Iterable[ModelInfo | None]],
+        max_sessions: int,
+    ) -> None:
+        """`draft_costs` and `draft_models` return those of the draft that proposes for its sessions."""
+        self.worker = worker
+        self.planner = Planner(RoundCosts(lambda: worker.step_costs, draft_costs))
+        self.planner_memory = Memory(self.planner, lambda: (worker.model, *draft_models()))
+        self.capacity = Capacity(
+            lambda: worker.cache_bytes,
+            lambda *num_tokens: worker.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
+            max_sessions=max_sessions,
+            seconds_per_token=self.planner.seconds_per_token,
+        )
+        self._prefixes = PrefixEstimate(lambda: worker.prefix_cache_tokens)
+        self._life = worker.life.incarnation  # of which they are
+        self._cached = WeakKeyDictionary[Place, CachedPart]()  # what was expected, by session
+        self._prefill_seconds = MovingAverage(_WEIGHT)  # of a token
+
+    @property
+    def name(self) -> str:
+        """The name in metrics: an address, or of a Unix socket the file, since its directory can be new each time."""
+        address = self.worker.address
+        return PurePath(address).name if address.startswith("unix:") else address
+
+    def take(self, place: Place) -> None:
+        """Expect a session to prefill its prompt here."""
+        self._cached[place] = part = self._find_cached(place.prompt)
+        self._prefixes.add(place.prompt.blocks)
+        place.num_prefilling = place.prompt.num_tokens - part.num_tokens
+
+    def prefilled(self, place: Place, num_reused: int, exchange: Exchange) -> None:
+        """Learn from the first verdict of a session, for which it took this many tokens from the prefix cache."""
+        self._prefixes.correct(self._cached.get(place, CachedPart()), num_reused)
+        if (num_tokens := place.prompt.num_tokens - num_reused) >= _LEAST_PREFILL_TOKENS:
+            self._prefill_seconds.add(exchange.compute_seconds / num_tokens)
+
+    def expected_seconds(self, prompt: Prompt, num_generated: float) -> float:
+        """Return the time in which a session would prefill and generate this many tokens here, beside the others."""
+        num_tokens = prompt.num_tokens - self._find_cached(prompt).num_tokens + self.capacity.prefilling_tokens
+        decoding = num_generated * self._seconds_per_token(self.capacity.num_running + 1)
+        return num_tokens * self._seconds_per_prompt_token() + decoding
+
+    def _find_cached(self, prompt: Prompt) -> CachedPart:
+        if self._life != self.worker.life.incarnation:
+            self._prefixes.clear()
+            self._life = self.worker.life.incarnation
+        return self._prefixes.find(prompt.blocks)
+
+    def _seconds_per_prompt_token(self) -> float:
+        costs, n = self.worker.step_costs, _LEAST_PREFILL_TOKENS
+        return self._prefill_seconds.value or (costs.seconds(1, n) / n if costs is not None else 0.0)
+
+    def _seconds_per_token(self, num_sessions: int) -> float:
+        costs = self.worker.step_costs
+        known = self.planner.seconds_per_token(num_sessions)
+        return known or (costs.seconds(num_sessions, 1) if costs is not None else 0.0)

@@ -1,0 +1,88 @@
+"""The targets that serve the same model, and the choice of one of them for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+from coordinator.replicas.replica import Replica
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Place
+from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
+from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
+from specd.step_costs import MovingAverage
+
+_WEIGHT = 0.05  # of a session in the average number of generated tokens
+_FIRST_GENERATED_TOKENS = 128.0
+
+
+class Replicas:
+    """A Replica for each target worker, and the sessions that each has got."""
+
+    def __init__(
+        self,
+        workers: Workers[TargetStream],
+        new_replica: Callable[[RemoteWorker[TargetStream]], Replica],
+        on_remove: Callable[[Replica], None],
+    ) -> None:
+        """`new_replica` makes the replica of a worker that comes; `on_remove` is called with that of one that goes."""
+        self.workers = workers
+        self._new_replica, self._on_remove = new_replica, on_remove
+        self._replicas: dict[RemoteWorker[TargetStream], Replica] = {}
+        # Also those of workers that are gone, as long as a session has a place there.
+        self._by_capacity = WeakKeyDictionary[Capacity, Replica]()
+        self._generated_tokens = MovingAverage(_WEIGHT)
+        self._generated_tokens.add(_FIRST_GENERATED_TOKENS)
+
+    @property
+    def all(self) -> list[Replica]:
+        """The replicas of all workers, in their order."""
+        if self._replicas.keys() != set(self.workers.members):
+            before = self._replicas
+            self._replicas = {each: before.get(each) or self._new_replica(each) for each in self.workers.members}
+            for worker in before.keys() - self._replicas.keys():
+                self._on_remove(before[worker])
+            self._by_capacity |= {replica.capacity: replica for replica in self._replicas.values()}
+        return list(self._replicas.values())
+
+    @property
+    def usable(self) -> list[Replica]:
+        """The replicas that may get sessions: those that are ready, or all while none is."""
+        replicas = self.all
+        return [replica for replica in replicas if replica.worker.model is not None] or replicas
+
+    def capacities(self) -> list[Capacity]:
+        """Return the capacities of the usable replicas."""
+        return [replica.capacity for replica in self.usable]
+
+    def of(self, capacity: Capacity) -> Replica:
+        """Return the replica with this capacity."""
+        return self._by_capacity[capacity]
+
+    def choose(self, place: Place, capacities: Sequence[Capacity]) -> Capacity:
+        """Return the capacity of the replica where a session probably ends first, which expects its prompt."""
+        prompt, num_generated = place.prompt, min(self._generated_tokens.value, place.prompt.max_tokens)
+        best = min(
+            (self.of(capacity) for capacity in capacities),
+            key=lambda each: (each.expected_seconds(prompt, num_generated), each.capacity.num_running),
+        )
+        best.take(place)
+        return best.capacity
+
+    def count_generated(self, num_tokens: int) -> None:
+        """Learn from a session that has ended."""
+        self._generated_tokens.add(num_tokens)
+
+    def that_continue(self, life: WorkerLife | None) -> list[Replica]:
+        """Return the replicas that are ready and can continue a session after tokens of a target's life."""
+        return [
+            replica
+            for replica in self.all
+            if replica.worker.model is not None and (life is None or replica.worker.life.equals(life))
+        ]
+
+    async def keep_learnt(self) -> None:
+        """Keep what the planners have learnt, for the next start."""
+        for replica in self.all:
+            await replica.planner_memory.keep()

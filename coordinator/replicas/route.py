@@ -1,0 +1,86 @@
+"""A session's way to a target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from coordinator.core import Session, Verdict
+from coordinator.replicas.replica import Replica
+from coordinator.replicas.replicas import Replicas
+from coordinator.sessions.admission import Admission
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Place
+from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
+from coordinator.workers.verifier import TargetStream
+
+log = structlog.get_logger()
+
+
+class SessionRoute:
+    """Leads a session to its target, and to another one when its own is lost, stops, is late or has no room.
+
+    The other target must have the same model to the last byte, and compute with the same rounding.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        place: Place,
+        replicas: Replicas,
+        admission: Admission,
+        on_move: Callable[[Replica], None],
+    ) -> None:
+        """`on_move` is called with each further target of the session."""
+        assert place.capacity is not None
+        self._session, self._place = session, place
+        self._replicas, self._admission = replicas, admission
+        self._on_move = on_move
+        self.replica = replicas.of(place.capacity)
+
+    @property
+    def worker(self) -> RemoteWorker[TargetStream]:
+        """The session's present target."""
+        return self.replica.worker
+
+    def can_leave(self, life: WorkerLife | None) -> bool:
+        """Return whether another target can continue the session after tokens of a target's life."""
+        others = [replica for replica in self._replicas.that_continue(life) if replica is not self.replica]
+        return any(self._place.num_bytes <= replica.capacity.num_bytes() for replica in others)
+
+    async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        """Wait for the session's turn at another target; return whether it came in time.
+
+        Its own one counts as another if it was away and comes back.
+        """
+        session, place, own = self._session, self._place, self.replica
+        left, is_away = session.max_tokens - session.num_generated, self.worker.model is None
+        place.prompt = replace(place.prompt, num_tokens=len(session.token_ids), max_tokens=left)
+
+        def may_be_at(capacity: Capacity) -> bool:
+            replica = self._replicas.of(capacity)
+            return (is_away or replica is not own) and replica in self._replicas.that_continue(life)
+
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._admission.move(place, may_be_at)
+        except TimeoutError:
+            return False
+        assert place.capacity is not None
+        self.replica = self._replicas.of(place.capacity)
+        log.info("moved a session to another target", before=own.worker.address, address=self.worker.address)
+        self._on_move(self.replica)
+        return True
+
+    def began(self, verdict: Verdict) -> None:
+        """Note the first verdict of the session's present target."""
+        self.replica.prefilled(self._place, verdict.reused_len, verdict.exchange)
+        self._admission.capacities.prefilled(self._place)
+
+    async def wait_until_ready(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
+        """Wait until the session's target is ready, or another one that can continue it; return whether one is."""
+        changes = self._replicas.workers.changes
+        return await changes.wait_until(lambda: self.worker.model is not None or self.can_leave(life), timeout_seconds)

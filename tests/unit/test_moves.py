@@ -1,0 +1,246 @@
+"""Sessions at several targets that die, stop, are late or full, and come back: the texts are the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from coordinator.coordinator import Coordinator
+from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
+from coordinator.generation import Generation
+from coordinator.proposals.drafter import DraftStream
+from coordinator.sessions.request import GenerationRequest
+from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.workers import verifier as verifier_module
+from coordinator.workers.errors import WorkerFullError, WorkerLateError, WorkerLostError
+from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
+from coordinator.workers.verifier import TargetStream
+from coordinator.workers.workers import Workers
+from specd.errors import UnavailableError
+from specd.sampling import Sampling
+from specd.settings import CoordinatorSettings
+from tests.unit.mortal_server import END_TOKEN, MODEL, byte_tokenizer, next_token
+
+PROMPT = b"ab abab ab"
+
+
+@pytest.fixture(autouse=True)
+def no_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_module, "_FIRST_PAUSE_SECONDS", 0.0)
+
+
+class Target(RemoteWorker[TargetStream]):
+    """A target that can die and come back, or stop while its streams go on."""
+
+    def __init__(self, number: int, world: World, *, kernel_class: str = "") -> None:
+        super().__init__("TARGET_UNAVAILABLE", MODEL, f"target {number}")
+        self.world = world
+        self.cache_bytes = 2**40
+        self.num_lives = 0
+        self.num_open = 0
+        self.kernel_class = kernel_class
+        self.begin()
+
+    def begin(self) -> None:
+        self.num_lives += 1
+        self.model = MODEL
+        self.life = WorkerLife(f"{self.address}, life {self.num_lives}", "weights", self.kernel_class)
+        self.changes.notify()
+
+    def stop(self) -> None:
+        self.model = None
+        self.changes.notify()
+
+    def die(self) -> None:
+        self.stop()
+        self.num_lives += 1
+
+    def open_stream(self, setup: SessionSetup) -> TargetStream:
+        self.num_open += 1
+        return Stream(self, setup, self.num_lives)
+
+
+@dataclass
+class Stream:
+    """A stream of one life of a target."""
+
+    target: Target
+    setup: SessionSetup
+    life: int
+    held: list[int] = field(default_factory=list)
+
+    async def verify(
+        self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
+    ) -> Verdict:
+        event = self.target.world.next_event(self.target)
+        await asyncio.sleep(0)
+        if self.life != self.target.num_lives:
+            raise WorkerLostError("TARGET_UNAVAILABLE", "it died")
+        if event == "full":
+            raise WorkerFullError("CACHE_FULL", "no room")
+        assert position <= len(self.held), "the coordinator counted on tokens that the target does not hold"
+        session = [*self.held[:position], *token_ids]
+        self.held = [*session, *proposal.token_ids]
+        if event == "late":
+            raise WorkerLateError("TARGET_LATE", "late")
+        accepted = 0
+        for token in proposal.token_ids:
+            if token != next_token(self.held[: len(session) + accepted], self.setup):
+                break
+            accepted += 1
+        own = next_token(self.held[: len(session) + accepted], self.setup)
+        return Verdict(accepted, own, len(self.held))
+
+    async def proposal(self, timeout_seconds: float) -> Part:
+        raise AssertionError("this target proposes nothing")
+
+    def close(self) -> None:
+        self.target.num_open -= 1
+
+
+class World:
+    """Targets, and what happens to them: an event at each verify, to a target by its number; then all goes well."""
+
+    def __init__(self, num_targets: int, events: Sequence[tuple[str, int]], kernel_classes: Sequence[str] = ()) -> None:
+        self.events = list(events)
+        classes = [*kernel_classes, *[""] * num_targets]
+        self.targets = [Target(i, self, kernel_class=classes[i]) for i in range(num_targets)]
+
+    def next_event(self, asked: Target) -> str:
+        """Do the next event; return it if it happens to the target that was asked."""
+        kind, number = self.events.pop(0) if self.events else ("ok", 0)
+        target = self.targets[number % len(self.targets)]
+        match kind:
+            case "dies" if target.model is not None:
+                target.die()
+            case "stops" if target.model is not None:
+                target.stop()
+            case "comes back" if target.model is None:
+                target.begin()
+        if all(each.model is None for each in self.targets):
+            asyncio.get_running_loop().call_soon(target.begin)
+        return kind if target is asked else "ok"
+
+
+def own_text(seed: int, max_tokens: int) -> list[int]:
+    """Return the text of the target alone."""
+    setup = SessionSetup("s", Sampling(seed=seed), namespace=b"")
+    token_ids = list(PROMPT)
+    while len(token_ids) < len(PROMPT) + max_tokens:
+        token_ids.append(next_token(token_ids, setup))
+        if token_ids[-1] == END_TOKEN:
+            break
+    return token_ids[len(PROMPT) :]
+
+
+async def generate(coordinator: Coordinator, seed: int, max_tokens: int) -> list[int]:
+    request = GenerationRequest(list(PROMPT), client=f"{seed % 2}", sampling=Sampling(seed=seed), max_tokens=max_tokens)
+    said: list[int] = []
+    async for emission in Generation(coordinator, request).emissions():
+        said += [token.token_id for token in emission.tokens]
+    return said
+
+
+def coordinator_of(world: World, *, max_sessions: int = 32) -> Coordinator:
+    values = {"draft": "none", "max_sessions": max_sessions}
+    return Coordinator(
+        CoordinatorSettings.model_validate(values),
+        CoordinatorMetrics(CollectorRegistry()),
+        model=MODEL,
+        tokenizer=byte_tokenizer(),
+        targets=Workers(world.targets),
+        drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
+    )
+
+
+def check_that_nothing_is_left(coordinator: Coordinator, world: World) -> None:
+    """Check that no session holds anything after its end."""
+    assert coordinator.admission.num_running == coordinator.admission.num_queued == 0
+    for replica in coordinator.replicas.all:
+        capacity = replica.capacity
+        assert (capacity.num_running, capacity.reserved_bytes, capacity.prefilling_tokens) == (0, 0, 0)
+        assert not replica.planner.sessions
+    assert [target.num_open for target in world.targets] == [0] * len(world.targets)
+
+
+kinds = st.sampled_from(["ok", "ok", "ok", "dies", "stops", "comes back", "full", "late"])
+events = st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=40)
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 3), events, st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
+@example(2, [("ok", 0), ("dies", 0), ("ok", 0), ("dies", 1), ("ok", 0), ("comes back", 0)], 2, 30, 32)
+@example(2, [("ok", 0), ("stops", 0), ("late", 1), ("full", 0)], 3, 30, 1)
+def test_texts_are_the_targets_own_whatever_happens_to_targets(
+    num_targets: int, events: list[tuple[str, int]], num_sessions: int, max_tokens: int, max_sessions: int
+) -> None:
+    async def drive() -> None:
+        world = World(num_targets, events)
+        coordinator = coordinator_of(world, max_sessions=max_sessions)
+        sessions = [generate(coordinator, seed, max_tokens) for seed in range(num_sessions)]
+        async with asyncio.timeout(60):
+            texts = await asyncio.gather(*sessions, return_exceptions=True)
+        for seed, text in enumerate(texts):
+            lost_too_often = isinstance(text, UnavailableError) and text.reason == "TARGET_UNAVAILABLE"
+            assert text == own_text(seed, max_tokens) or lost_too_often
+        check_that_nothing_is_left(coordinator, world)
+
+    asyncio.run(drive())
+
+
+async def test_a_session_moves_at_once_when_its_target_dies_or_stops() -> None:
+    for event in ("dies", "stops"):
+        world = World(2, [("ok", 0), ("ok", 0), (event, 0)])
+        coordinator = coordinator_of(world)
+        async with asyncio.timeout(5):
+            assert await generate(coordinator, 1, 30) == own_text(1, 30)
+        assert world.targets[0].model is None, "it moved before the other was back"
+        check_that_nothing_is_left(coordinator, world)
+
+
+async def test_a_session_does_not_move_to_a_target_that_rounds_differently() -> None:
+    world = World(2, [("ok", 0), ("ok", 0), ("dies", 0)], ["cpu", "gpu"])
+    coordinator = coordinator_of(world)
+    generating = asyncio.ensure_future(generate(coordinator, 1, 30))
+    await asyncio.sleep(0.2)
+    assert not generating.done()
+    assert world.targets[1].num_open == 0
+    world.targets[0].begin()
+    async with asyncio.timeout(5):
+        assert await generating == own_text(1, 30)
+
+
+async def test_sessions_are_spread_over_the_targets() -> None:
+    world = World(3, [])
+    coordinator = coordinator_of(world)
+    most = [0, 0, 0]
+
+    async def watch() -> None:
+        while True:
+            for i, target in enumerate(world.targets):
+                most[i] = max(most[i], target.num_open)
+            await asyncio.sleep(0)
+
+    watching = asyncio.ensure_future(watch())
+    await asyncio.gather(*(generate(coordinator, seed, 20) for seed in range(9)))
+    watching.cancel()
+    assert most == [3, 3, 3]
+
+
+async def test_a_client_that_goes_while_its_session_moves_frees_everything() -> None:
+    """Both targets are full, so the move waits."""
+    world = World(2, [("ok", 0), ("ok", 1), ("dies", 0)])
+    coordinator = coordinator_of(world, max_sessions=1)
+    sessions = [asyncio.ensure_future(generate(coordinator, seed, 2000)) for seed in range(2)]
+    for _ in range(200):
+        await asyncio.sleep(0)
+    for session in sessions:
+        session.cancel()
+    await asyncio.gather(*sessions, return_exceptions=True)
+    check_that_nothing_is_left(coordinator, world)
