@@ -260,7 +260,7 @@ class Stack:
             return Child(name, command, both, hang_seconds, on_line, progress)
 
         names = target_names(num_targets)
-        target_addresses = [f"unix:{sockets / name.replace(' ', '-')}" for name in names]
+        target_addresses = [f"unix:{sockets / 'target'}{f'-{i}' if i > 1 else ''}" for i in range(1, num_targets + 1)]
         draft_address = f"unix:{sockets / 'draft'}" if draft else ""
         coordinator_options = ["--target", ",".join(target_addresses), "--draft", draft_address, "--listen", listen]
         # At the first start, wait for the draft without limit, because it may download; the supervisor sees a failure.

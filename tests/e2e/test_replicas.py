@@ -16,7 +16,7 @@ from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import eventually, read_metric
 
 PROMPTS = [f"def function_{i}(values, limit):\n    " for i in range(6)]
-NAMES = ("target-worker", "target-worker-2")
+NAMES = ("target", "target-2")
 MAX_TOKENS = 96
 
 
