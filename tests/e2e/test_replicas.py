@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Stack
+from specd.supervisor import Child, Stack
 from tests.e2e.faults import ENVIRONMENT
-from tests.e2e.processes import eventually, read_metric
+from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, start_specd
+from tests.e2e.test_upgrades import PROMPTS as LOADED
+from tests.e2e.test_upgrades import Load
 
 PROMPTS = [f"def function_{i}(values, limit):\n    " for i in range(6)]
 NAMES = ("target", "target-2")
@@ -95,14 +99,72 @@ async def test_sessions_move_when_a_target_dies_or_stops(stack: Stack, number: i
     await are_ready(stack)
 
 
-async def test_a_target_that_stops_hands_its_sessions_over_before_it_ends(stack: Stack) -> None:
-    """A rolling update: one after the other stops and comes back, and no session is lost and sent again late."""
+async def test_targets_and_drafts_can_be_replaced_under_load_without_an_error(stack: Stack, tmp_path: Path) -> None:
+    """A rolling update of two targets and two drafts."""
     await are_ready(stack)
-    alone = await texts_of(stack.address, k=0)
-    for target in stack.targets:
+    drafts = [draft_of(stack), await started("draft-worker", "--listen", f"unix:{tmp_path}/draft")]
+    addresses = {
+        "target": ",".join(target.facts["address"] for target in stack.targets),
+        "draft": ",".join(draft.facts["address"] for draft in drafts),
+    }
+    options = [f"--{name}={value}" for name, value in addresses.items()]
+    coordinator = await started("coordinator", *options, "--listen", f"unix:{tmp_path}/coordinator")
+    watching = asyncio.create_task(drafts[1].run())
+    try:
+        async with AsyncClient(coordinator.facts["address"]) as client, asyncio.TaskGroup() as clients:
+            load = Load(client)
+            await load.begin()
+            for number in range(len(LOADED)):
+                clients.create_task(load.keep_asking(number))
+            for child in (*drafts, *stack.targets):
+                await load.some_more()
+                pid = child.pid
+                os.kill(pid, signal.SIGTERM)
+                await eventually(lambda child=child, pid=pid: child.pid != pid)  # type: ignore[misc]
+                await eventually(lambda: are_all_ready(coordinator))
+            await load.some_more()
+            load.end()
+        assert load.errors == []
+        moved = read_metric(coordinator, "specd_session_moves_total")
+        lost = read_metric(coordinator, "specd_sessions_total", outcome="failed")
+        assert (moved > 0, lost) == (True, 0)
+    finally:
+        watching.cancel()
+        await coordinator.stop()
+        await drafts[1].stop()
 
-        async def stop() -> None:
-            os.kill(target.pid, signal.SIGTERM)  # noqa: B023 - called within this turn
 
-        assert await while_generating(stack, stop) == alone
-        await are_ready(stack)
+async def test_a_name_leads_to_its_workers(stack: Stack, tmp_path: Path) -> None:
+    target = await started("target-worker", "--listen", "127.0.0.1:0")
+    port = target.facts["address"].rpartition(":")[2]
+    options = (f"--target=dns:localhost:{port}", "--draft=none", f"--listen=unix:{tmp_path}/coordinator")
+    coordinator = await started("coordinator", *options)
+    try:
+        assert await texts_of(coordinator.facts["address"]) == await texts_of(stack.address, k=0)
+    finally:
+        await coordinator.stop()
+        await target.stop()
+
+
+async def test_a_target_with_another_model_is_refused_and_the_others_serve(stack: Stack, tmp_path: Path) -> None:
+    other = await started("target-worker", "--model", EMBEDDED_DRAFT, "--listen", f"unix:{tmp_path}/other")
+    addresses = ",".join((stack.target.facts["address"], other.facts["address"]))
+    options = (f"--target={addresses}", "--draft=none", "--listen", f"unix:{tmp_path}/coordinator")
+    async with start_specd("coordinator", *options, "--metrics-listen", "none") as coordinator:
+        event = await coordinator.next_event("refused a worker")
+        assert "with other weights or another tokenizer" in event["error"]
+        await coordinator.next_event("ready")
+    await other.stop()
+
+
+async def started(command: str, *arguments: str) -> Child:
+    child = Child(
+        command, [sys.executable, "-m", "specd", command, *arguments, "--metrics-listen", "127.0.0.1:0"], ENVIRONMENT
+    )
+    await child.start()
+    return child
+
+
+def are_all_ready(coordinator: Child) -> bool:
+    ready = [sample.value for sample in read_metrics(coordinator) if sample.name == "specd_target_ready"]
+    return ready == [1, 1] and read_metric(coordinator, "specd_draft_available") == 1

@@ -6,8 +6,9 @@ import heapq
 import itertools
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean
 
 from hypothesis import given
@@ -85,6 +86,9 @@ class Conversations:
         client, number = ClientPlaces(0), itertools.count()
         events: list[tuple[float, int, Callable[[float], None]]] = []
 
+        def schedule(at: float, happen: Callable[[float], None]) -> None:
+            heapq.heappush(events, (at, next(number), happen))
+
         def begin(conversation: int, turn: int, now: float) -> None:
             text = texts[conversation]
             text += [rng.randrange(1000) for _ in range(rng.randrange(20, 400))]
@@ -109,7 +113,7 @@ class Conversations:
             if capacities is not None and replicas is not None and place.capacity is not None:
                 exchange = Exchange(compute_seconds=prefill)
                 replicas.of(place.capacity).prefilled(place, num_cached, exchange)
-                heapq.heappush(events, (now + prefill, next(number), lambda _: capacities.prefilled(place)))
+                schedule(now + prefill, lambda _: capacities.prefilled(place))
 
             def end(now: float) -> None:
                 text.extend(rng.randrange(1000) for _ in range(num_generated))
@@ -118,17 +122,25 @@ class Conversations:
                     capacities.release(place)
                 if turn < 7:
                     think = rng.expovariate(1 / 5)
-                    heapq.heappush(events, (now + think, next(number), lambda at: begin(conversation, turn + 1, at)))
+                    schedule(now + think, partial(begin, conversation, turn + 1))
 
-            heapq.heappush(events, (now + prefill + 0.03 * num_generated, next(number), end))
+            schedule(now + prefill + 0.03 * num_generated, end)
 
         for conversation in range(64):
-            heapq.heappush(events, (rng.random() * 10, next(number), lambda at, each=conversation: begin(each, 0, at)))
+            schedule(rng.random() * 10, partial(begin, conversation, 0))
         while events:
             now, _, happen = heapq.heappop(events)
             happen(now)
         loads = [worker.busy_seconds for worker in self.workers]
         return self.num_reused_tokens / self.num_prompt_tokens, max(loads) * len(loads) / sum(loads)
+
+
+def longest_match(workers: Sequence[CachingWorker], place: Place) -> CachingWorker:
+    return max(workers, key=lambda each: (each.num_cached(place.prompt.blocks), -each.busy_seconds))
+
+
+def next_in_turn(workers: Iterator[CachingWorker], place: Place) -> CachingWorker:
+    return next(workers)
 
 
 def test_prompts_go_where_they_are_cached_and_the_load_is_even() -> None:
@@ -137,16 +149,9 @@ def test_prompts_go_where_they_are_cached_and_the_load_is_even() -> None:
     for seed in range(5):
         ours = Conversations(seed)
         hit_rate, load = ours.run(replicas_of(ours.workers))
-        oracle = Conversations(seed)
-        best, _ = oracle.run(
-            None,
-            lambda place, workers=oracle.workers: max(
-                workers, key=lambda each: (each.num_cached(place.prompt.blocks), -each.busy_seconds)
-            ),
-        )
-        turn = Conversations(seed)
-        cycle = itertools.cycle(turn.workers)
-        by_turns, _ = turn.run(None, lambda place, cycle=cycle: next(cycle))
+        oracle, turn = Conversations(seed), Conversations(seed)
+        best, _ = oracle.run(None, partial(longest_match, oracle.workers))
+        by_turns, _ = turn.run(None, partial(next_in_turn, itertools.cycle(turn.workers)))
         ratios.append(hit_rate / best)
         turns.append(by_turns / best)
         loads.append(load)
