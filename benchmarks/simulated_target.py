@@ -74,6 +74,7 @@ class SimulatedTarget(target_pb2_grpc.TargetServiceServicer, model_pb2_grpc.Mode
             cache_capacity_bytes=1 << 40,
             cache_parts=[model_pb2.CachePart(most_tokens=1 << 40, bytes_per_token=1)],
             incarnation=self._incarnation,
+            kernel_class="simulated",
             prefix_cache_bytes=1 << 20,
         )
 

@@ -88,6 +88,7 @@ class Coordinator:
         )
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
+        self.replicas.follow()
 
     def _new_replica(self, worker: RemoteWorker[TargetStream]) -> Replica:
         def draft_costs() -> StepCosts | None:

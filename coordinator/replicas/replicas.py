@@ -38,13 +38,18 @@ class Replicas:
     @property
     def all(self) -> list[Replica]:
         """The replicas of all workers, in their order."""
-        if self._replicas.keys() != set(self.workers.members):
-            before = self._replicas
-            self._replicas = {each: before.get(each) or self._new_replica(each) for each in self.workers.members}
-            for worker in before.keys() - self._replicas.keys():
-                self._on_remove(before[worker])
-            self._by_capacity |= {replica.capacity: replica for replica in self._replicas.values()}
+        self.follow()
         return list(self._replicas.values())
+
+    def follow(self) -> None:
+        """Make the replicas of workers that have come, and forget those of workers that have gone."""
+        if self._replicas.keys() == set(self.workers.members):
+            return
+        before = self._replicas
+        self._replicas = {each: before.get(each) or self._new_replica(each) for each in self.workers.members}
+        for worker in before.keys() - self._replicas.keys():
+            self._on_remove(before[worker])
+        self._by_capacity |= {replica.capacity: replica for replica in self._replicas.values()}
 
     @property
     def usable(self) -> list[Replica]:

@@ -54,15 +54,16 @@ class SessionRoute:
     async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
         """Wait for the session's turn at another target; return whether it came in time.
 
-        Its own one counts as another if it was away and comes back.
+        Its own one counts as another if it was away and comes back, or if no other is left.
         """
         session, place, own = self._session, self._place, self.replica
         left, is_away = session.max_tokens - session.num_generated, self.worker.model is None
         place.prompt = replace(place.prompt, num_tokens=len(session.token_ids), max_tokens=left)
 
         def may_be_at(capacity: Capacity) -> bool:
-            replica = self._replicas.of(capacity)
-            return (is_away or replica is not own) and replica in self._replicas.that_continue(life)
+            fitting = self._replicas.that_continue(life)
+            others = fitting if is_away else [replica for replica in fitting if replica is not own] or fitting
+            return self._replicas.of(capacity) in others
 
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -13,9 +13,9 @@ _MOST_PARTS = 1024  # kinds of layers, by the number of tokens that they keep
 _MOST_BYTES_PER_TOKEN = 2**40
 
 
-def check_description(model: ModelInfo, footprint: CacheFootprint, incarnation: str) -> None:
+def check_description(model: ModelInfo, footprint: CacheFootprint, incarnation: str, kernel_class: str = "") -> None:
     """Raise ValueError unless a worker describes a possible model."""
-    texts = (model.name, model.architecture, model.precision, model.device, incarnation)
+    texts = (model.name, model.architecture, model.precision, model.device, incarnation, kernel_class)
     digests = (model.fingerprint, model.vocabulary_fingerprint, model.whole_fingerprint)
     if not incarnation:
         raise ValueError("it has no incarnation: start a worker of this version of specd")

@@ -157,7 +157,7 @@ class WorkerLink(RemoteWorker[Stream]):
             await self._lose()
             response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
         model, footprint = model_from(response.model), footprint_from(response)
-        check_description(model, footprint, response.incarnation)
+        check_description(model, footprint, response.incarnation, response.kernel_class)
         step_costs, self_draft = step_costs_from(response.step_costs), _self_draft_from(response)
         try:
             await self._accept(model, self)

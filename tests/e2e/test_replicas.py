@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Child, Stack
 from tests.e2e.faults import ENVIRONMENT
-from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, start_specd
+from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, run_specd, start_specd
 from tests.e2e.test_upgrades import PROMPTS as LOADED
 from tests.e2e.test_upgrades import Load
 
@@ -82,6 +83,13 @@ async def test_sessions_are_spread_and_the_texts_are_those_of_the_target_alone(s
 
     assert await while_generating(stack, watch) == alone
     assert min(most) >= 2, most
+
+
+async def test_top_shows_each_target(stack: Stack) -> None:
+    shown = await asyncio.to_thread(run_specd, "top", stack.coordinator.facts["metrics_address"], "--once")
+    assert shown.returncode == 0, shown.stderr
+    for name in NAMES:
+        assert re.search(rf"at {name} +0 of 32", shown.stdout), shown.stdout
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -22,6 +22,7 @@ from coordinator.workers.errors import WorkerFullError, WorkerLateError, WorkerL
 from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
+from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import UnavailableError
 from specd.sampling import Sampling
 from specd.settings import CoordinatorSettings
@@ -38,10 +39,10 @@ def no_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 class Target(RemoteWorker[TargetStream]):
     """A target that can die and come back, or stop while its streams go on."""
 
-    def __init__(self, number: int, world: World, *, kernel_class: str = "") -> None:
+    def __init__(self, number: int, world: World, *, kernel_class: str = "", cache_bytes: int = 2**40) -> None:
         super().__init__("TARGET_UNAVAILABLE", MODEL, f"target {number}")
         self.world = world
-        self.cache_bytes = 2**40
+        self.cache_bytes, self.footprint = cache_bytes, CacheFootprint({ALL_TOKENS: 1})
         self.num_lives = 0
         self.num_open = 0
         self.kernel_class = kernel_class
@@ -78,6 +79,7 @@ class Stream:
     async def verify(
         self, position: int, token_ids: Sequence[int], proposal: Proposal, ahead: Plan, timeout_seconds: float
     ) -> Verdict:
+        self.target.world.check_memory(self.target)
         event = self.target.world.next_event(self.target)
         await asyncio.sleep(0)
         if self.life != self.target.num_lives:
@@ -107,10 +109,20 @@ class Stream:
 class World:
     """Targets, and what happens to them: an event at each verify, to a target by its number; then all goes well."""
 
-    def __init__(self, num_targets: int, events: Sequence[tuple[str, int]], kernel_classes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        num_targets: int,
+        events: Sequence[tuple[str, int]],
+        kernel_classes: Sequence[str] = (),
+        cache_bytes: int = 2**40,
+    ) -> None:
         self.events = list(events)
         classes = [*kernel_classes, *[""] * num_targets]
-        self.targets = [Target(i, self, kernel_class=classes[i]) for i in range(num_targets)]
+        self.targets = [Target(i, self, kernel_class=classes[i], cache_bytes=cache_bytes) for i in range(num_targets)]
+
+    def check_memory(self, target: Target) -> None:
+        """Check that no more sessions are open at a target than its memory holds."""
+        assert target.num_open * (len(PROMPT) + 1) <= target.cache_bytes
 
     def next_event(self, asked: Target) -> str:
         """Do the next event; return it if it happens to the target that was asked."""
@@ -173,18 +185,31 @@ kinds = st.sampled_from(["ok", "ok", "ok", "dies", "stops", "comes back", "full"
 events = st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=40)
 
 
-@settings(max_examples=150)
-@given(st.integers(1, 3), events, st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
-@example(2, [("ok", 0), ("dies", 0), ("ok", 0), ("dies", 1), ("ok", 0), ("comes back", 0)], 2, 30, 32)
-@example(2, [("ok", 0), ("stops", 0), ("late", 1), ("full", 0)], 3, 30, 1)
+@settings(max_examples=200)
+@given(
+    st.integers(1, 3),
+    events,
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([50, 90, 200, 2**40]),  # of which a session takes 11 to 50
+)
+@example(2, [("ok", 0), ("dies", 0), ("ok", 0), ("dies", 1), ("ok", 0), ("comes back", 0)], 2, 30, 32, 2**40)
+@example(2, [("ok", 0), ("stops", 0), ("late", 1), ("full", 0)], 3, 30, 1, 2**40)
+@example(2, [("full", 0), ("stops", 1), ("stops", 1)], 2, 21, 3, 50)  # the one that was left is the last one
 def test_texts_are_the_targets_own_whatever_happens_to_targets(
-    num_targets: int, events: list[tuple[str, int]], num_sessions: int, max_tokens: int, max_sessions: int
+    num_targets: int,
+    events: list[tuple[str, int]],
+    num_sessions: int,
+    max_tokens: int,
+    max_sessions: int,
+    cache_bytes: int,
 ) -> None:
     async def drive() -> None:
-        world = World(num_targets, events)
+        world = World(num_targets, events, cache_bytes=cache_bytes)
         coordinator = coordinator_of(world, max_sessions=max_sessions)
         sessions = [generate(coordinator, seed, max_tokens) for seed in range(num_sessions)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):  # below the time that a session waits for a target
             texts = await asyncio.gather(*sessions, return_exceptions=True)
         for seed, text in enumerate(texts):
             lost_too_often = isinstance(text, UnavailableError) and text.reason == "TARGET_UNAVAILABLE"
@@ -230,7 +255,7 @@ async def test_sessions_are_spread_over_the_targets() -> None:
     watching = asyncio.ensure_future(watch())
     await asyncio.gather(*(generate(coordinator, seed, 20) for seed in range(9)))
     watching.cancel()
-    assert most == [3, 3, 3]
+    assert min(most) >= 2, most
 
 
 async def test_a_client_that_goes_while_its_session_moves_frees_everything() -> None:

@@ -1,4 +1,4 @@
-"""The choice of a target: by what is cached there, and by how much it has to do."""
+"""The choice of a target: by the prompts that are cached there, and by the work that waits there."""
 
 from __future__ import annotations
 
