@@ -122,7 +122,7 @@ class Generation:
                     if emission.finish_reason is not None:
                         break
                     yield emission
-            self._keep(emission)
+            await self._keep(emission)
             yield emission
 
     @contextmanager
@@ -272,7 +272,7 @@ class Generation:
         sampling, stop_string = self._setup.sampling, self._output.stop_string
         return Emission(self._kept.session_id, sampling.seed, tokens, round_, statistics, stop_string, beginning)
 
-    def _keep(self, last: Emission) -> None:
+    async def _keep(self, last: Emission) -> None:
         """Keep the session with the generated tokens, for another Generate."""
         assert last.finish_reason is not None
         num_tokens = self._session.prompt_len + self._statistics.generated_tokens
@@ -281,6 +281,8 @@ class Generation:
             chat = chat.replied(self._output.reply("".join(self._reply), last.tokens[-1], last.finish_reason))
         self._shared.sessions.finish(self._kept, self._session.token_ids[:num_tokens], chat, self._prompt.source)
         self._is_kept = True
+        if (file := self._shared.session_file) is not None and self._shared.sessions.has(self._kept):
+            await file.save(self._kept)
 
     def _session_of(self, prompt: EncodedPrompt) -> tuple[Session, SessionSetup]:
         """Return the session that continues a prompt, and its setup. Raises InvalidRequestError."""

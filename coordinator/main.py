@@ -17,6 +17,7 @@ from coordinator.cell import Cell
 from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
+from coordinator.sessions.session_file import SessionFile
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.addresses import split_addresses
 from specd.errors import StartupError
@@ -136,6 +137,10 @@ async def _start(
         settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
     )
     coordinators.append(coordinator)
+    if settings.session_file:
+        file = SessionFile(Path(settings.session_file), model.fingerprint, metrics.count_unsaved_turn)
+        connections.callback(file.close)
+        coordinator.keep_sessions(file, await asyncio.to_thread(file.load))
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
     connections.push_async_callback(coordinator.replicas.keep_learnt)

@@ -375,6 +375,10 @@ class CoordinatorSettings(ListenerSettings):
         ge=0,
         description="Maximum of tokens in all kept sessions; the least recently used are dropped first.",
     )
+    session_file: File = Field(
+        "",
+        description="File that keeps sessions over a restart, with their prompts and answers; 'none': memory alone.",
+    )
     shutdown_grace_seconds: Seconds = Field(10.0, description="Time that a stop waits for running sessions.")
 
     @property

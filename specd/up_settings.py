@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specd.addresses import is_local
 from specd.settings import (
     DEFAULT_ADDRESS,
     DRAFT_TOKENS_HELP,
@@ -22,6 +24,7 @@ from specd.settings import (
     Settings,
 )
 from specd.startup_error import StartupError
+from specd.user_cache import user_cache_directory
 from specd.vocabulary import OWN_HEAD, TokenSource
 
 
@@ -67,6 +70,11 @@ class UpSettings(Settings):
         "TLS_CA", "Authority of the certificate, PEM. Without --tokens, clients must show a certificate of it."
     )
     tokens: File = _of_the_coordinator("TOKENS", "File of clients' tokens, which 'specd token' writes.")
+    session_file: str = Field(
+        "auto",
+        description="File that keeps sessions over a restart, with their prompts and answers; 'none': memory alone. "
+        "The default 'auto' is a file in the user's cache, unless other machines reach the address or tokens exist.",
+    )
     http: MetricsAddress = Field(
         "none", description="Also serve OpenAI's HTTP API at this address, such as 127.0.0.1:8080; 'none' turns it off."
     )
@@ -78,6 +86,17 @@ class UpSettings(Settings):
     hang_seconds: Seconds = Field(
         30.0, description="Time without a beat after which a process is killed and started again."
     )
+
+    @property
+    def coordinator_session_file(self) -> str:
+        """The session file as the coordinator's setting."""
+        if self.session_file != "auto":
+            return self.session_file
+        directory = user_cache_directory()
+        is_private = is_local(self.listen) and not self.tokens and not self.listen.endswith(":0")
+        if not is_private or directory is None:
+            return "none"
+        return str(directory / f"sessions-{re.sub('[^A-Za-z0-9.]+', '-', self.listen).strip('-')}.sqlite")
 
     @property
     def draft_model(self) -> str:

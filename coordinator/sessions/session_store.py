@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,7 +87,11 @@ class SessionStore:
         clock: Callable[[], float],
         steady_clock: Callable[[], float],
     ) -> None:
-        """`clock` returns unix seconds; idle times come from a clock that does not jump."""
+        """`clock` returns unix seconds; idle times come from a clock that does not jump.
+
+        `on_forget`, which can be set, is called with each session that is forgotten.
+        """
+        self.on_forget: Callable[[KeptSession], None] = lambda session: None
         self.idle = _IdleCounts()
         self._keeps = idle_seconds > 0 and budget_tokens > 0
         self._idle_seconds = idle_seconds
@@ -102,6 +106,18 @@ class SessionStore:
     def __len__(self) -> int:
         """Count the sessions, with busy ones."""
         return len(self._sessions)
+
+    def restore(self, sessions: Iterable[KeptSession]) -> None:
+        """Take the sessions that an earlier coordinator has kept, the least recently used first."""
+        for session in sessions:
+            idle_seconds = max(self._clock() - session.last_used_at, 0.0)
+            last_used_at = session.last_used_at
+            self._sessions[session.client, session.session_id] = session
+            self._num_kept[session.client] += 1
+            session.size = _size(session)
+            self._release(session)
+            session.last_used_at, session.idle_since = last_used_at, self._steady_clock() - idle_seconds
+        self.expire()
 
     def begin(self, session_id: str, client: str) -> KeptSession:
         """Start the first turn of a client's new session."""
@@ -133,7 +149,7 @@ class SessionStore:
         session.token_ids = array("I", token_ids)
         session.source = array("I", source)
         session.chat = chat
-        session.size = max(session.num_tokens, chat.num_characters // _CHARACTERS_PER_TOKEN if chat is not None else 0)
+        session.size = _size(session)
         session.num_turns += 1
         self._release(session)
 
@@ -144,6 +160,10 @@ class SessionStore:
         """
         assert session.busy
         self._release(session)
+
+    def has(self, session: KeptSession) -> bool:
+        """Return whether a session is still kept."""
+        return self._sessions.get((session.client, session.session_id)) is session
 
     def list(self, client: str, *, before: float = math.inf) -> tuple[KeptSession, ...]:
         """Return a client's sessions, the most recently used first, with a `use` smaller than `before`."""
@@ -221,8 +241,14 @@ class SessionStore:
         self._num_kept[session.client] -= 1
         if not self._num_kept[session.client]:
             del self._num_kept[session.client], self._num_uses[session.client]
+        self.on_forget(session)
 
     def _forget_one_of(self, counts: Counter[str]) -> None:
         """Forget the idle session that the client with the largest count has not used for longest."""
         client = max(counts, key=counts.__getitem__)
         self._forget(next(each for each in self._sessions.values() if not each.busy and each.client == client))
+
+
+def _size(session: KeptSession) -> int:
+    characters = session.chat.num_characters if session.chat is not None else 0
+    return max(session.num_tokens, characters // _CHARACTERS_PER_TOKEN)

@@ -33,6 +33,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "target_replays": ("Sessions sent again to a target, because it had been lost, or because they moved to it.",),
     "session_moves": ("Sessions that moved from one target to another.",),
     "sessions": ("Generations by finish reason, cancelled or failed.", "outcome"),
+    "unsaved_turns": ("Turns that could not be written to the session file.",),
     "reused_prompt_tokens": ("Prompt tokens that a worker had in its prefix cache, by worker.", "worker"),
     "errors": ("Requests that failed, by gRPC status code and reason.", "code", "reason"),
     "wire_bytes": ("Size of the messages between coordinator and workers.",),
@@ -121,6 +122,10 @@ class CoordinatorMetrics:
     def hide(self, name: str, *labels: str) -> None:
         """Remove a series of the gauge specd_{name}."""
         self._gauges[name].remove(*labels)
+
+    def count_unsaved_turn(self) -> None:
+        """Count a turn that could not be written to the session file."""
+        self._counters["unsaved_turns"].inc()
 
     def count_move(self) -> None:
         """Count a session that moved to another target."""
