@@ -147,7 +147,7 @@ WORKERS_ONLY := greenlet psutil mlx sentencepiece scipy-openblas32 lief hf-xet
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	@echo hatchling | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
-	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --extra tracing --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
+	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --extra tracing --extra valkey --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
 	@$(COMPILE) -c requirements.lock --extra serve pyproject.toml -o $(LOCKS)/worker.lock
 	@# Both mlx-cpu and mlx-cuda-13 bring libmlx.so.
 	@echo 'mlx[cuda13]' | $(COMPILE) -c requirements.lock --no-emit-package mlx-cpu --extra serve pyproject.toml - -o $(LOCKS)/worker-cuda.lock

@@ -28,7 +28,7 @@ from coordinator.sessions.prompt import (
 )
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
-from coordinator.sessions.session_file import SessionFile
+from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
@@ -82,7 +82,7 @@ class Coordinator:
             tokenizer, size=model.vocabulary_size, eos_token_ids=model.eos_token_ids
         )
         self.begin_trace: BeginTrace | None = None  # set where there are spans
-        self.session_file: SessionFile | None = None  # set where sessions survive a restart
+        self.keeper = SessionKeeper()
         self.renderer = TemplateRenderer(
             tokenizer.template,
             seconds=settings.chat_template_seconds,
@@ -116,11 +116,10 @@ class Coordinator:
         """Return what a target worker proposes tokens with, if it does so instead of a draft worker."""
         return None if self.settings.draft else target.self_draft
 
-    def keep_sessions(self, file: SessionFile, sessions: Iterable[KeptSession]) -> None:
-        """Continue with the sessions that a file has kept, and keep all there."""
-        self.session_file = file
-        self.sessions.on_forget = file.forget
-        self.sessions.restore(sessions)
+    def keep_sessions(self, keeper: SessionKeeper) -> None:
+        """Keep sessions outside of this process, too."""
+        self.keeper = keeper
+        self.sessions.on_forget = keeper.forget
 
     @property
     def target_draft(self) -> TargetDraft | None:

@@ -6,8 +6,8 @@ import asyncio
 import secrets
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
@@ -114,23 +114,29 @@ class Generation:
         UnavailableError, or InternalError when the target refuses or breaks.
         """
         request, admission = self._request, self._shared.admission
-        with admission.place(request.client, request.client_limits.max_sessions) as place, self._kept_session():
-            await self._open(place)
-            async with self._rounds(place) as rounds:
-                async for round_ in rounds:
-                    emission = await self._emission(round_)
-                    if emission.finish_reason is not None:
-                        break
-                    yield emission
-            await self._keep(emission)
-            yield emission
+        with admission.place(request.client, request.client_limits.max_sessions) as place:
+            async with self._kept_session():
+                await self._open(place)
+                async with self._rounds(place) as rounds:
+                    async for round_ in rounds:
+                        emission = await self._emission(round_)
+                        if emission.finish_reason is not None:
+                            break
+                        yield emission
+                await self._keep(emission)
+                yield emission
 
-    @contextmanager
-    def _kept_session(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _kept_session(self) -> AsyncIterator[None]:
         """Acquire the session that the request continues, or a new one; it stays as it was unless it is kept."""
-        request, sessions = self._request, self._shared.sessions
+        request, sessions, keeper = self._request, self._shared.sessions, self._shared.keeper
         if request.session_id:
-            self._kept = sessions.acquire(request.session_id, request.client)
+            await keeper.take(request.session_id, request.client)
+            try:
+                self._kept = sessions.acquire(request.session_id, request.client)
+            except SpecdError:
+                keeper.release(request.session_id, request.client)
+                raise
         else:
             self._kept = sessions.begin(secrets.token_hex(8), request.client)
             self._kept.token_ids = array("I", request.resumption.session_token_ids)
@@ -144,6 +150,7 @@ class Generation:
         finally:
             if not self._is_kept:
                 sessions.abandon(self._kept)
+                keeper.release(self._kept.session_id, request.client)
 
     async def _open(self, place: Place) -> None:
         """Encode the prompt, wait for the request's turn, and start its streams and planner."""
@@ -281,8 +288,10 @@ class Generation:
             chat = chat.replied(self._output.reply("".join(self._reply), last.tokens[-1], last.finish_reason))
         self._shared.sessions.finish(self._kept, self._session.token_ids[:num_tokens], chat, self._prompt.source)
         self._is_kept = True
-        if (file := self._shared.session_file) is not None and self._shared.sessions.has(self._kept):
-            await file.save(self._kept)
+        if self._shared.sessions.has(self._kept):
+            await self._shared.keeper.save(self._kept)
+        else:
+            self._shared.keeper.release(self._kept.session_id, self._request.client)
 
     def _session_of(self, prompt: EncodedPrompt) -> tuple[Session, SessionSetup]:
         """Return the session that continues a prompt, and its setup. Raises InvalidRequestError."""

@@ -137,11 +137,29 @@ async def _start(
         settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
     )
     coordinators.append(coordinator)
-    if settings.session_file:
-        file = SessionFile(Path(settings.session_file), model.fingerprint, metrics.count_unsaved_turn)
-        connections.callback(file.close)
-        coordinator.keep_sessions(file, await asyncio.to_thread(file.load))
+    await _keep_sessions(settings, coordinator, connections)
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
     connections.push_async_callback(coordinator.replicas.keep_learnt)
     return coordinator
+
+
+async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator, connections: AsyncExitStack) -> None:
+    """Keep sessions in a file or on a server, if the settings name one. Raises StartupError."""
+    model, on_failure = coordinator.model.fingerprint, coordinator.metrics.count_unsaved_turn
+    if settings.session_file:
+        file = SessionFile(Path(settings.session_file), model, on_failure)
+        connections.push_async_callback(file.close)
+        coordinator.sessions.restore(await asyncio.to_thread(file.load))
+        coordinator.keep_sessions(file)
+    elif settings.session_server:
+        try:
+            from coordinator.sessions.session_server import SessionServer
+        except ImportError as error:
+            raise StartupError(
+                "sessions cannot be kept on a server: install specd[valkey], which has its client, or set no server"
+            ) from error
+        idle_seconds = settings.session_idle_seconds
+        server = SessionServer(settings.session_server, model, coordinator.sessions, idle_seconds, on_failure)
+        connections.push_async_callback(server.close)
+        coordinator.keep_sessions(server)

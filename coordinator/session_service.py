@@ -40,7 +40,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> session_pb2.ListSessionsResponse:
         """List the caller's sessions, the most recently used first, a page at a time."""
         async with reporting_errors(context, self._metrics.errors):
-            store = self._coordinator.get().sessions
+            coordinator = self._coordinator.get()
+            store = coordinator.sessions
+            await coordinator.keeper.refresh(current_caller().name)
             most = _page_size(request.page_size)
             sessions = store.list(current_caller().name, before=_last_use(request.page_token))
             page = sessions[:most]
@@ -54,8 +56,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> session_pb2.GetSessionResponse:
         """Return a session of the caller with its tokens and text."""
         async with reporting_errors(context, self._metrics.errors):
-            coordinator = self._coordinator.get()
-            session = coordinator.sessions.get(_checked(request.session_id), current_caller().name)
+            coordinator, client = self._coordinator.get(), current_caller().name
+            await coordinator.keeper.refresh(client, _checked(request.session_id))
+            session = coordinator.sessions.get(request.session_id, client)
             # Everything is read before the wait, because another turn can change the session during it.
             token_ids = session.token_ids
             response = session_pb2.GetSessionResponse(
@@ -69,7 +72,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> session_pb2.DeleteSessionResponse:
         """Forget a session of the caller."""
         async with reporting_errors(context, self._metrics.errors):
-            self._coordinator.get().sessions.delete(_checked(request.session_id), current_caller().name)
+            coordinator, client = self._coordinator.get(), current_caller().name
+            await coordinator.keeper.refresh(client, _checked(request.session_id))
+            session = coordinator.sessions.get(request.session_id, client)
+            await coordinator.keeper.delete(session)
+            coordinator.sessions.delete(request.session_id, client)
             log.info("session deleted", session_id=request.session_id)
             return session_pb2.DeleteSessionResponse()
 

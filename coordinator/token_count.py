@@ -39,6 +39,8 @@ async def count_tokens(
     with coordinator.admission.place(request.client, request.client_limits.max_sessions):
         if not add_special_tokens and isinstance(request.prompt, str):
             request = replace(request, prompt=await coordinator.encode_text(request.prompt))
+        if request.session_id:
+            await coordinator.keeper.refresh(request.client, request.session_id)
         prompt = await coordinator.encode(request, _session(coordinator, request))
     model, num_tokens = coordinator.model, len(prompt.token_ids)
     try:

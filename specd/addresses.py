@@ -82,3 +82,13 @@ def check_endpoint(url: str) -> str:
     if not re.fullmatch("https?://[^/ ]+/?", url):
         raise ValueError(f"{url!r} is not an OTLP endpoint for gRPC: write http://HOST:PORT or https://HOST:PORT")
     return url
+
+
+def check_session_server(url: str) -> str:
+    """Return the URL of a Valkey or Redis server, or "" for none. Raises ValueError, without the URL's password."""
+    if url in {"", "none"}:
+        return ""
+    if not re.fullmatch(r"rediss?://([^@/ ]*@)?[^@/: ]+(:[0-9]{1,5})?(/[0-9]{1,4})?", url):
+        shown = re.sub("//[^@]*@", "//…@", url)
+        raise ValueError(f"{shown!r} is not the URL of a Valkey or Redis server: write redis://HOST:PORT or rediss://…")
+    return url

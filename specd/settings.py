@@ -24,6 +24,7 @@ from specd.addresses import (
     check_addresses,
     check_endpoint,
     check_optional_addresses,
+    check_session_server,
     check_tcp_address,
     is_local,
     split_addresses,
@@ -55,6 +56,7 @@ MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
 Endpoint = Annotated[str, AfterValidator(check_endpoint)]
 File = Annotated[str, AfterValidator(lambda path: "" if path == "none" else path)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
+SessionServerUrl = Annotated[str, AfterValidator(check_session_server)]
 Seconds = Annotated[float, Field(gt=0)]
 # Flags and variables are text.
 _Number = BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
@@ -379,7 +381,18 @@ class CoordinatorSettings(ListenerSettings):
         "",
         description="File that keeps sessions over a restart, with their prompts and answers; 'none': memory alone.",
     )
+    session_server: SessionServerUrl = Field(
+        "",
+        description="Valkey or Redis server where several coordinators keep sessions, with their prompts and answers: "
+        "redis://[USER:PASSWORD@]HOST:PORT[/DB], rediss:// for TLS; 'none': none. Needs specd[valkey].",
+    )
     shutdown_grace_seconds: Seconds = Field(10.0, description="Time that a stop waits for running sessions.")
+
+    @model_validator(mode="after")
+    def _check_one_place_keeps_sessions(self) -> Self:
+        if self.session_file and self.session_server:
+            raise ValueError("session_file and session_server are both set: leave out one")
+        return self
 
     @property
     def asks_for_tokens(self) -> bool:

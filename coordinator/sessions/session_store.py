@@ -25,9 +25,9 @@ class KeptSession:
     """A session between its turns, or its state before the turn that runs now.
 
     Times are unix seconds, except for `idle_since`, which comes from a clock that does not jump. `size` is its part of
-    the budget: its tokens, or more for a conversation with much text that the template left out. `use` numbers the uses
-    of all sessions of its client, here the last one. Only the store changes both. A turn replaces `token_ids` and never
-    changes the array, which others may still read.
+    the budget: its tokens, or more for a conversation with much text that the template left out. `use` orders a
+    client's sessions by their last use, in microseconds. Only the store changes both. A turn replaces `token_ids` and
+    never changes the array, which others may still read.
     """
 
     session_id: str
@@ -101,15 +101,16 @@ class SessionStore:
         # By owner and id, the least recently used first.
         self._sessions: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
         self._num_kept: Counter[str] = Counter()  # by client, with busy sessions
-        self._num_uses: Counter[str] = Counter()  # by client, so that a client learns nothing about others
+        self._last_uses: Counter[str] = Counter()  # by client, so that a client learns nothing about others
 
     def __len__(self) -> int:
         """Count the sessions, with busy ones."""
         return len(self._sessions)
 
     def restore(self, sessions: Iterable[KeptSession]) -> None:
-        """Take the sessions that an earlier coordinator has kept, the least recently used first."""
+        """Take the sessions that other coordinators have kept, the least recently used first, in place of our own."""
         for session in sessions:
+            self.drop(session.session_id, session.client)
             idle_seconds = max(self._clock() - session.last_used_at, 0.0)
             last_used_at = session.last_used_at
             self._sessions[session.client, session.session_id] = session
@@ -117,6 +118,7 @@ class SessionStore:
             session.size = _size(session)
             self._release(session)
             session.last_used_at, session.idle_since = last_used_at, self._steady_clock() - idle_seconds
+            session.use = _use_at(last_used_at)
         self.expire()
 
     def begin(self, session_id: str, client: str) -> KeptSession:
@@ -161,6 +163,16 @@ class SessionStore:
         assert session.busy
         self._release(session)
 
+    def peek(self, session_id: str, client: str) -> KeptSession | None:
+        """Return a client's session, if it is kept."""
+        return self._sessions.get((client, session_id))
+
+    def drop(self, session_id: str, client: str) -> None:
+        """Forget a session that is kept elsewhere, or no longer, unless a turn runs on it."""
+        session = self.peek(session_id, client)
+        if session is not None and not session.busy:
+            self._forget(session)
+
     def has(self, session: KeptSession) -> bool:
         """Return whether a session is still kept."""
         return self._sessions.get((session.client, session.session_id)) is session
@@ -168,11 +180,8 @@ class SessionStore:
     def list(self, client: str, *, before: float = math.inf) -> tuple[KeptSession, ...]:
         """Return a client's sessions, the most recently used first, with a `use` smaller than `before`."""
         self.expire()
-        return tuple(
-            session
-            for session in reversed(self._sessions.values())
-            if session.client == client and session.use < before
-        )
+        own = [each for each in self._sessions.values() if each.client == client and each.use < before]
+        return tuple(sorted(own, key=lambda each: -each.use))
 
     def get(self, session_id: str, client: str) -> KeptSession:
         """Return a client's session, which does not count as a use. Raises NotFoundError (SESSION_NOT_FOUND)."""
@@ -230,8 +239,9 @@ class SessionStore:
 
     def _use(self, session: KeptSession) -> None:
         session.last_used_at, session.idle_since = self._clock(), self._steady_clock()
-        self._num_uses[session.client] += 1
-        session.use = self._num_uses[session.client]
+        # In the order of time, so that pages of a list go on at another coordinator.
+        session.use = max(self._last_uses[session.client] + 1, _use_at(session.last_used_at))
+        self._last_uses[session.client] = session.use
         self._sessions.move_to_end((session.client, session.session_id))
 
     def _forget(self, session: KeptSession) -> None:
@@ -240,7 +250,7 @@ class SessionStore:
         self.idle.add(session, -1)
         self._num_kept[session.client] -= 1
         if not self._num_kept[session.client]:
-            del self._num_kept[session.client], self._num_uses[session.client]
+            del self._num_kept[session.client], self._last_uses[session.client]
         self.on_forget(session)
 
     def _forget_one_of(self, counts: Counter[str]) -> None:
@@ -252,3 +262,7 @@ class SessionStore:
 def _size(session: KeptSession) -> int:
     characters = session.chat.num_characters if session.chat is not None else 0
     return max(session.num_tokens, characters // _CHARACTERS_PER_TOKEN)
+
+
+def _use_at(unix_seconds: float) -> int:
+    return round(unix_seconds * 1e6)

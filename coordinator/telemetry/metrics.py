@@ -33,7 +33,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "target_replays": ("Sessions sent again to a target, because it had been lost, or because they moved to it.",),
     "session_moves": ("Sessions that moved from one target to another.",),
     "sessions": ("Generations by finish reason, cancelled or failed.", "outcome"),
-    "unsaved_turns": ("Turns that could not be written to the session file.",),
+    "unsaved_turns": ("Turns that could not be kept in the session file or on the session server.",),
     "reused_prompt_tokens": ("Prompt tokens that a worker had in its prefix cache, by worker.", "worker"),
     "errors": ("Requests that failed, by gRPC status code and reason.", "code", "reason"),
     "wire_bytes": ("Size of the messages between coordinator and workers.",),

@@ -93,7 +93,8 @@ class Preflight:
         chosen = settings.source_settings()
         flags = {name if is_on else f"no-{name}": None for name, is_on in chosen.items()}
         self.options["coordinator"] = {**given, **flags}
-        if settings.session_file != "auto" or not CoordinatorSettings.is_given("session_file"):
+        is_given = any(map(CoordinatorSettings.is_given, ("session_file", "session_server")))
+        if settings.session_file != "auto" or not is_given:
             self.options["coordinator"]["session_file"] = settings.coordinator_session_file
         own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
         own["draft"] = "unix:draft" if self.settings.draft_worker_model else "none"

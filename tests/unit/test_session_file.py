@@ -40,7 +40,7 @@ class Kept:
         self.store.restore(self.file.load())
 
     def restart(self) -> None:
-        self.file.close()
+        asyncio.run(self.file.close())
         self.begin()
 
     def turn(self, session_id: str, client: str, token_ids: list[int], chat: Chat | None = None) -> None:
@@ -66,7 +66,7 @@ class Kept:
 def kept(tmp_path: Path) -> Iterator[Kept]:
     kept = Kept(tmp_path / "sessions.sqlite")
     yield kept
-    kept.file.close()
+    asyncio.run(kept.file.close())
 
 
 values = st.recursive(
@@ -131,7 +131,7 @@ def test_a_restart_changes_no_session(events: list[tuple[str, str, str, Any]]) -
                     assert {k: sorted(v, key=repr) for k, v in kept.contents.items()} == {
                         k: sorted(v, key=repr) for k, v in before.items()
                     }
-        kept.file.close()
+        asyncio.run(kept.file.close())
 
 
 @settings(max_examples=50)
@@ -142,7 +142,7 @@ def test_a_conversation_is_kept_as_it_is(chat: Chat, token_ids: list[int], sourc
         session = KeptSession("s", "c", 1.0, 2.0, 0.0, array("I", token_ids), chat, array("I", source), num_turns=3)
         asyncio.run(file.save(session))
         (loaded,) = file.load()
-        file.close()
+        asyncio.run(file.close())
     assert (loaded.chat, list(loaded.token_ids), list(loaded.source)) == (chat, token_ids, source)
     assert (loaded.session_id, loaded.client, loaded.created_at, loaded.last_used_at) == ("s", "c", 1.0, 2.0)
     assert repr(loaded.chat) == repr(chat), "the order of keys, and whether a number is whole"
@@ -181,7 +181,7 @@ def test_only_the_owner_can_read_the_files_and_forgotten_text_is_gone(kept: Kept
     secret = "a very secret message"
     kept.turn("s", "a", [1], Chat(({"role": "user", "content": secret},)))
     kept.store.delete("s", "a")
-    kept.file.close()
+    asyncio.run(kept.file.close())
     files = [path for path in kept.path.parent.iterdir() if not path.name.endswith(".lock")]
     assert files
     for path in files:
@@ -214,16 +214,13 @@ def test_a_file_of_a_later_specd_is_refused(tmp_path: Path) -> None:
         SessionFile(path, "m")
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("chat", "{"), ("chat", "{}"), ("chat", "[]"), ("token_ids", b"123"), ("token_ids", 5), ("source", None)],
-)
-def test_a_damaged_session_is_forgotten_alone(kept: Kept, column: str, value: object) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"5", None, 5, b'{"token_ids": "%%%"}'])
+def test_a_damaged_session_is_forgotten_alone(kept: Kept, content: object) -> None:
     kept.turn("s", "a", [1], Chat(({"role": "user"},)))
     kept.turn("t", "a", [2])
-    kept.file.close()
+    asyncio.run(kept.file.close())
     with sqlite3.connect(kept.path) as database:
-        database.execute(f"update sessions set {column} = ? where session_id = 's'", (value,))
+        database.execute("update sessions set content = ? where session_id = 's'", (content,))
     database.close()
     kept.begin()
     assert [session_id for session_id, *_ in kept.contents["a"]] == ["t"]
@@ -241,4 +238,4 @@ async def test_a_disk_that_fails_costs_the_file_and_no_generation(tmp_path: Path
     await file.save(session)
     assert len(failures) == 1
     assert [each.session_id for each in file.load()] == ["s"]
-    file.close()
+    await file.close()

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.coordinator import Coordinator
 from coordinator.session_service import SessionService
+from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_store import SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import error_info
@@ -26,6 +27,7 @@ IDLE_SECONDS = 60.0
 class FakeCoordinator:
     def __init__(self) -> None:
         self.now = NOW
+        self.keeper = SessionKeeper()
         self.sessions = SessionStore(IDLE_SECONDS, 100, lambda: self.now, lambda: self.now)
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
