@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specd.sampling import Margin, Sampling, TokenDistribution, TokenLogProbabilities
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import FinishReason, SourceCounts, TokenSource
 
 # Where the time of a round goes. "coordinator" is what the others leave.

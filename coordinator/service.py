@@ -42,7 +42,7 @@ from specd.rpc.messages import (
 from specd.rpc.reporting import reporting_errors
 from specd.rpc.server import Server
 from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, Sampling, check_count
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
 from specd.vocabulary import FinishReason, TokenSource, sums_by_source

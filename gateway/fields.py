@@ -31,7 +31,7 @@ from specd.sampling import (
     MAX_STOP_TOKENS,
     TEMPERATURES,
 )
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.text.chat import Chat
 from specd.vocabulary import DraftSourceName
 from specd.wrong_value import requirement

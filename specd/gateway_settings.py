@@ -8,7 +8,8 @@ from pydantic import AfterValidator, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from specd.addresses import is_local
-from specd.settings import Address, CertificateSettings, File, MetricsAddress, Seconds
+from specd.setting_types import Address, File, MetricsAddress, Seconds
+from specd.settings import CertificateSettings
 
 
 def _check_http_address(address: str) -> str:

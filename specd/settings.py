@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic import ByteSize, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -19,17 +18,23 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from specd.addresses import (
-    check_address,
-    check_addresses,
-    check_endpoint,
-    check_optional_addresses,
-    check_session_server,
-    check_tcp_address,
-    is_local,
-    split_addresses,
-)
+from specd.addresses import is_local, split_addresses
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
+from specd.setting_types import (
+    MAX_NUM_DRAFT_TOKENS,
+    Address,
+    Addresses,
+    DraftTokens,
+    Endpoint,
+    File,
+    KvBits,
+    KvGroupSize,
+    MetricsAddress,
+    ModelOrNone,
+    OptionalAddresses,
+    Seconds,
+    SessionServerUrl,
+)
 from specd.settings_file import read_settings_file, suggestion
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
@@ -39,30 +44,8 @@ from specd.wrong_value import requirement, wrong_value
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 # The tables of the settings file, one for each command.
 TABLES = ("up", "draft-worker", "target-worker", "coordinator", "gateway")
-# Maximum of draft tokens per round, on the wire and in a request.
-MAX_NUM_DRAFT_TOKENS = 32
 
 
-def _check_draft_tokens(value: str) -> str:
-    if value != "auto" and not (re.fullmatch("[0-9]{1,4}", value) and int(value) <= MAX_NUM_DRAFT_TOKENS):
-        raise ValueError(f"{value!r} is not a number of draft tokens: write 'auto' or 0 to {MAX_NUM_DRAFT_TOKENS}")
-    return value
-
-
-Address = Annotated[str, AfterValidator(check_address)]
-Addresses = Annotated[str, AfterValidator(check_addresses)]
-OptionalAddresses = Annotated[str, AfterValidator(check_optional_addresses)]
-MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
-Endpoint = Annotated[str, AfterValidator(check_endpoint)]
-File = Annotated[str, AfterValidator(lambda path: "" if path == "none" else path)]
-ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
-SessionServerUrl = Annotated[str, AfterValidator(check_session_server)]
-Seconds = Annotated[float, Field(gt=0)]
-# Flags and variables are text.
-_Number = BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
-KvBits = Annotated[Literal[16, 8, 4], _Number]
-KvGroupSize = Annotated[Literal[32, 64, 128], _Number]
-DraftTokens = Annotated[str, BeforeValidator(str), AfterValidator(_check_draft_tokens)]
 _OPEN = (
     "{what} is {address}, which every machine in the network could use: set --tls-cert, --tls-key and {credentials} "
     "(docs/serving.md shows how), or --insecure if something else keeps strangers out"

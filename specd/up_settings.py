@@ -9,18 +9,13 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specd.addresses import is_local
+from specd.setting_types import Address, DraftTokens, File, MetricsAddress, ModelOrNone, Seconds
 from specd.settings import (
     DEFAULT_ADDRESS,
     DRAFT_TOKENS_HELP,
     EMBEDDED_DRAFT,
     EMBEDDED_TARGET,
-    Address,
     CoordinatorSettings,
-    DraftTokens,
-    File,
-    MetricsAddress,
-    ModelOrNone,
-    Seconds,
     Settings,
 )
 from specd.startup_error import StartupError

@@ -14,7 +14,7 @@ from coordinator.planner.acceptance import PassRates
 from coordinator.planner.round_costs import Measured, RoundCosts, size_class
 from coordinator.sources import Sources
 from specd.sampling import Sampling
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import MovingAverage
 from specd.vocabulary import TokenSource
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from coordinator.core import Match
 from coordinator.proposals.source import Source
 from coordinator.proposals.token_index import TokenIndex
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import TokenSource
 
 

@@ -20,7 +20,7 @@ from specd.sampling import (
     check_count,
     check_token_ids,
 )
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.vocabulary import DraftSource
 

@@ -23,7 +23,7 @@ from specd.rpc.messages import (
     to_session_sampling,
 )
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES, Acceptance, certain
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
 from specd.vocabulary import TokenSource
 

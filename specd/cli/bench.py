@@ -13,7 +13,8 @@ from specd.cli.options import check_sampling
 from specd.errors import StartupError
 from specd.launch import check_servers_are_installed, start_logging
 from specd.sampling import Acceptance, Sampling
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.worker.model.outline import check_directories
 
 

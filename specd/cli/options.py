@@ -12,7 +12,7 @@ import typer
 from specd.client.options import GenerationOptions
 from specd.errors import InvalidRequestError
 from specd.sampling import Acceptance, Sampling
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.startup_error import StartupError
 from specd.vocabulary import DraftSource
 

@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.worker.model.loader import LoadedModel, load
 from tests.e2e.calls import responses_to

@@ -15,7 +15,7 @@ from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
 from coordinator.proposals.token_index import _COMPARED, _LONGEST, _MOST_PLACES, TokenIndex
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import PROPOSERS, SourceCounts, TokenSource
 from tests.unit.fake_workers import (
     FakeDraft,

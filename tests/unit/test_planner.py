@@ -14,7 +14,7 @@ from coordinator.planner.planner import Planner, SessionPlanner
 from coordinator.planner.round_costs import RoundCosts
 from coordinator.sources import Sources
 from specd.sampling import Acceptance, Sampling
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import StepCosts
 from specd.vocabulary import FinishReason, TokenSource
 from tests.unit.fake_workers import drafted

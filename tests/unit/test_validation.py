@@ -17,7 +17,7 @@ from coordinator.sessions.request import GenerationRequest, StopConditions, chec
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
 from specd.rpc.messages import sampling_from
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.v1.sampling_pb2 import SamplingParameters, SessionSampling
 from specd.worker.session.validation import check_request
 

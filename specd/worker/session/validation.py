@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specd.errors import InvalidRequestError, about
 from specd.model_info import ModelInfo
 from specd.sampling import check_token_ids
-from specd.settings import MAX_NUM_DRAFT_TOKENS
+from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 
 _MAX_NAMESPACE_BYTES = 64
 
