@@ -38,6 +38,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_TARGET_UNAVAILABLE: _ClassVar[ErrorReason]
     ERROR_REASON_TARGET_REPLACED: _ClassVar[ErrorReason]
     ERROR_REASON_STOPPING: _ClassVar[ErrorReason]
+    ERROR_REASON_SESSION_SERVER: _ClassVar[ErrorReason]
     ERROR_REASON_TARGET_BROKEN: _ClassVar[ErrorReason]
     ERROR_REASON_NON_FINITE_LOGITS: _ClassVar[ErrorReason]
     ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
@@ -73,6 +74,7 @@ ERROR_REASON_STARTING: ErrorReason
 ERROR_REASON_TARGET_UNAVAILABLE: ErrorReason
 ERROR_REASON_TARGET_REPLACED: ErrorReason
 ERROR_REASON_STOPPING: ErrorReason
+ERROR_REASON_SESSION_SERVER: ErrorReason
 ERROR_REASON_TARGET_BROKEN: ErrorReason
 ERROR_REASON_NON_FINITE_LOGITS: ErrorReason
 ERROR_REASON_INTERNAL: ErrorReason

@@ -54,8 +54,9 @@ def test_images_have_what_pyproject_asks_for_in_the_versions_that_are_tested() -
     for_tracing = {name: v for name, v in locks["coordinator"].items() if name.startswith("opentelemetry-")}
     assert for_tracing
     assert for_tracing.items() <= tested.items()
+    for_sessions = {name: tested[name] for name in ("async-timeout", "redis")}
     common = {name: v for name, v in locks["worker"].items() if name not in for_workers}
-    assert locks["coordinator"] == {**common, **for_tracing}
+    assert locks["coordinator"] == {**common, **for_tracing, **for_sessions}
 
     assert "mlx-cpu" not in locks["worker-cuda"]
     assert locks["worker-cuda"]["mlx-cuda-13"] == locks["worker-cuda"]["mlx"] == tested["mlx"]
