@@ -50,7 +50,7 @@ async def main() -> None:
     table = new_table("ms a turn", ["median", "99 %"])
     with tempfile.TemporaryDirectory() as directory:
         store = SessionStore(600, 10**9, time.time, time.monotonic)
-        keepers: dict[str, SessionKeeper] = {"file": SessionFile(Path(directory) / "sessions", "benchmark")}
+        keepers: dict[str, SessionKeeper] = {"file": SessionFile(Path(directory) / "sessions")}
         if options.server:
             keepers["server"] = SessionServer(options.server, "benchmark", store, 600)
         for name, keeper in keepers.items():

@@ -48,8 +48,8 @@ class Cell:
         on_change: Callable[[], Awaitable[None]],
     ) -> None:
         """Close everything with `connections`. `on_change` is called when a target comes or goes."""
-        self.targets = Workers[TargetStream]()
-        self.drafts = Workers[DraftStream]()
+        self.targets = Workers[TargetStream](fault="TARGET_UNAVAILABLE")
+        self.drafts = Workers[DraftStream](fault="DRAFT_UNAVAILABLE")
         self._settings, self._certificates, self._metrics = settings, certificates, metrics
         self._connections = connections
         self._on_change = on_change
@@ -124,13 +124,19 @@ class Cell:
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
                 f"{self._model.name}, with other weights or another tokenizer: restart the coordinator"
             )
+        for other in self.targets.ready:
+            if other is not link and other.life.incarnation == link.incarnation:
+                raise RefusedModelError(
+                    f"the target worker at {link.address} is the one at {other.address}: name each worker once"
+                )
         if not model.whole_fingerprint:
             return
         address, fingerprint = self._certain = self._certain or (link.address, model.whole_fingerprint)
-        if address != link.address and fingerprint != model.whole_fingerprint:
+        if fingerprint != model.whole_fingerprint:
+            then = "before" if address == link.address else f"the one at {address}"
             raise RefusedModelError(
-                f"the target worker at {link.address} serves {model.name} with other weights than the one at "
-                f"{address}: all targets must serve the same model"
+                f"the target worker at {link.address} serves {model.name} with other weights than {then}, though they "
+                "look the same at first sight: restart the coordinator"
             )
 
     async def _accept_draft(self, model: ModelInfo, link: WorkerLink[GrpcDraftStream]) -> None:

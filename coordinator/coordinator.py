@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from coordinator.core import Session
@@ -69,8 +70,9 @@ class Coordinator:
         self.settings = settings
         self.model = model
         self.metrics = metrics
-        self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
+        self._target_names: dict[str, str] = {}  # by address
         self.drafts = Drafts(drafts)
+        self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
         self.sessions = SessionStore(
             settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
         )
@@ -90,7 +92,6 @@ class Coordinator:
         )
         self.decoding: dict[str, Session] = {}
         self._show_gauges()
-        self.replicas.follow()
 
     def _new_replica(self, worker: RemoteWorker[TargetStream]) -> Replica:
         def draft_costs() -> StepCosts | None:
@@ -101,14 +102,25 @@ class Coordinator:
             return (own.model, None) if own is not None else (self.drafts.workers.model,)
 
         replica = Replica(
-            worker, draft_costs=draft_costs, draft_models=draft_models, max_sessions=self.settings.max_sessions
+            worker,
+            draft_costs=draft_costs,
+            draft_models=draft_models,
+            max_sessions=self.settings.max_sessions,
+            name=self._name_of(worker.address),
         )
-        replica.planner_memory.recall()
+        replica.recall_learnt()
         for name, value in _target_gauges(replica).items():
             self.metrics.show(name, value, replica.name)
         return replica
 
+    def _name_of(self, address: str) -> str:
+        """Return a target's name in metrics: its address, or of a Unix socket the file, if no other has that name."""
+        short = PurePath(address).name if address.startswith("unix:") else address
+        name = address if short in self._target_names.values() else short
+        return self._target_names.setdefault(address, name)
+
     def _remove_replica(self, replica: Replica) -> None:
+        del self._target_names[replica.worker.address]
         for name in _target_gauges(replica):
             self.metrics.hide(name, replica.name)
 
@@ -124,7 +136,8 @@ class Coordinator:
     @property
     def target_draft(self) -> TargetDraft | None:
         """What the target workers propose tokens with, if they do so instead of a draft worker."""
-        return self.self_draft(self.replicas.workers.first)
+        own = (self.self_draft(worker) for worker in self.replicas.workers.ready)
+        return next((draft for draft in own if draft is not None), None)
 
     @property
     def available_sources(self) -> tuple[TokenSource, ...]:

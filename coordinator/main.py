@@ -19,7 +19,7 @@ from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
 from coordinator.sessions.session_file import SessionFile
 from coordinator.telemetry.metrics import CoordinatorMetrics
-from specd.addresses import split_addresses
+from specd.addresses import NAME_PREFIX, split_addresses
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates, load_certificates
 from specd.identity.roles import Role
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _REVIEW_SECONDS = 10.0
-_TARGETS_OF_A_NAME = 4  # or fewer, without a limit of calls below that of sessions
+_TARGETS_OF_A_NAME = 16  # for which a connection has calls enough: how many a name has is not known before
 _OTHER_STREAMS = 64  # of a connection, in addition to generations: health checks, sessions, and refused requests
 
 
@@ -50,7 +50,9 @@ async def run(settings: CoordinatorSettings) -> None:
     tokens = TokenFile(Path(settings.tokens)) if settings.tokens else None
     guard = Guard(Role.COORDINATOR, listen=settings.listen, certificates=certificates, tokens=tokens)
     # One client may use all calls, so that refusals have a reason.
-    max_sessions = settings.max_sessions * max(len(split_addresses(settings.target)), _TARGETS_OF_A_NAME)
+    addresses = split_addresses(settings.target)
+    num_targets = sum(_TARGETS_OF_A_NAME if address.startswith(NAME_PREFIX) else 1 for address in addresses)
+    max_sessions = settings.max_sessions * num_targets
     max_streams = max_sessions + settings.max_queued + _OTHER_STREAMS
     services = ("specd.v1.GenerationService", "specd.v1.SessionService")
     server = Server(
@@ -126,10 +128,14 @@ async def _start(
 
     async def on_change() -> None:
         for coordinator in coordinators:
+            coordinator.replicas.recall_learnt()
             coordinator.admission.review()
         if server.announced:
             await server.set_serving(cell.targets.model is not None)
 
+    file = _open_session_file(settings, metrics)  # before the wait for workers: a wrong one is an error at once
+    if file is not None:
+        connections.push_async_callback(file.close)
     cell = Cell(settings, certificates, metrics, connections, on_change)
     model, tokenizer = await cell.connect_targets()
     await cell.connect_drafts()
@@ -137,21 +143,41 @@ async def _start(
         settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
     )
     coordinators.append(coordinator)
-    await _keep_sessions(settings, coordinator, connections)
+    await _keep_sessions(settings, coordinator, file)
+    if settings.session_server:
+        connections.push_async_callback(coordinator.keeper.close)
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
     connections.push_async_callback(coordinator.replicas.keep_learnt)
     return coordinator
 
 
-async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator, connections: AsyncExitStack) -> None:
-    """Keep sessions in a file or on a server, if the settings name one. Raises StartupError."""
-    model, on_failure = coordinator.model.fingerprint, coordinator.metrics.count_unsaved_turn
-    if settings.session_file:
-        file = SessionFile(Path(settings.session_file), model, on_failure)
-        connections.push_async_callback(file.close)
-        coordinator.sessions.restore(await asyncio.to_thread(file.load))
+def _open_session_file(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> SessionFile | None:
+    """Open the session file, if the settings name one. Raises StartupError if it is required and cannot be used."""
+    if not settings.session_file:
+        return None
+    try:
+        return SessionFile(Path(settings.session_file), metrics.count_unsaved_turn)
+    except StartupError as error:
+        if settings.session_file_required:
+            raise
+        log.warning("sessions are kept in memory alone", error=str(error))
+        return None
+
+
+async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator, file: SessionFile | None) -> None:
+    """Keep sessions in the file, or on a server if the settings name one. Raises StartupError."""
+    model, store = coordinator.model.fingerprint, coordinator.sessions
+    if file is not None:
+        try:
+            sessions = await asyncio.to_thread(file.load, model)
+        except StartupError as error:
+            if settings.session_file_required:
+                raise
+            log.warning("sessions are kept in memory alone", error=str(error))
+            return
         coordinator.keep_sessions(file)
+        store.restore(sessions)
     elif settings.session_server:
         try:
             from coordinator.sessions.session_server import SessionServer
@@ -159,7 +185,7 @@ async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator
             raise StartupError(
                 "sessions cannot be kept on a server: install specd[valkey], which has its client, or set no server"
             ) from error
-        idle_seconds = settings.session_idle_seconds
-        server = SessionServer(settings.session_server, model, coordinator.sessions, idle_seconds, on_failure)
-        connections.push_async_callback(server.close)
-        coordinator.keep_sessions(server)
+        on_failure = coordinator.metrics.count_unsaved_turn
+        coordinator.keep_sessions(
+            SessionServer(settings.session_server, model, store, settings.session_idle_seconds, on_failure)
+        )

@@ -31,8 +31,10 @@ def check_addresses(addresses: str) -> str:
     """Return a list of addresses of gRPC with commas, or with names (dns:HOST:PORT). Raises ValueError for others."""
     each = split_addresses(addresses)
     for address in each:
-        name = address.removeprefix(NAME_PREFIX).lstrip("/")
-        check_address(address if name == address else name, form="HOST:PORT, unix:PATH or dns:HOST:PORT")
+        if not re.fullmatch(r"dns:(///)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?:[0-9]{1,5}", address):
+            check_address(address, form="HOST:PORT, unix:PATH or dns:HOST:PORT")
+        if address.startswith(NAME_PREFIX):
+            check_address(address.removeprefix(NAME_PREFIX).lstrip("/"), form="dns:HOST:PORT", least_port=1)
     if len(set(each)) < len(each):
         raise ValueError(f"{addresses!r} names an address twice: write each one once")
     return ",".join(each)

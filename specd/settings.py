@@ -364,6 +364,9 @@ class CoordinatorSettings(ListenerSettings):
         "",
         description="File that keeps sessions over a restart, with their prompts and answers; 'none': memory alone.",
     )
+    session_file_required: bool = Field(
+        True, description="End at the start if the session file cannot be used; otherwise it is left alone."
+    )
     session_server: SessionServerUrl = Field(
         "",
         description="Valkey or Redis server where several coordinators keep sessions, with their prompts and answers: "

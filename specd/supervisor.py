@@ -336,8 +336,10 @@ class Stack:
         await asyncio.gather(self._watching[self.coordinator], self._wait_for_targets())
 
     async def _wait_for_targets(self) -> None:
-        *_, last = asyncio.as_completed([self._watching[target] for target in self.targets])
-        await last
+        given_up = await asyncio.gather(*(self._watching[target] for target in self.targets), return_exceptions=True)
+        for error in given_up:
+            if isinstance(error, BaseException):
+                raise error
 
     def kill(self) -> None:
         """Kill all processes."""

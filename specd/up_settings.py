@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -91,7 +92,8 @@ class UpSettings(Settings):
         is_private = is_local(self.listen) and not self.tokens and not self.listen.endswith(":0")
         if not is_private or directory is None:
             return "none"
-        return str(directory / f"sessions-{re.sub('[^A-Za-z0-9.]+', '-', self.listen).strip('-')}.sqlite")
+        address = f"unix:{Path(self.listen[5:]).resolve()}" if self.listen.startswith("unix:") else self.listen
+        return str(directory / f"sessions-{hashlib.sha256(address.encode()).hexdigest()[:12]}.sqlite")
 
     @property
     def draft_model(self) -> str:

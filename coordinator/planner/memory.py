@@ -33,7 +33,7 @@ class Memory:
 
     def recall(self) -> None:
         """Restore what was kept. Without a usable file, the planner learns from the beginning."""
-        path = self._path()
+        path = self.path
         try:
             if path is not None and path.stat().st_size <= _MOST_BYTES:
                 self._planner.restore(json.loads(path.read_text()))
@@ -44,12 +44,14 @@ class Memory:
 
     async def keep(self) -> None:
         """Keep what was learnt since the last time, without blocking the event loop."""
-        path = self._path()
+        path = self.path
         if path is not None and self._num_rounds != self._planner.num_rounds:
             self._num_rounds = self._planner.num_rounds
             await asyncio.to_thread(_write, path, self._planner.learnt())
 
-    def _path(self) -> Path | None:
+    @property
+    def path(self) -> Path | None:
+        """The file of the present pair."""
         models = [model and (model.fingerprint, model.device, model.precision) for model in self._models()]
         digest = hashlib.sha256(repr((__version__, models)).encode()).hexdigest()
         directory = user_cache_directory()

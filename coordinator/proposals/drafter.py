@@ -15,6 +15,7 @@ from coordinator.proposals.source import Source
 from coordinator.workers.answers import check_proposal
 from coordinator.workers.cached_prefix import CachedPrefix
 from coordinator.workers.errors import WorkerError, WorkerLateError
+from coordinator.workers.remote_worker import RemoteWorker
 from specd.model_info import ModelInfo
 from specd.vocabulary import TokenSource
 
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 
 _FIRST_BACKOFF_SECONDS = 0.25
 _LONGEST_BACKOFF_SECONDS = 8.0
+_MOST_LATE = 3  # answers in a row, after which a worker counts as hanging
 
 
 class DraftStream(Protocol):
@@ -41,7 +43,7 @@ class Drafter(Source):
     """Gets proposals for one session from a draft worker, while there is one.
 
     A draft that is lost, late or wrong costs a session only speed: `propose` then returns an empty part with the
-    reason. The next round asks another draft, or if there is none, the same one after a pause that doubles each time.
+    reason. The next round asks another draft, or if all have failed, the same one after a pause that doubles each time.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Drafter(Source):
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._retry_at = float("-inf")
         self._last_fault = ""
+        self._failed: set[RemoteWorker[DraftStream]] = set()  # the workers that have failed since the last proposal
+        self._num_late = 0
 
     def start_prefill(self, token_ids: Sequence[int]) -> None:
         """Start the draft's prefill, without waiting for it."""
@@ -104,7 +108,7 @@ class Drafter(Source):
     def _leave(self) -> None:
         """Choose another worker for the next proposal, if there is one."""
         self.close()
-        self._worker = self._drafts.best(apart_from=self._worker)
+        self._worker = self._drafts.best(apart_from=self._failed | {self._worker})
 
     async def _exchange(self, model: ModelInfo, token_ids: Sequence[int], plan: Plan) -> Part:
         give_up_at = self._clock() + self._timeout_seconds
@@ -118,7 +122,9 @@ class Drafter(Source):
         vocabulary_size = self._setup.sampling.vocabulary_size or model.vocabulary_size  # the target's
         check_proposal(part, plan, self._setup, session_len=len(token_ids), vocabulary_size=vocabulary_size)
         self._cached.update(len(token_ids), part.token_ids, part.cached_len)
-        self._drafts.observe(self._worker, part.exchange)
+        self._drafts.observe(self._worker, part.exchange.wire_seconds)
+        self._failed.clear()
+        self._num_late = 0
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         return part
 
@@ -135,18 +141,25 @@ class Drafter(Source):
         return self._stream
 
     def _fail(self, error: WorkerError) -> str:
-        failed = self._worker
-        if self._drafts.has_others(failed):
+        """Choose another worker that has not failed since the last proposal; or else the same one, after a pause."""
+        is_late = isinstance(error, WorkerLateError)
+        self._drafts.observe(self._worker, self._timeout_seconds)
+        self._failed.add(self._worker)
+        self._last_fault = error.reason
+        log.warning("no proposal, decoding with the target alone", reason=error.reason, error=str(error))
+        if self._drafts.has_others(self._failed):
             self._leave()
-        elif isinstance(error, WorkerLateError):
+            return error.reason
+        self._num_late = self._num_late + 1 if is_late else 0
+        if is_late and self._num_late < _MOST_LATE:
             # A late worker continues its prefill, so its stream stays; its cache may hold anything.
             self._cached = CachedPrefix()
-        else:
+        else:  # the others have their turn again
             self.close()
-        self._last_fault = error.reason
-        self._retry_at = self._clock() + (self._backoff_seconds if self._worker is failed else 0.0)
+            self._failed = {self._worker}
+            self._num_late = 0
+        self._retry_at = self._clock() + self._backoff_seconds
         self._backoff_seconds = min(2 * self._backoff_seconds, _LONGEST_BACKOFF_SECONDS)
-        log.warning("no proposal, decoding with the target alone", reason=error.reason, error=str(error))
         return error.reason
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from coordinator.core import Exchange
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.workers import Workers
 from specd.step_costs import MovingAverage
@@ -24,22 +24,23 @@ class Drafts(Generic[Stream]):
         self._num_sessions = WeakKeyDictionary[RemoteWorker[Stream], int]()
         self._wire_seconds = WeakKeyDictionary[RemoteWorker[Stream], MovingAverage]()
 
-    def best(self, apart_from: RemoteWorker[Stream] | None = None) -> RemoteWorker[Stream]:
-        """Return the worker, if possible another than this one, that probably proposes soonest for one more session."""
-        others = [worker for worker in self.workers.ready if worker is not apart_from]
-        return min(others, key=self._proposal_seconds) if others else apart_from or self.workers.first
+    def best(self, apart_from: Collection[RemoteWorker[Stream]] = ()) -> RemoteWorker[Stream]:
+        """Return the worker that probably proposes soonest for one more session, if possible none of these."""
+        ready = self.workers.ready
+        others = [worker for worker in ready if worker not in apart_from] or ready
+        return min(others, key=self._proposal_seconds, default=self.workers.first)
 
-    def has_others(self, worker: RemoteWorker[Stream]) -> bool:
-        """Return whether another worker is ready."""
-        return any(other is not worker for other in self.workers.ready)
+    def has_others(self, workers: Collection[RemoteWorker[Stream]]) -> bool:
+        """Return whether another worker than these is ready."""
+        return any(other not in workers for other in self.workers.ready)
 
     def count(self, worker: RemoteWorker[Stream], num_sessions: int) -> None:
         """Count sessions that begin at a worker, or with a negative number leave it."""
         self._num_sessions[worker] = self._num_sessions.get(worker, 0) + num_sessions
 
-    def observe(self, worker: RemoteWorker[Stream], exchange: Exchange) -> None:
-        """Learn from a proposal how far away a worker is."""
-        self._wire_seconds.setdefault(worker, MovingAverage(_WEIGHT)).add(exchange.wire_seconds)
+    def observe(self, worker: RemoteWorker[Stream], wire_seconds: float) -> None:
+        """Learn how far away a worker is, from a proposal or from the wait for one that did not come."""
+        self._wire_seconds.setdefault(worker, MovingAverage(_WEIGHT)).add(wire_seconds)
 
     def _proposal_seconds(self, worker: RemoteWorker[Stream]) -> tuple[float, int]:
         num_sessions = self._num_sessions.get(worker, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import PurePath
 from weakref import WeakKeyDictionary
 
 from coordinator.core import Exchange
@@ -19,6 +18,7 @@ from specd.model_info import ModelInfo
 from specd.step_costs import MovingAverage, StepCosts
 
 _WEIGHT = 0.1  # of a prefill in the average cost of a token
+_MOST_CACHED_TOKENS = 2**23  # that an estimate remembers, whatever a target says of its cache
 _LEAST_PREFILL_TOKENS = 32  # of a prefill that says something about that cost
 
 
@@ -32,9 +32,13 @@ class Replica:
         draft_costs: Callable[[], StepCosts | None],
         draft_models: Callable[[], Iterable[ModelInfo | None]],
         max_sessions: int,
+        name: str = "",
     ) -> None:
-        """`draft_costs` and `draft_models` return those of the draft that proposes for its sessions."""
-        self.worker = worker
+        """`draft_costs` and `draft_models` return those of the draft that proposes for its sessions.
+
+        `name` is the one in metrics.
+        """
+        self.worker, self.name = worker, name
         self.planner = Planner(RoundCosts(lambda: worker.step_costs, draft_costs))
         self.planner_memory = Memory(self.planner, lambda: (worker.model, *draft_models()))
         self.capacity = Capacity(
@@ -43,16 +47,22 @@ class Replica:
             max_sessions=max_sessions,
             seconds_per_token=self.planner.seconds_per_token,
         )
-        self._prefixes = PrefixEstimate(lambda: worker.prefix_cache_tokens)
+        self._prefixes = PrefixEstimate(lambda: min(worker.prefix_cache_tokens, _MOST_CACHED_TOKENS))
         self._life = worker.life.incarnation  # of which they are
         self._cached = WeakKeyDictionary[Place, CachedPart]()  # what was expected, by session
         self._prefill_seconds = MovingAverage(_WEIGHT)  # of a token
+        self._has_recalled = False
 
     @property
-    def name(self) -> str:
-        """The name in metrics: an address, or of a Unix socket the file, since its directory can be new each time."""
-        address = self.worker.address
-        return PurePath(address).name if address.startswith("unix:") else address
+    def num_rounds(self) -> int:
+        """The number of rounds that its planner has learnt from."""
+        return self.planner.num_rounds
+
+    def recall_learnt(self) -> None:
+        """Begin with the kept knowledge of the pair, once the models are known."""
+        if not self._has_recalled and self.worker.model is not None:
+            self._has_recalled = True
+            self.planner_memory.recall()
 
     def take(self, place: Place) -> None:
         """Expect a session to prefill its prompt here."""

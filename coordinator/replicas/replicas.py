@@ -34,17 +34,16 @@ class Replicas:
         self._by_capacity = WeakKeyDictionary[Capacity, Replica]()
         self._generated_tokens = MovingAverage(_WEIGHT)
         self._generated_tokens.add(_FIRST_GENERATED_TOKENS)
+        workers.on_members = self._follow
+        self._follow()
 
     @property
     def all(self) -> list[Replica]:
-        """The replicas of all workers, in their order."""
-        self.follow()
+        """The replicas of all workers, in their order. Safe on any thread."""
         return list(self._replicas.values())
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """Make the replicas of workers that have come, and forget those of workers that have gone."""
-        if self._replicas.keys() == set(self.workers.members):
-            return
         before = self._replicas
         self._replicas = {each: before.get(each) or self._new_replica(each) for each in self.workers.members}
         for worker in before.keys() - self._replicas.keys():
@@ -87,7 +86,13 @@ class Replicas:
             if replica.worker.model is not None and (life is None or replica.worker.life.equals(life))
         ]
 
+    def recall_learnt(self) -> None:
+        """Let the planners of targets that have come begin with the kept knowledge of their pair."""
+        for replica in self.usable:
+            replica.recall_learnt()
+
     async def keep_learnt(self) -> None:
-        """Keep what the planners have learnt, for the next start."""
-        for replica in self.all:
+        """Keep what the planners have learnt, for the next start: of those with one file, the one with most rounds."""
+        most = {replica.planner_memory.path: replica for replica in sorted(self.all, key=lambda each: each.num_rounds)}
+        for replica in most.values():
             await replica.planner_memory.keep()

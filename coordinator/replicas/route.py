@@ -52,28 +52,35 @@ class SessionRoute:
         return any(self._place.num_bytes <= replica.capacity.num_bytes() for replica in others)
 
     async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
-        """Wait for the session's turn at another target; return whether it came in time.
+        """Wait for the session's turn at another target; return False if none is there any more when the time is over.
 
-        Its own one counts as another if it was away and comes back, or if no other is left.
+        While another is there and has no room, the session waits, as requests do. Its own one counts as another if it
+        was away and comes back, or if no other is left.
         """
         session, place, own = self._session, self._place, self.replica
         left, is_away = session.max_tokens - session.num_generated, self.worker.model is None
-        place.prompt = replace(place.prompt, num_tokens=len(session.token_ids), max_tokens=left)
+        num_tokens = len(session.token_ids) + place.num_tokens[1]  # with those of its source
+        place.prompt = replace(place.prompt, num_tokens=num_tokens, max_tokens=left)
 
         def may_be_at(capacity: Capacity) -> bool:
             fitting = self._replicas.that_continue(life)
             others = fitting if is_away else [replica for replica in fitting if replica is not own] or fitting
             return self._replicas.of(capacity) in others
 
+        moving = asyncio.ensure_future(self._admission.move(place, may_be_at))
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._admission.move(place, may_be_at)
-        except TimeoutError:
-            return False
+            while not moving.done():
+                await asyncio.wait({moving}, timeout=timeout_seconds)
+                if not moving.done() and not self._replicas.that_continue(life):
+                    return False
+            moving.result()
+        finally:
+            moving.cancel()
         assert place.capacity is not None
         self.replica = self._replicas.of(place.capacity)
-        log.info("moved a session to another target", before=own.worker.address, address=self.worker.address)
-        self._on_move(self.replica)
+        if self.replica is not own:
+            log.info("moved a session to another target", before=own.worker.address, address=self.worker.address)
+            self._on_move(self.replica)
         return True
 
     def began(self, verdict: Verdict) -> None:

@@ -37,7 +37,7 @@ class Admission:
 
     A session that waits for its client to read pauses too, unless too many are paused already: then it keeps its place.
 
-    A session that leaves its target waits in front of its client's requests for its turn at another one.
+    A session that leaves its target waits for its turn at another one, before its client's requests.
     """
 
     def __init__(self, capacities: Capacities, *, max_queued: int, clock: Callable[[], float]) -> None:
@@ -113,7 +113,8 @@ class Admission:
         self._free(place)
         place.may_be_at = may_be_at
         place.turn = asyncio.get_running_loop().create_future()
-        place.client.queue.appendleft(place)
+        place.client.moving.append(place)
+        self.capacities.moving[place] = None
         self._admit_next()
         await place.turn
 
@@ -135,8 +136,7 @@ class Admission:
                 client.drop_cancelled()
                 if client.paused:
                     self._stop(place)
-                    if (other := self._fairness.next_paused(client)) is not None:
-                        self._start(other)
+                    self._start(client.paused.popleft())
                 self._admit_next()  # the cost of a batch may have changed
         if place.is_paused:
             place.turn = asyncio.get_running_loop().create_future()
@@ -186,7 +186,7 @@ class Admission:
         """Turn away the queued requests that no longer fit into a target's cache, even alone."""
         for client in [*self._clients.values()]:
             for place in [*client.queue]:
-                if not place.has_begun and (refusal := self.capacities.measure(place)) is not None:
+                if (refusal := self.capacities.measure(place)) is not None:
                     self._turn_away(place, refusal)
 
     def _until(self, num_ends: int) -> float:
@@ -208,6 +208,7 @@ class Admission:
             self.num_paused -= 1
         else:
             self.capacities.reserve(place)
+            self.capacities.moving.pop(place, None)
         assert place.capacity is not None
         place.is_running, place.is_paused, place.has_begun, place.num_rounds = True, False, True, 0
         self.num_running += 1
@@ -235,7 +236,8 @@ class Admission:
         client = place.client
         self._num_present -= 1
         del client.present[place]
-        for waiting in (client.paused, client.queue):
+        self.capacities.moving.pop(place, None)
+        for waiting in (client.paused, client.moving, client.queue):
             if place in waiting:
                 waiting.remove(place)
         self._free(place)

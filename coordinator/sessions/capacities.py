@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.place import ClientPlaces, Place
@@ -28,6 +29,7 @@ class Capacities:
         self._capacities = capacities
         self._choose = choose
         self._noticed: list[int] = []
+        self.moving: dict[Place, None] = {}  # the sessions that wait for a turn at another target
 
     @property
     def max_sessions(self) -> int:
@@ -44,11 +46,15 @@ class Capacities:
         """The part of it that is reserved."""
         return sum(each.reserved_bytes for each in self._capacities())
 
-    def seconds_per_token(self, num_sessions: int) -> float:
-        """Return the time of a token in each of this many sessions, spread over all targets."""
+    def seconds_per_token(self) -> Callable[[int], float]:
+        """Return the time of a token by the number of sessions, which are spread over all targets, of now."""
         capacities = self._capacities()
-        each, more = divmod(num_sessions, len(capacities))
-        return max(capacity.seconds_per_token(each + (i < more)) for i, capacity in enumerate(capacities))
+
+        @cache
+        def slowest(num_sessions: int) -> float:
+            return max(each.seconds_per_token(num_sessions) for each in capacities)
+
+        return lambda num_sessions: slowest(-(-num_sessions // len(capacities)))
 
     def notice(self) -> bool:
         """Return whether the memory has changed since the last call."""
@@ -75,15 +81,6 @@ class Capacities:
     def fits(self, place: Place) -> bool:
         """Return whether a session that has yet to begin fits beside the reserved ones."""
         return bool(self._candidates(place))
-
-    def may_fit(self, place: Place) -> bool:
-        """Return whether a session that has yet to begin will fit when others have ended."""
-        return any(place.num_bytes <= each.num_bytes() and place.may_be_at(each) for each in self._capacities())
-
-    def next_paused(self, client: ClientPlaces) -> Place | None:
-        """Return the first paused session of a client that may continue; it has its memory, and needs a place."""
-        is_full = not self._has_place()
-        return next((each for each in client.paused if is_full or (each.capacity and each.capacity.has_place)), None)
 
     def num_that_fit(self, places: Iterable[Place]) -> int:
         """Return how many of these sessions, in their order, fit beside the reserved ones."""
@@ -122,13 +119,17 @@ class Capacities:
         place.num_prefilling = 0
 
     def _candidates(self, place: Place) -> list[Capacity]:
-        """Return where a session fits. Where all places are taken, it may be one more (see Fairness)."""
-        is_full = not self._has_place()
-        return [
+        """Return where a session fits. Where all places are taken, it may be one more (see Fairness).
+
+        New sessions leave the memory of a target to those that wait to move there.
+        """
+        capacities = self._capacities()
+        is_full = not any(each.has_place for each in capacities)
+        fitting = [
             each
-            for each in self._capacities()
+            for each in capacities
             if place.num_bytes <= each.free_bytes and (each.has_place or is_full) and place.may_be_at(each)
         ]
-
-    def _has_place(self) -> bool:
-        return any(each.has_place for each in self._capacities())
+        if place.has_begun or not self.moving:
+            return fitting
+        return [each for each in fitting if not any(other.may_be_at(each) for other in self.moving)]

@@ -54,16 +54,17 @@ class Fairness:
         client = next((client for client in runnable if not client.num_running), None)
         return self._taken(client) if client is not None else None
 
-    def next_paused(self, client: ClientPlaces) -> Place | None:
-        """Return a paused session of a client that may continue, out of its queue, if there is one."""
-        client.drop_cancelled()
-        place = self._capacities.next_paused(client)
-        if place is not None:
-            client.paused.remove(place)
-        return place
-
     def _taken(self, client: ClientPlaces) -> Place:
-        return self.next_paused(client) or client.queue.popleft()
+        if client.paused:
+            return client.paused.popleft()
+        if (moving := self._next_moving(client)) is not None:
+            client.moving.remove(moving)
+            return moving
+        return client.queue.popleft()
+
+    def _next_moving(self, client: ClientPlaces) -> Place | None:
+        waiting = (place for place in client.moving if place.turn is not None and not place.turn.cancelled())
+        return next((place for place in waiting if self._capacities.fits(place)), None)
 
     def yields(self, client: ClientPlaces) -> bool:
         """Return whether a client runs more than its share, so that one of its sessions yields after a round."""
@@ -79,16 +80,16 @@ class Fairness:
 
     def _runnable(self) -> list[ClientPlaces]:
         """Return the clients that wait only for a place, and not for memory, in the order of their turns."""
-        waiting = [client for client in self._clients if client.paused or client.queue]
+        waiting = [client for client in self._clients if client.paused or client.moving or client.queue]
         runnable, is_blocked = [], False
         for client in sorted(waiting, key=lambda each: (self._share(each), each.turn)):
             client.drop_cancelled()
-            if self._capacities.next_paused(client) or (
-                client.queue and not is_blocked and self._capacities.fits(client.queue[0])
-            ):
+            if client.paused or self._next_moving(client) is not None:
                 runnable.append(client)  # a session that continues has its memory, for which others may wait
+            elif client.queue and not is_blocked and self._capacities.fits(client.queue[0]):
+                runnable.append(client)
             elif client.queue:
-                is_blocked |= self._capacities.may_fit(client.queue[0])
+                is_blocked = True
         return runnable
 
     def _affordable(self, runnable: list[ClientPlaces]) -> int:
@@ -99,10 +100,13 @@ class Fairness:
         if len(clients) < 2:
             return places
         wanted = [
-            client.num_running + len(client.paused) + self._capacities.num_that_fit(islice(client.queue, places))
+            client.num_running
+            + len(client.paused)
+            + len(client.moving)
+            + self._capacities.num_that_fit(islice(client.queue, places))
             for client in clients
         ]
-        return affordable_sessions(wanted, places, self._capacities.seconds_per_token)
+        return affordable_sessions(wanted, places, self._capacities.seconds_per_token())
 
     def _share(self, client: ClientPlaces) -> float:
         """Return a client's dominant share, of places or memory. A session that continues needs no memory."""

@@ -64,6 +64,7 @@ class ClientPlaces:
     reserved_bytes: int = 0
     present: dict[Place, None] = field(default_factory=dict)  # as they came
     paused: deque[Place] = field(default_factory=deque)  # sessions that wait for their turn to continue
+    moving: deque[Place] = field(default_factory=deque)  # sessions that wait for their turn at another target
     queue: deque[Place] = field(default_factory=deque)  # requests that wait for their turn to begin
 
     @property
@@ -73,6 +74,6 @@ class ClientPlaces:
 
     def drop_cancelled(self) -> None:
         """Drop cancelled requests from the head of each queue."""
-        for line in (self.paused, self.queue):
+        for line in (self.paused, self.moving, self.queue):
             while line and (turn := line[0].turn) is not None and turn.cancelled():
                 line.popleft()

@@ -53,7 +53,7 @@ class Discovery(Generic[Stream]):
         host, _, port = name.removeprefix(NAME_PREFIX).lstrip("/").rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except OSError as error:  # what was found before stays
+        except (OSError, UnicodeError) as error:  # what was found before stays
             log.info("cannot look up the workers of a name", name=name, error=str(error))
             return
         hosts = sorted(str(address[0]) for *_, address in found)[:_MOST_WORKERS]

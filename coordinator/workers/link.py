@@ -63,6 +63,7 @@ class WorkerLink(RemoteWorker[Stream]):
         self.worker = connection.worker
         self._connection = connection
         self._why = "it has not answered yet"
+        self.incarnation = ""  # of the process that is being judged
         self._open_stream = open_stream
         self._accept = accept
         self._on_change = on_change
@@ -159,6 +160,7 @@ class WorkerLink(RemoteWorker[Stream]):
         model, footprint = model_from(response.model), footprint_from(response)
         check_description(model, footprint, response.incarnation, response.kernel_class)
         step_costs, self_draft = step_costs_from(response.step_costs), _self_draft_from(response)
+        self.incarnation = response.incarnation
         try:
             await self._accept(model, self)
             if must_match not in {"", model.whole_fingerprint}:

@@ -32,7 +32,7 @@ class WorkerLife:
 
     def equals(self, other: WorkerLife) -> bool:
         """Return whether sessions of another worker's life can continue in this one with the same rounding."""
-        return self.continues(other) and self.kernel_class == other.kernel_class
+        return self.continues(other) and "" != self.kernel_class == other.kernel_class
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Route(Protocol):
         """Return whether another target can continue the session after tokens of a target's life."""
 
     async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
-        """Wait for the session's turn at another target; return whether it came in time."""
+        """Wait for the session's turn at another target; return whether it came."""
 
     def began(self, verdict: Verdict) -> None:
         """Note the first verdict of the session's present target."""
@@ -195,7 +195,7 @@ class Verifier:
     async def _leave(self, seconds_left: float) -> None:
         self.close()
         if not await self._route.leave(self._life, max(seconds_left, 0.0)):
-            raise self._unavailable("no turn at another target")
+            raise self._unavailable("no other target")
 
     def _unavailable(self, why: str) -> UnavailableError:
         return UnavailableError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from coordinator.workers.changes import Changes
@@ -13,11 +13,14 @@ Stream = TypeVar("Stream")
 
 
 class Workers(Generic[Stream]):
-    """At least one worker, of which some may be away, and the changes of all of them."""
+    """Workers that may be away, and the changes of all of them."""
 
-    def __init__(self, members: Iterable[RemoteWorker[Stream]] = ()) -> None:
+    def __init__(self, members: Iterable[RemoteWorker[Stream]] = (), *, fault: str = "") -> None:
+        """`fault` is the reason for programs while no worker is known."""
         self.members: list[RemoteWorker[Stream]] = []
         self.changes = Changes()
+        self.on_members: Callable[[], None] = lambda: None  # called when workers are added or removed
+        self._nobody = RemoteWorker[Stream](fault)
         for worker in members:
             self.add(worker)
 
@@ -25,12 +28,14 @@ class Workers(Generic[Stream]):
         """Add a worker, also while sessions run."""
         worker.changes = self.changes
         self.members.append(worker)
+        self.on_members()
 
     def remove(self, worker: RemoteWorker[Stream]) -> bool:
         """Remove a worker that no longer comes; return whether it is not needed as the last one."""
         if len(self.members) == 1:
             return False
         self.members.remove(worker)
+        self.on_members()
         self.changes.notify()
         return True
 
@@ -41,13 +46,13 @@ class Workers(Generic[Stream]):
 
     @property
     def first(self) -> RemoteWorker[Stream]:
-        """The first worker that is ready, or else the first one."""
-        return next((worker for worker in self.members if worker.model is not None), self.members[0])
+        """The first worker that is ready, or else the first one; without any, one that never comes."""
+        return next((worker for worker in self.members if worker.model is not None), [*self.members, self._nobody][0])
 
     @property
     def model(self) -> ModelInfo | None:
         """The model of the workers, if one is ready."""
-        return self.first.model if self.members else None
+        return self.first.model
 
     @property
     def refusal(self) -> str:

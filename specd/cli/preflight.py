@@ -96,6 +96,8 @@ class Preflight:
         is_given = any(map(CoordinatorSettings.is_given, ("session_file", "session_server")))
         if settings.session_file != "auto" or not is_given:
             self.options["coordinator"]["session_file"] = settings.coordinator_session_file
+            if settings.session_file == "auto":  # which must not keep anyone from serving
+                self.options["coordinator"]["no-session-file-required"] = None
         own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
         own["draft"] = "unix:draft" if self.settings.draft_worker_model else "none"
         self.coordinator = self._loaded(CoordinatorSettings, {**own, **given, **chosen}, None)
@@ -132,7 +134,8 @@ class Preflight:
 
     def _move_metrics_of_other_targets(self, metrics_listen: str) -> None:
         for name in target_names(self.settings.targets)[1:]:
-            self.options[name] = {"metrics_listen": f"{metrics_listen.rpartition(':')[0]}:0"}
+            host = metrics_listen.rpartition(":")[0]
+            self.options[name] = {"metrics_listen": f"{host}:0"} if self.settings.metrics else {}
 
     def _shares(self) -> dict[str, str | None]:
         """Return the options by which several targets on this machine share its memory and cores."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from specd.cli.preflight import Preflight
     from specd.cli.progress import StartProgress
-    from specd.supervisor import Stack
+    from specd.supervisor import Child, Stack
 
 
 @settings_options(UpSettings)
@@ -130,9 +130,14 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
 
 def _other_metrics(stack: Stack, preflight: Preflight) -> str:
     """Return the metrics addresses that are not the default ones, in words; "" if all are."""
-    others = [child for child in stack.children if child.name in preflight.moved or child in stack.targets[1:]]
-    where = ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in others)
-    return f"{where}: the default ports are in use" if preflight.moved else where
+    moved = [child for child in stack.children if child.name in preflight.moved]
+    words = [f"{_metrics_of(moved)}: the default ports are in use"] if moved else []
+    others = [child for child in stack.targets[1:] if child.facts["metrics_address"]]
+    return "; ".join([*words, *([_metrics_of(others)] if others else [])])
+
+
+def _metrics_of(children: list[Child]) -> str:
+    return ", ".join(f"{child.name} {child.facts['metrics_address']}" for child in children)
 
 
 def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from operator import add
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,6 +18,10 @@ from coordinator.coordinator import Coordinator
 from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.generation import Generation
 from coordinator.proposals.drafter import DraftStream
+from coordinator.sessions.admission import Admission
+from coordinator.sessions.capacities import Capacities
+from coordinator.sessions.capacity import Capacity
+from coordinator.sessions.place import Place
 from coordinator.sessions.request import GenerationRequest
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers import verifier as verifier_module
@@ -26,6 +33,7 @@ from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.errors import UnavailableError
 from specd.sampling import Sampling
 from specd.settings import CoordinatorSettings
+from specd.step_costs import StepCosts
 from tests.unit.mortal_server import END_TOKEN, MODEL, byte_tokenizer, next_token
 
 PROMPT = b"ab abab ab"
@@ -45,6 +53,7 @@ class Target(RemoteWorker[TargetStream]):
         self.cache_bytes, self.footprint = cache_bytes, CacheFootprint({ALL_TOKENS: 1})
         self.num_lives = 0
         self.num_open = 0
+        self.is_held: asyncio.Event | None = None
         self.kernel_class = kernel_class
         self.begin()
 
@@ -82,6 +91,8 @@ class Stream:
         self.target.world.check_memory(self.target)
         event = self.target.world.next_event(self.target)
         await asyncio.sleep(0)
+        if self.target.is_held is not None:
+            await self.target.is_held.wait()
         if self.life != self.target.num_lives:
             raise WorkerLostError("TARGET_UNAVAILABLE", "it died")
         if event == "full":
@@ -117,7 +128,7 @@ class World:
         cache_bytes: int = 2**40,
     ) -> None:
         self.events = list(events)
-        classes = [*kernel_classes, *[""] * num_targets]
+        classes = [*kernel_classes, *["cpu"] * num_targets]
         self.targets = [Target(i, self, kernel_class=classes[i], cache_bytes=cache_bytes) for i in range(num_targets)]
 
     def check_memory(self, target: Target) -> None:
@@ -159,8 +170,8 @@ async def generate(coordinator: Coordinator, seed: int, max_tokens: int) -> list
     return said
 
 
-def coordinator_of(world: World, *, max_sessions: int = 32) -> Coordinator:
-    values = {"draft": "none", "max_sessions": max_sessions}
+def coordinator_of(world: World, *, max_sessions: int = 32, recovery_seconds: float = 30.0) -> Coordinator:
+    values = {"draft": "none", "max_sessions": max_sessions, "target_recovery_seconds": recovery_seconds}
     return Coordinator(
         CoordinatorSettings.model_validate(values),
         CoordinatorMetrics(CollectorRegistry()),
@@ -269,3 +280,90 @@ async def test_a_client_that_goes_while_its_session_moves_frees_everything() -> 
         session.cancel()
     await asyncio.gather(*sessions, return_exceptions=True)
     check_that_nothing_is_left(coordinator, world)
+
+
+async def test_clients_share_targets_whose_costs_are_known() -> None:
+    """With fewer sessions than targets, the time of a token is that of one session."""
+    world = World(2, [])
+    for target in world.targets:
+        target.step_costs = StepCosts({n: {1: 0.03, 8: 0.03 + 0.01 * n} for n in (1, 8)})
+    coordinator = coordinator_of(world)
+    for seeds in ((0, 2, 4, 6), (0, 1, 2, 3)):
+        texts = await asyncio.gather(*(generate(coordinator, seed, 40) for seed in seeds))
+        assert texts == [own_text(seed, 40) for seed in seeds]
+    check_that_nothing_is_left(coordinator, world)
+
+
+async def test_a_session_waits_for_a_full_target_for_longer_than_for_a_lost_one() -> None:
+    world = World(2, [*[("ok", 0)] * 6, ("dies", 0)])
+    coordinator = coordinator_of(world, max_sessions=1, recovery_seconds=0.05)
+    release = asyncio.Event()
+    other = world.targets[1]
+    other.is_held = release
+    generating = [asyncio.ensure_future(generate(coordinator, seed, 30)) for seed in (2, 7)]
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in generating)
+    release.set()
+    assert await asyncio.gather(*generating) == [own_text(seed, 30) for seed in (2, 7)]
+
+
+class Places:
+    """Places at targets with this memory, the first of which is preferred."""
+
+    def __init__(self, *num_bytes: int, max_sessions: int) -> None:
+        self.capacities = [
+            Capacity(partial(int, size), add, max_sessions=max_sessions, seconds_per_token=lambda n: 1.0)
+            for size in num_bytes
+        ]
+        self.last_first = False
+        self.admission = Admission(Capacities(lambda: self.capacities, self._choose), max_queued=9, clock=lambda: 0.0)
+        self.open = ExitStack()
+
+    def _choose(self, place: Place, capacities: Sequence[Capacity]) -> Capacity:
+        return capacities[-1 if self.last_first else 0]
+
+    def come(self, client: str, num_tokens: int) -> tuple[Place, asyncio.Future[None]]:
+        place = self.open.enter_context(self.admission.place(client))
+        return place, asyncio.ensure_future(self.admission.admit(place, num_tokens))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_session_that_waits_to_move_keeps_no_request_from_another_target() -> None:
+    places = Places(100, 100, max_sessions=10)
+    first, second = places.capacities
+    moving, _ = places.come("x", 50)
+    await settle()
+    places.last_first = True
+    places.come("z", 90)
+    await settle()
+    places.last_first = False
+    move = asyncio.ensure_future(places.admission.move(moving, lambda capacity: capacity is second))
+    await settle()
+    for client in ("y", "x"):
+        _, admitted = places.come(client, 10)
+        await settle()
+        assert admitted.done()
+    assert not move.done()
+    assert (first.num_running, second.num_running) == (2, 1), (
+        "the memory of the full target waits for the one that moves"
+    )
+    move.cancel()
+    places.open.close()
+    assert (first.reserved_bytes, second.reserved_bytes, first.num_running, second.num_running) == (0, 0, 0, 0)
+
+
+async def test_a_paused_session_continues_at_its_target_although_that_is_full() -> None:
+    places = Places(100, 100, max_sessions=2)
+    paused, _ = places.come("y", 10)
+    await settle()
+    places.admission.pause(paused)
+    for _ in range(2):
+        places.come("x", 10)
+    await settle()
+    assert [capacity.num_running for capacity in places.capacities] == [2, 0]
+    await asyncio.wait_for(places.admission.next_round(paused), 5)
+    places.open.close()

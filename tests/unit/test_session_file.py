@@ -8,6 +8,7 @@ import stat
 import tempfile
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ class Kept:
         self.begin()
 
     def begin(self) -> None:
-        self.file = SessionFile(self.path, self.model)
+        self.file = SessionFile(self.path)
         # The steady clock begins anew with each process.
         began_at = self.now
         self.store = SessionStore(IDLE_SECONDS, BUDGET_TOKENS, lambda: self.now, lambda: self.now - began_at)
         self.store.on_forget = self.file.forget
-        self.store.restore(self.file.load())
+        self.store.restore(self.file.load(self.model))
 
     def restart(self) -> None:
         asyncio.run(self.file.close())
@@ -138,10 +139,11 @@ def test_a_restart_changes_no_session(events: list[tuple[str, str, str, Any]]) -
 @given(chats, tokens, tokens)
 def test_a_conversation_is_kept_as_it_is(chat: Chat, token_ids: list[int], source: list[int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        file = SessionFile(Path(directory) / "sessions", "m")
+        file = SessionFile(Path(directory) / "sessions")
+        file.load("m")
         session = KeptSession("s", "c", 1.0, 2.0, 0.0, array("I", token_ids), chat, array("I", source), num_turns=3)
         asyncio.run(file.save(session))
-        (loaded,) = file.load()
+        (loaded,) = file.load("m")
         asyncio.run(file.close())
     assert (loaded.chat, list(loaded.token_ids), list(loaded.source)) == (chat, token_ids, source)
     assert (loaded.session_id, loaded.client, loaded.created_at, loaded.last_used_at) == ("s", "c", 1.0, 2.0)
@@ -192,7 +194,7 @@ def test_only_the_owner_can_read_the_files_and_forgotten_text_is_gone(kept: Kept
 
 def test_a_file_belongs_to_one_coordinator(kept: Kept) -> None:
     with pytest.raises(StartupError, match="in use by another coordinator: name another one with --session-file"):
-        SessionFile(kept.path, "m")
+        SessionFile(kept.path)
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\x00" + b"\x01" * 4000])
@@ -200,9 +202,39 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "sessions"
     path.write_bytes(content)
     for _ in range(2):  # the refusal leaves no lock
-        with pytest.raises(StartupError, match=r"cannot be used .*: remove it, or name another one"):
-            SessionFile(path, "m")
+        with pytest.raises(StartupError, match=r"cannot be used .*: name another one with --session-file"):
+            SessionFile(path)
     assert path.read_bytes() == content
+
+
+def test_a_directory_and_the_database_of_something_else_stay_as_they_are(tmp_path: Path) -> None:
+    directory, other = tmp_path / "directory", tmp_path / "other"
+    directory.mkdir(mode=0o755)
+    with sqlite3.connect(other) as database:
+        database.execute("create table sessions (id, model)")
+        database.execute("insert into sessions values (1, 'mine')")
+    database.close()
+    mode = stat.S_IMODE(other.stat().st_mode)
+    for path, why in ((directory, "it is not a file"), (other, "it is a database of something else")):
+        with pytest.raises(StartupError, match=why):
+            SessionFile(path)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+    assert stat.S_IMODE(other.stat().st_mode) == mode
+    with sqlite3.connect(other) as database:
+        assert database.execute("select * from sessions").fetchall() == [(1, "mine")]
+    database.close()
+
+
+def test_a_file_with_a_damaged_page_is_refused_with_its_name(kept: Kept) -> None:
+    for i in range(50):
+        kept.turn(f"s{i}", "a", [1])
+    asyncio.run(kept.file.close())
+    content = bytearray(kept.path.read_bytes())
+    content[4096:12288] = b"\x55" * 8192
+    kept.path.write_bytes(content)
+    kept.file = SessionFile(kept.path)
+    with pytest.raises(StartupError, match=r"cannot be used .*malformed"):
+        kept.file.load("m")
 
 
 def test_a_file_of_a_later_specd_is_refused(tmp_path: Path) -> None:
@@ -211,7 +243,7 @@ def test_a_file_of_a_later_specd_is_refused(tmp_path: Path) -> None:
         database.execute("pragma user_version = 7")
     database.close()
     with pytest.raises(StartupError, match="it has format 7, and this specd reads 1"):
-        SessionFile(path, "m")
+        SessionFile(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"5", None, 5, b'{"token_ids": "%%%"}'])
@@ -228,14 +260,21 @@ def test_a_damaged_session_is_forgotten_alone(kept: Kept, content: object) -> No
 
 async def test_a_disk_that_fails_costs_the_file_and_no_generation(tmp_path: Path) -> None:
     failures: list[None] = []
-    file = SessionFile(tmp_path / "sessions", "m", lambda: failures.append(None))
-    session = KeptSession("s", "a", 1.0, 1.0, 0.0)
-    file._thread.submit(lambda: file._database.execute("pragma query_only = on")).result()
+    file = SessionFile(tmp_path / "sessions", lambda: failures.append(None))
+    file.load("m")
+    session = KeptSession("s", "a", 1.0, 1.0, 0.0, num_turns=1)
     await file.save(session)
-    file.forget(session)
+    file._thread.submit(lambda: file._database.execute("pragma query_only = on")).result()
+    await file.save(replace(session, num_turns=2))
     assert len(failures) == 1
     file._thread.submit(lambda: file._database.execute("pragma query_only = off")).result()
-    await file.save(session)
+    other = KeptSession("t", "a", 1.0, 1.0, 0.0, num_turns=1)
+    await file.save(other)
     assert len(failures) == 1
-    assert [each.session_id for each in file.load()] == ["s"]
+    assert [each.session_id for each in file.load("m")] == ["t"], "the turn before the unsaved one must not come back"
+    file._thread.submit(lambda: file._database.execute("pragma query_only = on")).result()
+    file.forget(other)
+    file._thread.submit(lambda: file._database.execute("pragma query_only = off")).result()
+    await file.save(session)
+    assert [each.session_id for each in file.load("m")] == ["s"], "the deleted one must not come back"
     await file.close()
