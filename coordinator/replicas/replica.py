@@ -18,7 +18,7 @@ from specd.model_info import ModelInfo
 from specd.step_costs import MovingAverage, StepCosts
 
 _WEIGHT = 0.1  # of a prefill in the average cost of a token
-_MOST_CACHED_TOKENS = 2**23  # that an estimate remembers, whatever a target says of its cache
+_MOST_CACHED_TOKENS = 2**23  # in an estimate, however large a target calls its cache
 _LEAST_PREFILL_TOKENS = 32  # of a prefill that says something about that cost
 
 
