@@ -92,7 +92,7 @@ class Replicas:
             replica.recall_learnt()
 
     async def keep_learnt(self) -> None:
-        """Keep what the planners have learnt, for the next start: of those with one file, the one with most rounds."""
+        """Keep the knowledge of the planners for the next start: in each file, that of the most rounds."""
         most = {replica.planner_memory.path: replica for replica in sorted(self.all, key=lambda each: each.num_rounds)}
         for replica in most.values():
             await replica.planner_memory.keep()
