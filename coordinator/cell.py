@@ -45,14 +45,13 @@ class Cell:
         certificates: Certificates | None,
         metrics: CoordinatorMetrics,
         connections: AsyncExitStack,
-        on_change: Callable[[], Awaitable[None]],
     ) -> None:
-        """Close everything with `connections`. `on_change` is called when a target comes or goes."""
+        """Close everything with `connections`."""
+        self.on_change: Callable[[], Awaitable[None]] | None = None  # called when a target comes or goes
         self.targets = Workers[TargetStream](fault="TARGET_UNAVAILABLE")
         self.drafts = Workers[DraftStream](fault="DRAFT_UNAVAILABLE")
         self._settings, self._certificates, self._metrics = settings, certificates, metrics
         self._connections = connections
-        self._on_change = on_change
         self._fetching = asyncio.Lock()
         self._model: ModelInfo | None = None  # of the first target
         self._tokenizer: Tokenizer | None = None
@@ -89,7 +88,8 @@ class Cell:
             if not self._settings.draft:
                 own = self.targets.first.self_draft if self.targets.model is not None else None
                 self._metrics.show_worker("draft", own.model if own is not None else None)
-            await self._on_change()
+            if self.on_change is not None:
+                await self.on_change()
 
         return WorkerLink(
             WorkerConnection("target", address, self._certificates),

@@ -172,9 +172,11 @@ class Generation:
         self._reply = [await asyncio.to_thread(self._output.resume, request.resumption.token_ids)]
         self._beginning: Beginning | None = self._beginning_of(prompt)
         prompt_len = len(prompt.source) + session.prompt_len
-        blocks = await asyncio.to_thread(
-            blocks_of, session.token_ids, namespace=request.namespace, source=prompt.source
-        )
+        blocks: Sequence[bytes] = ()
+        if len(shared.replicas.all) > 1:  # a single target is no choice
+            blocks = await asyncio.to_thread(
+                blocks_of, session.token_ids, namespace=request.namespace, source=prompt.source
+            )
         place.prompt = Prompt(prompt_len, session.max_tokens, blocks)
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
         settings, clock = shared.settings, time.perf_counter

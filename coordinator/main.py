@@ -7,7 +7,8 @@ start-up; later it leaves sessions without a draft, visibly.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _REVIEW_SECONDS = 10.0
-_TARGETS_OF_A_NAME = 16  # for which a connection has calls enough: how many a name has is not known before
+_TARGETS_OF_A_NAME = 16  # The number of a name's targets is not known when the limit of calls is set.
 _OTHER_STREAMS = 64  # of a connection, in addition to generations: health checks, sessions, and refused requests
 
 
@@ -124,25 +125,23 @@ async def _start(
     connections: AsyncExitStack,
 ) -> Coordinator:
     """Wait for the workers and check that they fit."""
-    coordinators: list[Coordinator] = []
-
-    async def on_change() -> None:
-        for coordinator in coordinators:
-            coordinator.replicas.recall_learnt()
-            coordinator.admission.review()
-        if server.announced:
-            await server.set_serving(cell.targets.model is not None)
-
     file = _open_session_file(settings, metrics)  # before the wait for workers: a wrong one is an error at once
     if file is not None:
         connections.push_async_callback(file.close)
-    cell = Cell(settings, certificates, metrics, connections, on_change)
+    cell = Cell(settings, certificates, metrics, connections)
     model, tokenizer = await cell.connect_targets()
     await cell.connect_drafts()
     coordinator = Coordinator(
         settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
     )
-    coordinators.append(coordinator)
+
+    async def on_change() -> None:
+        coordinator.replicas.recall_learnt()
+        coordinator.admission.review()
+        if server.announced:
+            await server.set_serving(cell.targets.model is not None)
+
+    cell.on_change = on_change
     await _keep_sessions(settings, coordinator, file)
     if settings.session_server:
         connections.push_async_callback(coordinator.keeper.close)
@@ -156,28 +155,30 @@ def _open_session_file(settings: CoordinatorSettings, metrics: CoordinatorMetric
     """Open the session file, if the settings name one. Raises StartupError if it is required and cannot be used."""
     if not settings.session_file:
         return None
-    try:
+    with _session_file_required(settings):
         return SessionFile(Path(settings.session_file), metrics.count_unsaved_turn)
+    return None
+
+
+@contextmanager
+def _session_file_required(settings: CoordinatorSettings) -> Iterator[None]:
+    """Turn an error of the session file into a warning, unless the file is required."""
+    try:
+        yield
     except StartupError as error:
         if settings.session_file_required:
             raise
         log.warning("sessions are kept in memory alone", error=str(error))
-        return None
 
 
 async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator, file: SessionFile | None) -> None:
     """Keep sessions in the file, or on a server if the settings name one. Raises StartupError."""
     model, store = coordinator.model.fingerprint, coordinator.sessions
     if file is not None:
-        try:
+        with _session_file_required(settings):
             sessions = await asyncio.to_thread(file.load, model)
-        except StartupError as error:
-            if settings.session_file_required:
-                raise
-            log.warning("sessions are kept in memory alone", error=str(error))
-            return
-        coordinator.keep_sessions(file)
-        store.restore(sessions)
+            coordinator.keep_sessions(file)
+            store.restore(sessions)
     elif settings.session_server:
         try:
             from coordinator.sessions.session_server import SessionServer

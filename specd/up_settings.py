@@ -83,13 +83,12 @@ class UpSettings(Settings):
         30.0, description="Time without a beat after which a process is killed and started again."
     )
 
-    @property
-    def coordinator_session_file(self) -> str:
-        """The session file as the coordinator's setting."""
+    def coordinator_session_file(self, *, has_tokens: bool) -> str:
+        """Return the session file as the setting of a coordinator, which may ask clients for tokens."""
         if self.session_file != "auto":
             return self.session_file
         directory = user_cache_directory()
-        is_private = is_local(self.listen) and not self.tokens and not self.listen.endswith(":0")
+        is_private = is_local(self.listen) and not has_tokens and not self.listen.endswith(":0")
         if not is_private or directory is None:
             return "none"
         address = f"unix:{Path(self.listen[5:]).resolve()}" if self.listen.startswith("unix:") else self.listen

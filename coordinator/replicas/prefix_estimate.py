@@ -72,5 +72,5 @@ class PrefixEstimate:
             self._last_uses.popitem(last=False)
 
     def clear(self) -> None:
-        """Note that the target has begun anew."""
+        """Forget all prompts, because the target has restarted."""
         self._last_uses.clear()

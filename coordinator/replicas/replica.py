@@ -53,11 +53,6 @@ class Replica:
         self._prefill_seconds = MovingAverage(_WEIGHT)  # of a token
         self._has_recalled = False
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds that its planner has learnt from."""
-        return self.planner.num_rounds
-
     def recall_learnt(self) -> None:
         """Begin with the kept knowledge of the pair, once the models are known."""
         if not self._has_recalled and self.worker.model is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 from coordinator.replicas.replica import Replica
 from coordinator.sessions.capacity import Capacity
@@ -30,8 +29,8 @@ class Replicas:
         self.workers = workers
         self._new_replica, self._on_remove = new_replica, on_remove
         self._replicas: dict[RemoteWorker[TargetStream], Replica] = {}
-        # Also those of workers that are gone, as long as a session has a place there.
-        self._by_capacity = WeakKeyDictionary[Capacity, Replica]()
+        # It also has replicas of removed workers, while sessions have memory there.
+        self._by_capacity: dict[Capacity, Replica] = {}
         self._generated_tokens = MovingAverage(_WEIGHT)
         self._generated_tokens.add(_FIRST_GENERATED_TOKENS)
         workers.on_members = self._follow
@@ -48,7 +47,8 @@ class Replicas:
         self._replicas = {each: before.get(each) or self._new_replica(each) for each in self.workers.members}
         for worker in before.keys() - self._replicas.keys():
             self._on_remove(before[worker])
-        self._by_capacity |= {replica.capacity: replica for replica in self._replicas.values()}
+        held = [replica for replica in self._by_capacity.values() if replica.capacity.reserved_bytes]
+        self._by_capacity = {replica.capacity: replica for replica in (*held, *self._replicas.values())}
 
     @property
     def usable(self) -> list[Replica]:
@@ -93,6 +93,9 @@ class Replicas:
 
     async def keep_learnt(self) -> None:
         """Keep the knowledge of the planners for the next start: in each file, that of the most rounds."""
-        most = {replica.planner_memory.path: replica for replica in sorted(self.all, key=lambda each: each.num_rounds)}
+        most = {
+            replica.planner_memory.path: replica
+            for replica in sorted(self.all, key=lambda each: each.planner.num_rounds)
+        }
         for replica in most.values():
             await replica.planner_memory.keep()

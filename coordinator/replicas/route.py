@@ -52,10 +52,10 @@ class SessionRoute:
         return any(self._place.num_bytes <= replica.capacity.num_bytes() for replica in others)
 
     async def leave(self, life: WorkerLife | None, timeout_seconds: float) -> bool:
-        """Wait for the session's turn at another target; return False if none is there any more when the time is over.
+        """Wait for the session's turn at another target; return False if none is left after this time.
 
-        While another is there and has no room, the session waits, as requests do. Its own one counts as another if it
-        was away and comes back, or if no other is left.
+        A session waits for a target that has no room for as long as a request would. Its own target counts as another
+        if it was away and comes back, or if no other is left.
         """
         session, place, own = self._session, self._place, self.replica
         left, is_away = session.max_tokens - session.num_generated, self.worker.model is None

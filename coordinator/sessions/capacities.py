@@ -47,7 +47,7 @@ class Capacities:
         return sum(each.reserved_bytes for each in self._capacities())
 
     def seconds_per_token(self) -> Callable[[int], float]:
-        """Return the time of a token by the number of sessions, which are spread over all targets, of now."""
+        """Return a function from a number of sessions to the time of a token, if they are spread over all targets."""
         capacities = self._capacities()
 
         @cache

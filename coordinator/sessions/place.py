@@ -36,8 +36,7 @@ class Place:
     rounds since it began or continued.
 
     `capacity` is that of the session's target. A session that `has_begun` and has none moves to another target, which
-    it `may_be_at`. Its target has to prefill the `prompt`, of which `num_prefilling`
-    tokens are left.
+    it `may_be_at`. Its target has to prefill the `prompt`; `num_prefilling` of its tokens are left.
     """
 
     client: ClientPlaces

@@ -100,7 +100,7 @@ class SessionFile(SessionKeeper):
         except (OSError, sqlite3.Error) as error:
             raise StartupError(
                 f"the session file {self._path} cannot be used ({error}): name another one with --session-file, or "
-                "remove it if it was one"
+                "remove this one if it is a damaged session file"
             ) from error
 
     def _end(self) -> None:
@@ -109,7 +109,7 @@ class SessionFile(SessionKeeper):
             self._lock.release()
 
     def _create(self) -> None:
-        """Create the file, if there is none, for its owner alone."""
+        """Create the file if it is missing. Only its owner can read it."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

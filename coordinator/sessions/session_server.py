@@ -15,14 +15,14 @@ from redis.exceptions import RedisError
 
 from coordinator.sessions.saved_session import pack, unpack
 from coordinator.sessions.session_keeper import SessionKeeper
-from coordinator.sessions.session_store import KeptSession, SessionStore
-from specd.errors import ConflictError, UnavailableError
+from coordinator.sessions.session_store import KeptSession, SessionStore, busy_error
+from specd.errors import UnavailableError
 
 log = structlog.get_logger()
 
 _PATIENCE_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
-LEASE_SECONDS = 10.0  # and so long a session stays busy after its coordinator has died in a turn
+_LEASE_SECONDS = 10.0  # If a coordinator dies during a turn, the session stays busy for this time.
 
 # A session is a hash: its content, the number of its turns, and the lease of the coordinator that runs a turn on it:
 # a random token, and the time of its end by the server's clock in milliseconds. An index by client has its sessions by
@@ -84,7 +84,7 @@ class SessionServer(SessionKeeper):
         idle_seconds: float,
         on_failure: Callable[[], None] = lambda: None,
         *,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = _LEASE_SECONDS,
     ) -> None:
         """Keep the sessions of a model, by its fingerprint. `on_failure` is called for each turn that is not kept."""
         self._redis = Redis.from_url(url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS)
@@ -104,9 +104,7 @@ class SessionServer(SessionKeeper):
             case b"none":
                 self._store.drop(session_id, client)
             case b"busy":
-                raise ConflictError(
-                    "SESSION_BUSY", f"a Generate runs on session {session_id}: wait until it has ended, or cancel it"
-                )
+                raise busy_error(session_id)
             case _:
                 self._leases[client, session_id] = token
                 if answer[1]:
@@ -169,9 +167,7 @@ class SessionServer(SessionKeeper):
         """Delete a session. Raises ConflictError (SESSION_BUSY) while another coordinator runs a turn on it."""
         client, session_id = session.client, session.session_id
         if not session.busy and not await self._ask(_DELETE, client, session_id, "", session_id):
-            raise ConflictError(
-                "SESSION_BUSY", f"a Generate runs on session {session_id}: wait until it has ended, or cancel it"
-            )
+            raise busy_error(session_id)
 
     async def close(self) -> None:
         """Give all leases back."""

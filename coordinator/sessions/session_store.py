@@ -108,7 +108,7 @@ class SessionStore:
         return len(self._sessions)
 
     def restore(self, sessions: Iterable[KeptSession]) -> None:
-        """Take the sessions that other coordinators have kept, the least recently used first, in place of our own."""
+        """Replace our sessions with these, which another coordinator has kept; the least recently used comes first."""
         for session in sessions:
             self.drop(session.session_id, session.client)
             idle_seconds = max(self._clock() - session.last_used_at, 0.0)
@@ -219,9 +219,7 @@ class SessionStore:
     def _get_idle(self, session_id: str, client: str) -> KeptSession:
         session = self.get(session_id, client)
         if session.busy:
-            raise ConflictError(
-                "SESSION_BUSY", f"a Generate runs on session {session_id}: wait until it has ended, or cancel it"
-            )
+            raise busy_error(session_id)
         return session
 
     def _release(self, session: KeptSession) -> None:
@@ -239,7 +237,7 @@ class SessionStore:
 
     def _use(self, session: KeptSession) -> None:
         session.last_used_at, session.idle_since = self._clock(), self._steady_clock()
-        # In the order of time, so that pages of a list go on at another coordinator.
+        # The next page of a list can be asked for at another coordinator, so the numbers are those of the clock.
         session.use = max(self._last_uses[session.client] + 1, _use_at(session.last_used_at))
         self._last_uses[session.client] = session.use
         self._sessions.move_to_end((session.client, session.session_id))
@@ -257,6 +255,13 @@ class SessionStore:
         """Forget the idle session that the client with the largest count has not used for longest."""
         client = max(counts, key=counts.__getitem__)
         self._forget(next(each for each in self._sessions.values() if not each.busy and each.client == client))
+
+
+def busy_error(session_id: str) -> ConflictError:
+    """Return the error for a session on which another turn runs."""
+    return ConflictError(
+        "SESSION_BUSY", f"a Generate runs on session {session_id}: wait until it has ended, or cancel it"
+    )
 
 
 def _size(session: KeptSession) -> int:

@@ -93,16 +93,17 @@ class Preflight:
         chosen = settings.source_settings()
         flags = {name if is_on else f"no-{name}": None for name, is_on in chosen.items()}
         self.options["coordinator"] = {**given, **flags}
-        is_given = any(map(CoordinatorSettings.is_given, ("session_file", "session_server")))
-        if settings.session_file != "auto" or not is_given:
-            self.options["coordinator"]["session_file"] = settings.coordinator_session_file
-            if settings.session_file == "auto":  # which must not keep anyone from serving
-                self.options["coordinator"]["no-session-file-required"] = None
         own = {"listen": settings.listen, "insecure": settings.insecure, "target": "unix:target"}
         own["draft"] = "unix:draft" if self.settings.draft_worker_model else "none"
         self.coordinator = self._loaded(CoordinatorSettings, {**own, **given, **chosen}, None)
         if self.coordinator is None:
             return
+        is_given = any(map(CoordinatorSettings.is_given, ("session_file", "session_server")))
+        if settings.session_file != "auto" or not is_given:
+            file = settings.coordinator_session_file(has_tokens=bool(self.coordinator.tokens))
+            self.options["coordinator"]["session_file"] = file
+            if settings.session_file == "auto":  # which must not keep anyone from serving
+                self.options["coordinator"]["no-session-file-required"] = None
         self._check_address(self.coordinator.listen, listeners)
         self._check_metrics("coordinator", self.coordinator, listeners)
         if self.coordinator.tokens:

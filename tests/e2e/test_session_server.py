@@ -31,7 +31,7 @@ IDLE_SECONDS = 100.0
 
 
 class Server:
-    """A real server, which can be stopped and go on."""
+    """A real server, which a test can kill."""
 
     def __init__(self, directory: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

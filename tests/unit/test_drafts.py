@@ -15,7 +15,7 @@ from tests.unit.fake_workers import MODEL, SETUP, FakeDraft, FakeDraftStream, ne
 
 
 class LateStream(FakeDraftStream):
-    """Is late for its first answers, during which its prefill goes on."""
+    """A stream with a long prefill: its first answers are late."""
 
     num_late = 0
 

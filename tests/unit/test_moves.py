@@ -45,7 +45,7 @@ def no_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Target(RemoteWorker[TargetStream]):
-    """A target that can die and come back, or stop while its streams go on."""
+    """A target that can die and come back. After a stop, its open streams still work."""
 
     def __init__(self, number: int, world: World, *, kernel_class: str = "", cache_bytes: int = 2**40) -> None:
         super().__init__("TARGET_UNAVAILABLE", MODEL, f"target {number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import itertools
 import random
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
+from weakref import ref
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,3 +211,20 @@ def test_a_target_that_begins_anew_has_nothing_cached() -> None:
     other = next(capacity for capacity in capacities if capacity is not first)
     replicas.choose(Place(ClientPlaces(0), prompt=prompt), [other])
     assert replicas.choose(Place(ClientPlaces(0), prompt=prompt), capacities) is other
+
+
+def test_a_target_that_is_removed_is_forgotten_when_its_sessions_have_ended() -> None:
+    workers = [CachingWorker(i) for i in range(3)]
+    replicas = replicas_of(workers)
+    capacities = Capacities(replicas.capacities, replicas.choose)
+    place = Place(ClientPlaces(0), num_bytes=1, prompt=Prompt(10, 10))
+    capacities.reserve(place)
+    assert place.capacity is not None
+    gone, removed = replicas.of(place.capacity).worker, ref(replicas.of(place.capacity))
+    replicas.workers.remove(gone)
+    assert replicas.of(place.capacity).worker is gone, "its session still has memory there"
+    capacities.release(place)
+    replicas.workers.remove(next(worker for worker in workers if worker is not gone))
+    gc.collect()
+    assert removed() is None
+    assert len(replicas.all) == 1

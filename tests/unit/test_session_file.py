@@ -34,7 +34,7 @@ class Kept:
 
     def begin(self) -> None:
         self.file = SessionFile(self.path)
-        # The steady clock begins anew with each process.
+        # The steady clock starts at zero in each process.
         began_at = self.now
         self.store = SessionStore(IDLE_SECONDS, BUDGET_TOKENS, lambda: self.now, lambda: self.now - began_at)
         self.store.on_forget = self.file.forget
