@@ -79,6 +79,13 @@ class SessionFile(SessionKeeper):
             log.warning("a turn is kept in memory alone", path=str(self._path), error=str(error) or "it takes too long")
             self._on_failure()
 
+    async def delete(self, session: KeptSession) -> None:
+        """Delete a session, and wait until it is deleted: its client must not find it again after a crash."""
+        if not session.busy:
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._forget, (session.client, session.session_id)
+            )
+
     def forget(self, session: KeptSession) -> None:
         """Delete a session soon, if it is there."""
         if session.num_turns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import stat
 import tempfile
@@ -148,6 +149,14 @@ def test_a_conversation_is_kept_as_it_is(chat: Chat, token_ids: list[int], sourc
     assert (loaded.chat, list(loaded.token_ids), list(loaded.source)) == (chat, token_ids, source)
     assert (loaded.session_id, loaded.client, loaded.created_at, loaded.last_used_at) == ("s", "c", 1.0, 2.0)
     assert repr(loaded.chat) == repr(chat), "the order of keys, and whether a number is whole"
+
+
+def test_a_session_is_not_in_the_file_when_its_client_hears_that_it_is_deleted(kept: Kept) -> None:
+    """Otherwise a coordinator that is killed at once brings it back."""
+    kept.turn("s", "a", [1])
+    asyncio.run(kept.file.delete(kept.store.get("s", "a")))
+    with contextlib.closing(sqlite3.connect(kept.path)) as database:
+        assert database.execute("select count(*) from sessions").fetchone() == (0,)
 
 
 def test_times_go_on_over_a_restart(kept: Kept) -> None:
