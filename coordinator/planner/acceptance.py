@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 # Positions that are told apart; later ones are as the last.
 NUM_POSITIONS = 8
-_PRIOR = 4.0  # strength in tokens of the mean of all positions for one, and of what is expected for the mean
+# Strength in tokens: of the mean of all positions for one, of the expected mean, and of other texts for a new one.
+_PRIOR = 4.0
 _DECAY = 1 / 128  # of a count for each new token
 _FORGOTTEN = 0.03  # part of all counts, each time
 
@@ -26,6 +28,13 @@ class PassRates:
             position = min(i, NUM_POSITIONS - 1)
             self.tried[position] += 1 - _DECAY * self.tried[position]
             self.passed[position] += (i < num_passed) - _DECAY * self.passed[position]
+
+    def begun(self) -> PassRates:
+        """Return the counts of a new text: its own tokens soon weigh more than all that other texts taught."""
+        own = PassRates(self.mean())
+        parts = [min(1.0, _PRIOR / n) if n else 0.0 for n in self.tried]
+        own.tried, own.passed = ([*map(mul, parts, each)] for each in (self.tried, self.passed))
+        return own
 
     def forget(self) -> None:
         """Let counts decay, so that tokens that failed at first and were not tried since get another chance."""
@@ -51,3 +60,20 @@ class PassRates:
         if not all(0 <= p <= n <= 1 / _DECAY for p, n in zip(own.passed, own.tried, strict=True)):
             raise ValueError(f"of {tried} tokens, {passed} passed")
         return own
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The acceptance of proposals, and their lengths before they end early."""
+
+    accepted: PassRates
+    proposed: PassRates
+
+    def add(self, limit: int, num_accepted: int, num_proposed: int) -> None:
+        """Count a proposal that could have had `limit` tokens."""
+        self.accepted.add(limit, num_accepted)
+        self.proposed.add(limit, num_proposed)
+
+    def begun(self) -> Proposals:
+        """Return those of a new text."""
+        return Proposals(self.accepted.begun(), self.proposed.begun())

@@ -10,8 +10,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from coordinator.core import Match, Plan, Round
-from coordinator.planner.acceptance import PassRates
+from coordinator.planner.acceptance import PassRates, Proposals
 from coordinator.planner.round_costs import Measured, RoundCosts, size_class
+from coordinator.planner.window import Window
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
@@ -30,30 +31,6 @@ _FIRST_ACCEPTANCE = 0.7
 _MOST_NEW_TOKENS = 8
 _MOST_CLIENTS, _MOST_KEPT_CLIENTS = 128, 16
 _ALL_SOURCES = Sources()
-
-
-@dataclass
-class _Window:
-    """Some rounds of all sessions, in which those that may draft propose up to k tokens.
-
-    A session's round is expected to emit `tokens` in `seconds`, with `length` draft tokens. The sums are measured.
-    """
-
-    k: int
-    length: float
-    tokens: float
-    seconds: float
-    num_active: int
-    num_changes: int  # sessions that had come or gone when it began, in all
-    ends_at: int  # number of rounds of all sessions
-    is_trial: bool
-    num_rounds: int = 0
-    num_drafted: int = 0
-    measured_seconds: float = 0.0
-    expected_seconds: float = 0.0  # of the rounds that were measured, by their numbers of draft tokens
-    # Computed when they are first asked for: costs change only between windows.
-    seconds_by_match: list[float] = field(default_factory=list)
-    seconds_per_token: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,7 +56,7 @@ class Planner:
         # What one client teaches must neither mislead others nor tell them anything (vllm-project/vllm#57533).
         self.clients: OrderedDict[str, _Client] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._trial_at = 0.0
 
     def begin(
@@ -139,7 +116,7 @@ class Planner:
             known[num_sessions] = min(drafting, self.costs.seconds(num_sessions, 0))
         return known[num_sessions]
 
-    def seconds_by_match(self, window: _Window) -> list[float]:
+    def seconds_by_match(self, window: Window) -> list[float]:
         """Return by length the seconds that a session's matched tokens cost, in a round that others share.
 
         They are those of the round, and what the matched tokens add to it for all sessions.
@@ -157,7 +134,7 @@ class Planner:
         oldest = self.num_rounds - 2 * _WINDOW_ROUNDS * len(self.sessions)
         return [each for each in self.sessions if each.planned_at >= oldest and not each.is_paused()]
 
-    def window(self) -> _Window | None:
+    def window(self) -> Window | None:
         """Return the present window, a new one when the last is over or sessions have come or gone."""
         last = self._window
         if self.costs.target() is None:
@@ -170,7 +147,7 @@ class Planner:
             self._window = self._next_window(last)
         return self._window
 
-    def _next_window(self, last: _Window | None) -> _Window:
+    def _next_window(self, last: Window | None) -> Window:
         active, now = self.active(), self.measured_seconds
         n = max(len(active), 1)
         size = size_class(n)
@@ -181,14 +158,19 @@ class Planner:
         k = self._best_k[size] = best if rates[best] >= _LEAST_GAIN * rates[present] else present
         if last is None:
             self._trial_at = now + _FIRST_TRIAL_ROUNDS * seconds[0]
-        elif last.is_trial:
-            loss = max(1 - rates[min(last.k, len(rates) - 1)] / rates[k], _LEAST_LOSS)
-            self._trial_at = now + loss * _WINDOW_ROUNDS * last.seconds / _TRIAL_SHARE
+        elif last.is_trial and last.num_changes == self.num_changes:  # the same texts
+            self._pay_for_trial(rates[min(last.k, len(rates) - 1)] / rates[k], last.seconds)
         if is_trial := now >= self._trial_at:
             self._num_trials += 1
-            k = self._other_k(k, rates)
+            best, k = k, self._other_k(k, rates)
+            self._pay_for_trial(rates[k] / rates[best], seconds[k])
         ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        return _Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
+        return Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
+
+    def _pay_for_trial(self, part: float, seconds: float) -> None:
+        """Delay the next trial, after one with this part of the best speed and such rounds."""
+        loss = max(1 - part, _LEAST_LOSS)
+        self._trial_at = self.measured_seconds + loss * _WINDOW_ROUNDS * seconds / _TRIAL_SHARE
 
     def expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float], list[float]]:
         """Return by k the tokens that a session's round emits and proposes, and its seconds, as means over sessions.
@@ -201,7 +183,8 @@ class Planner:
         most = MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
         accepted, proposed = [0.0] * most, [0.0] * most
         for each in may_draft:
-            for sums, rates in zip((accepted, proposed), each.rates(alone=len(active) == 1), strict=True):
+            own = each.proposals(alone=len(active) == 1)
+            for sums, rates in ((accepted, own.accepted), (proposed, own.proposed)):
                 for i, survival in enumerate(rates.survival(most)):
                     sums[i] += survival / len(may_draft)
         tokens = [*accumulate(accepted, initial=1.0)]
@@ -245,8 +228,9 @@ class SessionPlanner:
         self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
         client = shared.join(self)
         self._paces, self._pools = client.paces, {} if self._learns_alone else client.pools
+        self._own: dict[bool, Proposals] = {}
         self._of_match: PassRates | None = None
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._is_settled = False  # whether the sessions had this k in the round before, too
 
     def move(self, shared: Planner) -> None:
@@ -254,9 +238,14 @@ class SessionPlanner:
         self.close()
         self._join(shared)
 
-    def rates(self, *, alone: bool) -> tuple[PassRates, PassRates]:
-        """Return how far proposals of such sessions are accepted, and how far they get: `alone`, they end early."""
-        return self._rates(f"accepted {alone:d}", _FIRST_ACCEPTANCE), self._rates(f"proposed {alone:d}", 1.0)
+    def proposals(self, *, alone: bool) -> Proposals:
+        """Return how far this session's proposals get, which end early if it runs alone.
+
+        It begins with what the client's other sessions taught, as far as a few tokens: texts differ too much for more.
+        """
+        if alone not in self._own:
+            self._own[alone] = self._of_client(alone=alone).begun()
+        return self._own[alone]
 
     def close(self) -> None:
         """End with the session."""
@@ -322,17 +311,16 @@ class SessionPlanner:
             self._shared.measured_seconds += round_.seconds / window.num_active
         # The target's own count of what it accepted: a text that ends rejects nothing.
         if self._sources.k is None and num_drafted:
-            accepted, proposed = self.rates(alone=window.num_active == 1)
-            limit = plan.limit(TokenSource.DRAFT)
-            accepted.add(limit, min(verdict.num_accepted, num_drafted))
-            proposed.add(limit, num_drafted)
+            alone, num_accepted = window.num_active == 1, min(verdict.num_accepted, num_drafted)
+            for proposals in (self.proposals(alone=alone), self._of_client(alone=alone)):
+                proposals.add(plan.limit(TokenSource.DRAFT), num_accepted, num_drafted)
         num_matched = round_.num_proposed - num_drafted
         if self._sources.k is None and num_matched and self._of_match is not None:
             for rates in (self._of_match,) if num_drafted else (self._of_match, self._of_matches()):
                 rates.add(num_matched, max(verdict.num_accepted - num_drafted, 0))
         return len(round_.commit.token_ids) * self._shared.costs.seconds(window.num_active, 0)
 
-    def _plan_match(self, window: _Window, matches: Sequence[Match]) -> Plan | None:
+    def _plan_match(self, window: Window, matches: Sequence[Match]) -> Plan | None:
         """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any two.
 
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
@@ -354,7 +342,7 @@ class SessionPlanner:
                 plan, best, self._of_match = Plan({match.source: length}), worth, rates
         return plan
 
-    def _lengthened(self, plan: Plan, window: _Window, matches: Sequence[Match]) -> Plan:
+    def _lengthened(self, plan: Plan, window: Window, matches: Sequence[Match]) -> Plan:
         """Return the plan with matched tokens behind the draft's, as many as promise more tokens than their time costs.
 
         Look-up proposes them only if its match begins with the draft's tokens.
@@ -366,15 +354,20 @@ class SessionPlanner:
         length, _ = _best_length(rates, self._tokens_per_second(window), seconds)
         return replace(plan, limits={**plan.limits, source: length}) if length else plan
 
-    def _pace(self, window: _Window) -> tuple[MovingAverage, MovingAverage]:
+    def _pace(self, window: Window) -> tuple[MovingAverage, MovingAverage]:
         """Return the tokens and the seconds of the client's latest rounds, beside about as many sessions."""
         new = MovingAverage(_PACE_WEIGHT), MovingAverage(_PACE_WEIGHT)
         return self._paces.setdefault(size_class(window.num_active), new)
 
-    def _tokens_per_second(self, window: _Window) -> float:
+    def _tokens_per_second(self, window: Window) -> float:
         """Return what a session emits: as expected with a draft, or as measured lately, if that is more."""
         tokens, seconds = self._pace(window)
         return max(window.tokens / window.seconds, tokens.value / (seconds.value or 1.0))
+
+    def _of_client(self, *, alone: bool) -> Proposals:
+        """Return how far the proposals of all the client's sessions get."""
+        accepted, proposed = f"accepted {alone:d}", f"proposed {alone:d}"
+        return Proposals(self._rates(accepted, _FIRST_ACCEPTANCE), self._rates(proposed, 1.0))
 
     def _of_matches(self) -> PassRates:
         """Return how far matches are accepted, by whatever evidence."""

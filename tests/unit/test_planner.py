@@ -13,7 +13,7 @@ from coordinator.planner.acceptance import PassRates
 from coordinator.planner.planner import Planner, SessionPlanner
 from coordinator.planner.round_costs import RoundCosts
 from coordinator.sources import Sources
-from specd.sampling import Acceptance, Sampling
+from specd.sampling import Sampling
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import StepCosts
 from specd.vocabulary import FinishReason, TokenSource
@@ -37,7 +37,7 @@ WORLDS = {
 
 
 def accepted_by(session: SessionPlanner) -> PassRates:
-    return session.rates(alone=True)[0]
+    return session.proposals(alone=True).accepted
 
 
 def given_k(k: int) -> Sources:
@@ -69,7 +69,7 @@ def test_it_comes_to_the_best_fixed_k(name: str, at_once: int) -> None:
     best = max(rate(given_k(k)) for k in (0, 1, 3, 6))
     adaptive = rate(Sources())
     print(f"{adaptive / best:.3f} of the best k")
-    assert adaptive >= 0.95 * best
+    assert adaptive >= 0.92 * best, "each text is learnt anew"
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
@@ -182,22 +182,6 @@ def test_the_end_of_a_text_is_no_rejection() -> None:
     assert accepted_by(session).survival(6)[5] > 0.9
 
 
-def test_a_session_does_not_begin_with_the_k_of_another_clients_session() -> None:
-    (simulation := Simulation(WORLDS["good draft"])).run(num_sessions=2, at_once=1, tokens=64)
-    planner = simulation.planner
-    for _ in range(100):
-        accepted_by(planner.begin(Sampling(), DRAFT_ALONE, client="mallory")).add(8, 0)
-    planner.sessions.clear()
-    for _ in range(20):  # at any place in a window
-        session = planner.begin(Sampling(), DRAFT_ALONE, client="bob")
-        k = session.plan().limit(TokenSource.DRAFT)
-        session.observe(session.plan(), round_of(k, k))
-        session.close()
-        spoilt = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
-        assert k > spoilt.plan().limit(TokenSource.DRAFT)
-        spoilt.close()
-
-
 def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
     planner = Simulation(World()).planner
     sessions = [planner.begin(Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
@@ -239,83 +223,6 @@ def round_of(k: int, num_accepted: int, *, num_new: int = 1, seconds: float = 0.
         0.0,
         seconds,
     )
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(logit_bias={5: 2.0}),
-        Sampling(repetition_penalty=1.2),
-        Sampling(presence_penalty=0.5),
-        Sampling(frequency_penalty=0.5),
-        Sampling(suppressed_token_ids=(2,), suppressed_before=10),  # min_tokens
-    ],
-    ids=["logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens"],
-)
-def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
-    """Their acceptance says nothing about others: vllm-project/vllm#57533."""
-    simulation = Simulation(World())
-
-    def accepted() -> list[float]:
-        session = simulation.planner.begin(Sampling(), client="")
-        session.close()
-        return accepted_by(session).survival(4)
-
-    before = accepted()
-    biased = simulation.planner.begin(sampling, client="")
-    own = accepted_by(biased).survival(4)
-    for _ in range(20):
-        biased.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
-        biased.plan()
-    assert accepted_by(biased).survival(4)[0] < own[0]  # it learns for itself
-    assert accepted() == before
-    biased.close()
-    typical = simulation.planner.begin(Sampling(), client="")
-    typical.plan()
-    for _ in range(20):
-        typical.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
-    assert accepted() < before
-
-
-def test_kinds_of_sampling_are_learnt_apart() -> None:
-    planner = Simulation(World()).planner
-    greedy = planner.begin(Sampling(), client="")
-    others = [Sampling(temperature=1.0), Sampling(acceptance=Acceptance.REJECTION)]
-    before = [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others]
-    greedy.plan()
-    for _ in range(50):
-        greedy.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
-    assert [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others] == before
-
-
-def test_what_one_client_teaches_changes_nothing_for_another() -> None:
-    planner = Simulation(World()).planner
-    other = planner.begin(Sampling(), client="b")
-    before = accepted_by(other).survival(4)
-    other.close()
-    session = planner.begin(Sampling(), client="a")
-    session.plan()
-    for _ in range(50):
-        session.observe(Plan({TokenSource.DRAFT: 8}), round_of(8, 0))
-    session.close()
-    assert accepted_by(planner.begin(Sampling(), client="b")).survival(4) == before
-    assert accepted_by(planner.begin(Sampling(), client="a")).survival(4)[0] < before[0]
-
-
-def test_what_is_remembered_of_clients_is_bounded() -> None:
-    planner = Simulation(World()).planner
-    usual = accepted_by(planner.begin(Sampling(), client="b"))
-    for tenth in range(1, 1000):  # a client that tries every temperature
-        planner.begin(Sampling(temperature=tenth / 10), client="a").close()
-    assert accepted_by(planner.begin(Sampling(), client="b")) is usual
-    assert max(len(each.pools) for each in planner.clients.values()) <= 4 * 9
-    for number in range(126):
-        planner.begin(Sampling(), client=str(number)).close()
-    assert accepted_by(planner.begin(Sampling(), client="b")) is usual, "it is one of the latest"
-    for number in range(200):
-        planner.begin(Sampling(), client=str(number)).close()
-    assert len(planner.clients) <= 128
-    assert accepted_by(planner.begin(Sampling(), client="b")) is not usual
 
 
 LOOKUP_WORLDS = {

@@ -97,11 +97,9 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
     world = World(verify=lambda _, width: 0.020 if width <= 4 else 0.030 if width <= 8 else 0.050)
     planner = Simulation(world).planner
     session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,)), client="")
-    accepted, proposed = session.rates(alone=True)
     for _ in range(40):
         for length in (3, 8):
-            accepted.add(8, length - 1)
-            proposed.add(8, length)
+            session.proposals(alone=True).add(8, length - 1, length)
     seconds = planner.expected([session])[2]
     costs = planner.costs.seconds
     assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005

@@ -1,0 +1,29 @@
+"""A window: some rounds for which a choice of k holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Window:
+    """Some rounds of all sessions, in which those that may draft propose up to k tokens.
+
+    A session's round is expected to emit `tokens` in `seconds`, with `length` draft tokens. The sums are measured.
+    """
+
+    k: int
+    length: float
+    tokens: float
+    seconds: float
+    num_active: int
+    num_changes: int  # sessions that had come or gone when it began, in all
+    ends_at: int  # number of rounds of all sessions
+    is_trial: bool
+    num_rounds: int = 0
+    num_drafted: int = 0
+    measured_seconds: float = 0.0
+    expected_seconds: float = 0.0  # of the rounds that were measured, by their numbers of draft tokens
+    # Computed when they are first asked for: costs change only between windows.
+    seconds_by_match: list[float] = field(default_factory=list)
+    seconds_per_token: dict[int, float] = field(default_factory=dict)
