@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from coordinator.core import Exchange
@@ -20,6 +23,15 @@ from specd.step_costs import MovingAverage, StepCosts
 _WEIGHT = 0.1  # of a prefill in the average cost of a token
 _MOST_CACHED_TOKENS = 2**23  # in an estimate, however large a target calls its cache
 _LEAST_PREFILL_TOKENS = 32  # of a prefill that says something about that cost
+_MOST_IDLE_SECONDS = 60.0  # after which measured times say nothing about a target
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """The times of a token of a prompt and of a generated one, relative to calibration."""
+
+    prefill: float = 1.0
+    decoding: float = 1.0
 
 
 class Replica:
@@ -33,12 +45,13 @@ class Replica:
         draft_models: Callable[[], Iterable[ModelInfo | None]],
         max_sessions: int,
         name: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`draft_costs` and `draft_models` return those of the draft that proposes for its sessions.
 
-        `name` is the one in metrics.
+        `name` is the one in metrics. `clock` returns seconds.
         """
-        self.worker, self.name = worker, name
+        self.worker, self.name, self._clock = worker, name, clock
         self.planner = Planner(RoundCosts(lambda: worker.step_costs, draft_costs))
         self.planner_memory = Memory(self.planner, lambda: (worker.model, *draft_models()))
         self.capacity = Capacity(
@@ -51,6 +64,7 @@ class Replica:
         self._life = worker.life.incarnation  # of which they are
         self._cached = WeakKeyDictionary[Place, CachedPart]()  # what was expected, by session
         self._prefill_seconds = MovingAverage(_WEIGHT)  # of a token
+        self._taken_at = -math.inf  # when it got its latest session
         self._has_recalled = False
 
     def recall_learnt(self) -> None:
@@ -61,6 +75,7 @@ class Replica:
 
     def take(self, place: Place) -> None:
         """Expect a session to prefill its prompt here."""
+        self._taken_at = self._clock()
         self._cached[place] = part = self._find_cached(place.prompt)
         self._prefixes.add(place.prompt.blocks)
         place.num_prefilling = place.prompt.num_tokens - part.num_tokens
@@ -71,11 +86,30 @@ class Replica:
         if (num_tokens := place.prompt.num_tokens - num_reused) >= _LEAST_PREFILL_TOKENS:
             self._prefill_seconds.add(exchange.compute_seconds / num_tokens)
 
-    def expected_seconds(self, prompt: Prompt, num_generated: float) -> float:
-        """Return the time in which a session would prefill and generate this many tokens here, beside the others."""
+    @property
+    def slowness(self) -> Slowness | None:
+        """The recently measured times relative to calibration, or None if there are none."""
+        is_recent = self.capacity.num_running > 0 or self._clock() < self._taken_at + _MOST_IDLE_SECONDS
+        if not is_recent or self.worker.step_costs is None or not self._prefill_seconds.value:
+            return None
+        return Slowness(
+            self._prefill_seconds.value / self._calibrated_prefill_seconds(),
+            self._seconds_per_token(1) / self.worker.step_costs.seconds(1, 1),
+        )
+
+    def expected_seconds(self, prompt: Prompt, num_generated: float, usual: Slowness) -> float:
+        """Return the time in which a session would prefill and generate this many tokens here, beside the others.
+
+        A target without recent measurements is taken to be as slow as is usual now.
+        """
         num_tokens = prompt.num_tokens - self._find_cached(prompt).num_tokens + self.capacity.prefilling_tokens
-        decoding = num_generated * self._seconds_per_token(self.capacity.num_running + 1)
-        return num_tokens * self._seconds_per_prompt_token() + decoding
+        num_sessions, costs = self.capacity.num_running + 1, self.worker.step_costs
+        if self.slowness is not None or costs is None:
+            prefill, decoding = self._prefill_seconds.value, self._seconds_per_token(num_sessions)
+        else:
+            prefill = usual.prefill * self._calibrated_prefill_seconds()
+            decoding = usual.decoding * costs.seconds(num_sessions, 1)
+        return num_tokens * prefill + num_generated * decoding
 
     def _find_cached(self, prompt: Prompt) -> CachedPart:
         if self._life != self.worker.life.incarnation:
@@ -83,9 +117,9 @@ class Replica:
             self._life = self.worker.life.incarnation
         return self._prefixes.find(prompt.blocks)
 
-    def _seconds_per_prompt_token(self) -> float:
+    def _calibrated_prefill_seconds(self) -> float:
         costs, n = self.worker.step_costs, _LEAST_PREFILL_TOKENS
-        return self._prefill_seconds.value or (costs.seconds(1, n) / n if costs is not None else 0.0)
+        return costs.seconds(1, n) / n if costs is not None else 0.0
 
     def _seconds_per_token(self, num_sessions: int) -> float:
         costs = self.worker.step_costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.replicas.replica import Replica
+from coordinator.replicas.replica import Replica, Slowness
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.place import Place
 from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
@@ -67,9 +67,12 @@ class Replicas:
     def choose(self, place: Place, capacities: Sequence[Capacity]) -> Capacity:
         """Return the capacity of the replica where a session probably ends first, which expects its prompt."""
         prompt, num_generated = place.prompt, min(self._generated_tokens.value, place.prompt.max_tokens)
+        measured = [each.slowness for each in self.all if each.slowness is not None] or [Slowness()]
+        # A target that was slow for a while gets a session again when it has had none: others would keep all of them.
+        usual = Slowness(min(each.prefill for each in measured), min(each.decoding for each in measured))
         best = min(
             (self.of(capacity) for capacity in capacities),
-            key=lambda each: (each.expected_seconds(prompt, num_generated), each.capacity.num_running),
+            key=lambda each: (each.expected_seconds(prompt, num_generated, usual), each.capacity.num_running),
         )
         best.take(place)
         return best.capacity

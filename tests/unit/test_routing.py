@@ -21,6 +21,7 @@ from coordinator.replicas.prefix_estimate import BLOCK_TOKENS, CachedPart, Prefi
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.sessions.capacities import Capacities
+from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.place import ClientPlaces, Place, Prompt
 from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from coordinator.workers.verifier import TargetStream
@@ -57,9 +58,9 @@ class CachingWorker(RemoteWorker[TargetStream]):
             self.blocks.popitem(last=False)
 
 
-def replicas_of(workers: Sequence[CachingWorker]) -> Replicas:
+def replicas_of(workers: Sequence[CachingWorker], clock: Callable[[], float] = lambda: 0.0) -> Replicas:
     def replica_of(worker: RemoteWorker[TargetStream]) -> Replica:
-        return Replica(worker, draft_costs=lambda: None, draft_models=lambda: (), max_sessions=32)
+        return Replica(worker, draft_costs=lambda: None, draft_models=lambda: (), max_sessions=32, clock=clock)
 
     return Replicas(Workers(workers), replica_of, lambda replica: None)
 
@@ -211,6 +212,27 @@ def test_a_target_that_begins_anew_has_nothing_cached() -> None:
     other = next(capacity for capacity in capacities if capacity is not first)
     replicas.choose(Place(ClientPlaces(0), prompt=prompt), [other])
     assert replicas.choose(Place(ClientPlaces(0), prompt=prompt), capacities) is other
+
+
+def test_a_target_that_was_slow_for_a_while_gets_sessions_again() -> None:
+    """Others that are faster would keep all sessions, so nothing would show that it has recovered."""
+    now = 0.0
+    replicas = replicas_of([CachingWorker(i) for i in range(2)], lambda: now)
+    capacities = replicas.capacities()
+    slow, other = capacities
+    for capacity, seconds in ((slow, 10.0), (other, 1.0)):
+        place = Place(ClientPlaces(0), prompt=Prompt(1000, 1))
+        assert replicas.choose(place, [capacity]) is capacity
+        replicas.of(capacity).prefilled(place, 0, Exchange(compute_seconds=seconds))
+
+    def chosen() -> set[Capacity]:
+        return {replicas.choose(Place(ClientPlaces(0), prompt=Prompt(1000, 1)), capacities) for _ in range(10)}
+
+    assert chosen() == {other}
+    now = 59.0
+    assert chosen() == {other}
+    now = 61.0
+    assert chosen() == {slow, other}, "and its one session shows that it is still slow"
 
 
 def test_a_target_that_is_removed_is_forgotten_when_its_sessions_have_ended() -> None:
