@@ -23,6 +23,10 @@ from specd.rpc.refusals import refusing_server
 
 log = structlog.get_logger()
 
+# A service that is healthy while the process answers, even if it cannot serve. Kubernetes asks for it to decide whether
+# to restart a container: a coordinator that waits for its target should not be restarted.
+LIVENESS = "liveness"
+
 _CALL_TASK_NAME = "rpc_task"  # grpc.aio's name for the tasks of calls; tests/unit/test_server.py checks it
 _LAST_STEPS_SECONDS = 1.0
 _HAND_BACK_SECONDS = 3.0  # the time for callers to read the errors that end their calls
@@ -70,7 +74,7 @@ class _HealthServicer(health.aio.HealthServicer):
 class Server:
     """A gRPC server with the standard health and reflection services.
 
-    Add services to `grpc`, then `start`. It reports NOT_SERVING until `set_serving(True)`.
+    Add services to `grpc`, then `start`. It reports NOT_SERVING until `set_serving(True)`, except for LIVENESS.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Server:
         if not self.listen.startswith("unix:"):
             self.address = f"{self.listen.rpartition(':')[0]}:{port}"
         await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.grpc.start()
         self._life.open()
 

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specd.rpc.channel import open_channel
+from specd.rpc.server import LIVENESS
 from specd.supervisor import Child, Stack
 from tests.e2e.calls import responses_to
 
@@ -28,7 +29,7 @@ async def process(request: pytest.FixtureRequest, stack: Stack) -> Child:
 async def test_health_answers_for_the_process_and_its_services(process: Child) -> None:
     async with open_channel(process.facts["address"]) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        for service in ("", *SERVICES[process.name]):
+        for service in ("", LIVENESS, *SERVICES[process.name]):
             response = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert response.status == health_pb2.HealthCheckResponse.SERVING
 
