@@ -27,7 +27,7 @@ test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of 
 test: $(READY) ## Run all tests but those of clients, security, families and containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
-	@$(PYTEST) tests/e2e tests/gateway $(PARALLEL) $(PYTEST_ARGS)
+	@$(PYTEST) tests/e2e tests/gateway tests/deploy $(PARALLEL) $(PYTEST_ARGS)
 
 test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
 	@$(PYTEST) tests/clients $(PYTEST_ARGS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # What fails in a helper module shows its values, as it would in the test itself.
 pytest.register_assert_rewrite(
     *("tests.unit", "tests.worker", "tests.e2e", "tests.gateway", "tests.clients", "tests.security", "tests.families"),
-    "tests.containers",
+    *("tests.containers", "tests.deploy"),
 )
 
 # The same examples in every run, so that a failure can be repeated. `make explore` tries other examples, of which
