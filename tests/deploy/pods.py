@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -26,10 +26,13 @@ SPECD = [sys.executable, "-m", "specd"]
 
 
 def make_secrets(directory: Path, hosts: Sequence[str] = ()) -> None:
-    """Make a directory for each role with tls.crt, tls.key and ca.crt, as Secrets of kubernetes.io/tls have them."""
+    """Make a directory for each role with tls.crt, tls.key and ca.crt, as Secrets of kubernetes.io/tls have them.
+
+    The certificates are not for the loopback address, unlike those of `specd certs`: cert-manager knows Services alone.
+    """
     authority = Authority.create(directory)
     for leaf in standard_leaves(hosts):
-        authority.issue(leaf, days=30, replace=False)
+        authority.issue(replace(leaf, hosts=tuple(hosts) if leaf.hosts else ()), days=30, replace=False)
         secret = directory / leaf.name
         secret.mkdir()
         (secret / "ca.crt").write_bytes((directory / "ca.crt").read_bytes())

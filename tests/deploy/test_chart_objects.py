@@ -171,16 +171,18 @@ def test_rules_are_those_of_prometheus_but_for_gateways_without_a_name() -> None
 
 
 def test_jobs_are_those_of_the_rules() -> None:
-    endpoints = [
-        endpoint
-        for each in rendered("everything")
-        for endpoint in each.get("spec", {}).get("podMetricsEndpoints", each.get("spec", {}).get("endpoints", ()))
-        if each["kind"] in {"PodMonitor", "ServiceMonitor"}
-    ]
-    jobs = {rule["replacement"] for endpoint in endpoints for rule in endpoint["relabelings"]}
+    pods, services = jobs_of("PodMonitor", "podMetricsEndpoints"), jobs_of("ServiceMonitor", "endpoints")
     rules = "".join(path.read_text() for path in (ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))
     named = {job for text in re.findall(r'job=~?"([a-z|-]+)"', rules) for job in text.split("|")}
-    assert named <= jobs == set(SETTINGS)
+    assert named <= pods == set(SETTINGS)
+    assert services == {"target-worker", "draft-worker"}
+
+
+def jobs_of(kind: str, endpoints: str) -> set[str]:
+    """Return the jobs that monitors of a kind give to what they read."""
+    monitors = [each["spec"] for each in rendered("everything") if each["kind"] == kind]
+    rules = [rule for monitor in monitors for endpoint in monitor[endpoints] for rule in endpoint["relabelings"]]
+    return {rule["replacement"] for rule in rules if rule["targetLabel"] == "job"}
 
 
 def test_dashboards_are_those_of_grafana() -> None:

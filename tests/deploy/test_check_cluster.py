@@ -29,7 +29,7 @@ async def test_texts_are_the_same_while_a_target_is_killed(tmp_path: Path) -> No
     """Two targets, one of which is killed; `specd up` starts it again, as Kubernetes does."""
     address = f"unix:{tmp_path}/coordinator"
     async with start_specd("up", "--targets", "2", "--no-metrics", "--listen", address, "--draft", "lookup") as up:
-        await up.next_event("ready", process="up")
+        await up.next_event("ready", process="coordinator")
         children = psutil.Process(up.pid).children()
         targets = [child.pid for child in children if "target-worker" in child.cmdline()]
         assert len(targets) == 2
