@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from specd.rpc.server import LIVENESS
 from specd.settings import load_settings
@@ -79,6 +80,15 @@ def test_versions_are_those_of_the_program() -> None:
     chart = dict(re.findall(r"^(\w+): (.*)$", (CHART / "Chart.yaml").read_text(), re.MULTILINE))
     assert chart["version"] == chart["appVersion"] == __version__
     assert f">={KUBERNETES[0]}-0" in chart["kubeVersion"]
+
+
+def test_images_have_the_names_that_compose_gives_them() -> None:
+    names = yaml.safe_load((CHART / "values.yaml").read_text())["images"]
+    compose = "".join(path.read_text() for path in (ROOT / "deploy").glob("*.yaml"))
+    built = set(re.findall(r"image: (specd-[a-z-]+):", compose))
+    assert {names["coordinator"], names["worker"], names["workerCuda"]} == built
+    gpus = [container["image"] for process, container, _ in containers("gpu") if process == "target-worker"]
+    assert gpus == [f"{names['workerCuda']}:{__version__}"]
 
 
 # -- Processes

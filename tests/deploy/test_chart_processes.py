@@ -60,7 +60,7 @@ async def test_a_token_comes_through_processes_of_the_chart(values: str, tmp_pat
         for container in (*workers, coordinator, gateway):
             await machine.wait_for(container, "readiness")
 
-        async with AsyncClient(f"127.0.0.1:{machine.port('50051')}", credentials=credentials) as client:
+        async with AsyncClient(f"dns:///localhost:{machine.port('50051')}", credentials=credentials) as client:
             completion = await client.generate(PROMPT, max_tokens=8).completion()
         assert completion.statistics.generated_tokens == 8
 

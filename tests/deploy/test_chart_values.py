@@ -65,6 +65,10 @@ OF_THE_CHART: dict[str, tuple[Values, str]] = {
         {"coordinators": {"sessionServer": {"url": "redis://a", "existingSecret": "a"}}},
         "coordinators.sessionServer.url and coordinators.sessionServer.existingSecret",
     ),
+    "door without TLS": (
+        {"coordinators": {"service": {"type": "LoadBalancer"}}},
+        "coordinators.service.type is LoadBalancer, and tls.enabled is false",
+    ),
     "TLS without certificates": ({"tls": {"enabled": True}, "tokensSecret": "t"}, "tls.coordinatorSecret is empty"),
     "TLS without a worker's": (
         {"tls": {**SECRETS, "enabled": True, "draftSecret": ""}, "tokensSecret": "t"},

@@ -23,6 +23,9 @@
 {{- if and $values.coordinators.sessionServer.url $values.coordinators.sessionServer.existingSecret -}}
 {{- fail "coordinators.sessionServer.url and coordinators.sessionServer.existingSecret are both set: leave out one" -}}
 {{- end -}}
+{{- if and (ne $values.coordinators.service.type "ClusterIP") (not $values.tls.enabled) -}}
+{{- fail (printf "coordinators.service.type is %s, and tls.enabled is false: other machines could use it, in plaintext. Set tls.enabled, or put a proxy with TLS before the ClusterIP" $values.coordinators.service.type) -}}
+{{- end -}}
 {{- if $values.tls.enabled -}}
 {{- $needed := list "coordinatorSecret" -}}
 {{- if $values.targets.replicas -}}{{- $needed = append $needed "targetSecret" -}}{{- end -}}
