@@ -58,7 +58,7 @@ def check(
     """Check, print the report, and exit with 1 if a check failed."""
     credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, server_name=tls_name)
     if address:
-        commands = {f"texts during: {command}": partial(_run_command, command) for command in disturb or []}
+        commands = {f"texts during: {command}": partial(run_command, command) for command in disturb or []}
         outcomes = asyncio.run(_check_service(address, credentials, commands, max_tokens))
     else:
         cluster = Cluster(release, namespace, context)
@@ -108,7 +108,8 @@ async def _check_service(
     return outcomes
 
 
-async def _run_command(command: str) -> None:
+async def run_command(command: str) -> None:
+    """Run a command of the shell. Raises RuntimeError if it fails."""
     process = await asyncio.create_subprocess_shell(command, stdin=subprocess.DEVNULL)
     if await process.wait():
         raise RuntimeError(f"{command!r} ended with {process.returncode}")

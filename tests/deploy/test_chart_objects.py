@@ -179,7 +179,7 @@ def test_jobs_are_those_of_the_rules() -> None:
 
 
 def jobs_of(kind: str, endpoints: str) -> set[str]:
-    """Return the jobs that monitors of a kind give to what they read."""
+    """Return the jobs in the monitors of a kind."""
     monitors = [each["spec"] for each in rendered("everything") if each["kind"] == kind]
     rules = [rule for monitor in monitors for endpoint in monitor[endpoints] for rule in endpoint["relabelings"]]
     return {rule["replacement"] for rule in rules if rule["targetLabel"] == "job"}

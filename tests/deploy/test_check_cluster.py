@@ -6,11 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from deploy.helm.check_cluster import run_command
 from deploy.helm.cluster import Cluster
 from deploy.helm.service_checks import PROMPTS, ServiceChecks
 from specd.rpc.credentials import PLAIN
@@ -35,7 +38,7 @@ async def test_texts_are_the_same_while_a_target_is_killed(tmp_path: Path) -> No
         assert len(targets) == 2
         report = tmp_path / "report.json"
         kill = ("--disturb", f"kill -9 {targets[0]}")
-        done = check("--address", address, "--max-tokens", "48", "--json", str(report), *kill)
+        done = check("--address", address, "--max-tokens", "24", "--json", str(report), *kill)
         assert done.returncode == 0, done.stdout + done.stderr
         compared, disturbed = json.loads(report.read_text())
         assert compared["figures"]["equal"] == compared["figures"]["texts"] == len(PROMPTS)
@@ -44,20 +47,17 @@ async def test_texts_are_the_same_while_a_target_is_killed(tmp_path: Path) -> No
         assert disturbed["figures"]["failed"] == disturbed["figures"]["wrong"] == 0
         assert "passed  texts during: kill -9" in done.stdout
 
-        # What it must not let pass: a text that is another one, and a command that fails.
+        # Neither another text nor a command that fails may pass.
         async with ServiceChecks(address, PLAIN, prompts=PROMPTS[:1], max_tokens=8) as checks:
             assert (await checks.compare()).passed
+            short: Any = {"num_sessions": 1, "seconds_after": 0.0}
+            outcome = await checks.under_load("a command", partial(run_command, "false"), **short)
+            assert (outcome.passed, outcome.figures["wrong"]) == (False, 0)
+            assert outcome.problem == "the disturbance failed: 'false' ended with 1"
             checks.expected[0] += "!"
-            outcome = await checks.under_load("wrong", nothing, num_sessions=1, seconds_after=0.0)
+            outcome = await checks.under_load("a text", partial(run_command, "true"), **short)
             assert not outcome.passed
             assert "texts are not those of the undisturbed service" in outcome.problem
-        done = check("--address", address, "--max-tokens", "4", "--disturb", "false")
-        assert done.returncode == 1
-        assert "FAILED  texts during: false" in done.stdout
-
-
-async def nothing() -> None:
-    pass
 
 
 def test_a_service_that_is_away_is_a_check_that_failed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 {{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{- /* The labels that never change, of pods and of what selects them; of a list: the chart and a component. */}}
+{{- /* The labels of pods by which Deployments and Services select them; of a list: the chart and a component. */}}
 {{- define "specd.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
