@@ -90,13 +90,16 @@ def test_addresses_outside_of_the_cluster_are_in_slices_of_their_families() -> N
 def test_another_model_has_other_workers_and_new_coordinators() -> None:
     """A coordinator refuses the weights that it does not know: it may not look up workers of the next model."""
     pair = {"targets": {"model": "a"}, "drafts": {"model": "b"}}
+    tls = {"enabled": True, **{f"{name}Secret": name for name in ("coordinator", "gateway", "target", "draft")}}
+    secrets = {"tls": tls, "tokensSecret": "tokens"}
     changes: dict[str, Any] = {
         "another target": {"targets": {"model": "c"}, "drafts": {"model": "b"}},
         "another version": {**pair, "images": {"tag": "9.9.9"}},
+        "TLS": {**pair, **secrets},
         "more memory": {"targets": {"model": "a", "settings": {"cache-bytes": "1GiB"}}, "drafts": {"model": "b"}},
     }
     before = revisions(pair)
-    assert [revisions(changes[name]) == before for name in changes] == [False, False, True]
+    assert [revisions(changes[name]) == before for name in changes] == [False, False, False, True]
 
 
 def revisions(values: Any) -> tuple[str, ...]:

@@ -33,13 +33,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 
 {{- /*
 Coordinators refuse a target with other weights than the first one's, and processes of one release belong together. So
-workers have a label for model and image, the Services of workers select it, and coordinators are replaced with it: a
-change of the model leads new coordinators to new workers, and old ones keep the old.
+workers have a label for model, image and TLS, the Services of workers select it, and coordinators are replaced with it:
+a change leads new coordinators to new workers, and old ones keep the old.
 */}}
 {{- define "specd.revision" -}}
 {{- $root := index . 0 -}}{{- $values := index . 1 -}}
 {{- $settings := pick $values.settings "self-draft" "kv-bits" "kv-group-size" -}}
-{{- list $values.model $settings (include "specd.workerImage" .) | toJson | sha256sum | trunc 10 }}
+{{- list $values.model $settings $root.Values.tls.enabled (include "specd.workerImage" .) | toJson | sha256sum | trunc 10 }}
 {{- end }}
 
 {{- /* The names under which clients in the cluster reach the gateways, and those of the values. */}}
