@@ -88,7 +88,7 @@ class ServiceChecks:
         }
         problem = f"other texts without a near tie: {', '.join(wrong)}" if wrong else ""
         if not proposed:
-            problem = "no token was proposed: speculation was not tried"
+            problem = problem or "no token was proposed: speculation was not tried"
         return Outcome("texts with and without speculation", not problem, figures, problem)
 
     async def under_load(

@@ -63,7 +63,7 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def running(self, container: Object) -> AsyncIterator[None]:
-        """Run a container for the length of a block; afterwards it must end well within its pod's time."""
+        """Run a container for the length of a block; afterwards SIGTERM must end it well."""
         process = container["args"][1]
         arguments = [self.here(argument, process) for argument in container["args"]]
         # This machine has its own cache, with measured costs.
@@ -76,8 +76,12 @@ class Machine:
         finally:
             assert started.returncode is None, f"the {process} ended with {started.returncode}"
             started.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                assert await started.wait() == 0, process
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    assert await started.wait() == 0, process
+            except TimeoutError:
+                started.kill()
+                raise
 
     async def probe(self, container: Object, kind: str) -> bool:
         """Return whether a probe of a container succeeds, as the kubelet asks."""
