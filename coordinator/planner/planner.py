@@ -307,7 +307,10 @@ class SessionPlanner:
             window.num_rounds += 1
             window.num_drafted += num_drafted
             window.measured_seconds += round_.seconds
-            window.expected_seconds += self._shared.costs.seconds(window.num_active, num_drafted)
+            # Others in the step may have had more tokens, such as looked-up ones.
+            step = verdict.exchange
+            num_others = step.step_tokens / step.num_sessions - 1 - num_drafted
+            window.expected_seconds += self._shared.costs.seconds(window.num_active, num_drafted, num_others)
             self._shared.measured_seconds += round_.seconds / window.num_active
         # The target's own count of what it accepted: a text that ends rejects nothing.
         if self._sources.k is None and num_drafted:

@@ -105,6 +105,22 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
     assert abs(seconds[8] - (costs(1, 3) + costs(1, 8)) / 2) < 0.0005
 
 
+def test_looked_up_tokens_of_others_in_the_step_do_not_make_rounds_without_them_dear() -> None:
+    planner = Simulation(World()).planner
+    sessions = [planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="") for _ in range(4)]
+    seconds = planner.costs.seconds(4, 0, 2.0)
+    alone = round_of(0, 0, seconds=seconds)
+    beside_others = replace(
+        alone, verdict=replace(alone.verdict, exchange=replace(alone.verdict.exchange, num_sessions=4, step_tokens=12))
+    )
+    for _ in range(40):
+        for session in sessions:
+            session.observe(session.plan(), beside_others)
+    assert abs(planner.costs.seconds(4, 0, 2.0) / seconds - 1) < 0.01
+    (measured,) = planner.costs.measured.values()
+    assert measured.num_rounds > 20
+
+
 def test_fast_rounds_of_one_client_do_not_change_the_plans_of_another() -> None:
     """They would tell the other how well the first one's text is guessed (vllm-project/vllm#57533)."""
     planner, match = Simulation(World()).planner, Match(TokenSource.LOOKUP, [1] * 32, 3)
