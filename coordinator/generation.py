@@ -113,9 +113,10 @@ class Generation:
         Raises ResourceExhaustedError, InvalidRequestError, CannotResumeError, NotFoundError, ConflictError,
         UnavailableError, or InternalError when the target refuses or breaks.
         """
-        request, admission = self._request, self._shared.admission
-        with admission.place(request.client, request.client_limits.max_sessions) as place:
-            async with self._kept_session():
+        request, shared = self._request, self._shared
+        client, limits = request.client, request.client_limits
+        with shared.admission.place(client, limits.max_sessions) as place:
+            async with shared.quotas.held(client, limits), self._kept_session():
                 await self._open(place)
                 async with self._rounds(place) as rounds:
                     async for round_ in rounds:

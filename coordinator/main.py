@@ -145,6 +145,7 @@ async def _start(
     await _keep_sessions(settings, coordinator, file)
     if settings.session_server:
         connections.push_async_callback(coordinator.keeper.close)
+        connections.push_async_callback(coordinator.quotas.close)
     coordinator.begin_trace = begin_trace
     connections.push_async_callback(coordinator.renderer.close)
     connections.push_async_callback(coordinator.replicas.keep_learnt)
@@ -182,6 +183,7 @@ async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator
     elif settings.session_server:
         try:
             from coordinator.sessions.session_server import SessionServer
+            from coordinator.sessions.shared_quotas import SharedQuotas
         except ImportError as error:
             raise StartupError(
                 "sessions cannot be kept on a server: install specd[valkey], which has its client, or set no server"
@@ -190,3 +192,4 @@ async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator
         coordinator.keep_sessions(
             SessionServer(settings.session_server, model, store, settings.session_idle_seconds, on_failure)
         )
+        coordinator.quotas = SharedQuotas(settings.session_server)

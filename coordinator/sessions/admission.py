@@ -11,6 +11,7 @@ from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.fairness import Fairness
 from coordinator.sessions.place import ClientPlaces, Place
+from coordinator.sessions.quota import sessions_error
 from specd.errors import ResourceExhaustedError, SpecdError
 from specd.step_costs import MovingAverage
 
@@ -69,12 +70,7 @@ class Admission:
         """
         client = self._clients.get(name) or ClientPlaces(next(self._turns))
         if max_sessions is not None and len(client.present) >= max_sessions:
-            raise ResourceExhaustedError(
-                "CLIENT_SESSIONS",
-                f"this client has {len(client.present)} requests that run or wait, and may have no more: wait until "
-                "one has ended",
-                retry_after_seconds=self._until(1),
-            )
+            raise sessions_error(len(client.present), self._until(1))
         if self._num_present - self.num_paused >= self._max_present:
             self._make_way_for(client)
         place = Place(client)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -24,42 +20,24 @@ from specd.errors import ConflictError, NotFoundError, UnavailableError
 from specd.supervisor import Child, Stack
 from specd.text.chat import Chat
 from tests.e2e.faults import ENVIRONMENT
+from tests.e2e.session_servers import BINARY, LocalServer
 
-BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no valkey-server and no redis-server")
 IDLE_SECONDS = 100.0
 
 
-class Server:
-    """A real server, which a test can kill."""
-
-    def __init__(self, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{port}"
-        assert BINARY is not None
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
-        self.process = subprocess.Popen([BINARY, *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                return
-            time.sleep(0.02)
-        raise AssertionError("the server does not come")
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with LocalServer(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 class Coordinator:
     """The part of a coordinator that keeps sessions."""
 
-    def __init__(self, server: Server, model: str, *, lease_seconds: float = 30.0, idle: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self, server: LocalServer, model: str, *, lease_seconds: float = 30.0, idle: float = IDLE_SECONDS
+    ) -> None:
         self.num_unsaved = 0
         self.store = SessionStore(idle, 1000, time.time, time.monotonic)
         self.keeper = SessionServer(server.url, model, self.store, idle, self.count, lease_seconds=lease_seconds)
@@ -98,7 +76,7 @@ class Coordinator:
 
 
 @pytest.fixture
-async def pair(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
+async def pair(server: LocalServer, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
     """Two coordinators, with keys that no other test has."""
     lease = getattr(request, "param", 30.0)
     one, two = (Coordinator(server, request.node.name, lease_seconds=lease) for _ in range(2))
@@ -165,7 +143,7 @@ async def test_a_coordinator_that_slept_beyond_its_lease_keeps_nothing(pair: tup
     assert await two.get("s") == [1, 7, 8]
 
 
-async def test_owners_and_models_are_kept_apart(server: Server, pair: tuple[Coordinator, Coordinator]) -> None:
+async def test_owners_and_models_are_kept_apart(server: LocalServer, pair: tuple[Coordinator, Coordinator]) -> None:
     one, two = pair
     await one.turn("s", [1], "a")
     await one.turn("t", [2], "b")
@@ -193,7 +171,7 @@ async def test_lists_are_in_the_order_of_use_and_deleted_sessions_are_gone(
         await one.get("z")
 
 
-async def test_sessions_expire(server: Server) -> None:
+async def test_sessions_expire(server: LocalServer) -> None:
     one, two = (Coordinator(server, "expiring", idle=0.2) for _ in range(2))
     await one.turn("s", [1])
     assert await two.list() == ["s"]
@@ -227,7 +205,7 @@ async def test_turns_at_two_coordinators_at_once_are_each_kept_once(pair: tuple[
 
 
 async def test_where_the_server_is_away_turns_are_not_kept_and_sessions_refused(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = LocalServer(tmp_path)
     one = Coordinator(server, "m")
     await one.turn("s", [1])
     running = await one.begin("s")
@@ -254,7 +232,7 @@ async def test_a_damaged_session_is_no_session(pair: tuple[Coordinator, Coordina
         await two.get("s")
 
 
-async def test_coordinators_share_their_sessions(stack: Stack, server: Server, tmp_path: Path) -> None:
+async def test_coordinators_share_their_sessions(stack: Stack, server: LocalServer, tmp_path: Path) -> None:
     """Turns at one, the other, and the one that was killed in between, as if all were at one."""
     options = [f"--target={stack.target.facts['address']}", "--draft=none", f"--session-server={server.url}"]
 
