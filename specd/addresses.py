@@ -15,8 +15,10 @@ def check_address(address: str, *, form: str = "HOST:PORT or unix:PATH", least_p
     if address.startswith("unix:") and len(address) > len("unix:"):
         return address
     host, colon, port = address.rpartition(":")
-    if not (colon and host and re.fullmatch("[0-9]+", port)) or re.match("[a-z]+://[^/]", address):
-        raise ValueError(f"{address!r} is not an address: write {form}")
+    is_host = ":" not in host or re.fullmatch(r"\[[0-9A-Fa-f:.]+(%.+)?\]|[a-z][a-z0-9+.-]*:.*", host)
+    if not (colon and host and is_host and re.fullmatch("[0-9]+", port)) or re.match("[a-z]+://[^/]", address):
+        brackets = "" if is_host else ", an IPv6 address in brackets"
+        raise ValueError(f"{address!r} is not an address: write {form}{brackets}")
     if len(port) > len(str(_MOST_PORT)) or not least_port <= int(port) <= _MOST_PORT:
         raise ValueError(f"{address!r} has the port {port}: it must be {least_port} to {_MOST_PORT}")
     return address

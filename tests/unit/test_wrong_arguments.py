@@ -60,6 +60,8 @@ def port() -> Iterator[str]:
     [
         ("127.0.0.1", "'127.0.0.1' is not an address: write HOST:PORT"),
         ("127.0.0.1:abc", "'127.0.0.1:abc' is not an address: write HOST:PORT"),
+        ("DNS:host:5", "'DNS:host:5' is not an address: write HOST:PORT"),
+        ("::1:5", ", an IPv6 address in brackets"),
         ("http://127.0.0.1:1", "'http://127.0.0.1:1' is not an address: write HOST:PORT"),
         ("127.0.0.1:70000", "'127.0.0.1:70000' has the port 70000: it must be 1 to 65535"),
         ("127.0.0.1:0", "'127.0.0.1:0' has the port 0: it must be 1 to 65535"),
