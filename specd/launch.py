@@ -98,6 +98,8 @@ def _check_addresses(settings: Any) -> None:
     """Raise StartupError if a process cannot listen at its addresses."""
     from specd.listening import hold, hold_for_metrics
 
+    if getattr(settings, "follow", ""):  # a follower has no address
+        return
     with hold(settings.listen), hold_for_metrics(getattr(settings, "metrics_listen", "")):  # the gateway has one port
         pass
 

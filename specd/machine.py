@@ -94,3 +94,9 @@ def nvidia_gpus(root: Path = Path("/")) -> list[str]:
         return [name.strip() for name in given.split(",") if name.strip()]
     directory = root / "proc/driver/nvidia/gpus"
     return [str(i) for i in range(len(list(directory.iterdir())))] if directory.is_dir() else []
+
+
+def gpu_of(index: int, num_targets: int) -> dict[str, str]:
+    """Return the environment that gives one of several targets its own NVIDIA GPU, if there are any."""
+    gpus = nvidia_gpus() if num_targets > 1 else []
+    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}

@@ -28,6 +28,9 @@ def _check_draft_tokens(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(check_address)]
 Addresses = Annotated[str, AfterValidator(check_addresses)]
+OptionalAddress = Annotated[
+    str, AfterValidator(lambda address: "" if address in {"", "none"} else check_address(address))
+]
 OptionalAddresses = Annotated[str, AfterValidator(check_optional_addresses)]
 MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
 Endpoint = Annotated[str, AfterValidator(check_endpoint)]

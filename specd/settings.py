@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 from specd.addresses import is_local, split_addresses
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
+from specd.rank_settings import RankSettings
 from specd.setting_types import (
     MAX_NUM_DRAFT_TOKENS,
     Address,
@@ -191,8 +192,9 @@ class ListenerSettings(CertificateSettings):
         if not (is_local(self.listen) or (self.tls_cert and (self.tls_ca or self.asks_for_tokens))):
             tokens = " or --tokens" if "tokens" in type(self).model_fields else ""
             raise ValueError(_OPEN.format(what="listen", address=self.listen, credentials=f"--tls-ca{tokens}"))
-        if self.metrics_listen and not (is_local(self.metrics_listen) or self.tls_ca):
-            raise ValueError(_OPEN.format(what="metrics_listen", address=self.metrics_listen, credentials="--tls-ca"))
+        for name in ("metrics_listen", "ranks_listen"):
+            if (address := getattr(self, name, "")) and not (is_local(address) or self.tls_ca):
+                raise ValueError(_OPEN.format(what=name, address=address, credentials="--tls-ca"))
         return self
 
 
@@ -260,7 +262,7 @@ class DraftWorkerSettings(WorkerSettings):
     )
 
 
-class TargetWorkerSettings(WorkerSettings):
+class TargetWorkerSettings(WorkerSettings, RankSettings):
     """Settings of `specd target-worker`."""
 
     table = "target-worker"

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 import structlog
 
 from specd.addresses import from_here
-from specd.machine import nvidia_gpus
+from specd.machine import gpu_of
 from specd.startup_error import StartupError
 from specd.supervised import BEAT_SECONDS, SUPERVISOR_FD_VARIABLE
 
@@ -57,6 +57,8 @@ class Child:
     # Called with the progress of the start: a stage, and for a download the bytes.
     on_progress: Callable[[Mapping[str, Any]], None] | None = None
     facts: dict[str, str] = field(default_factory=dict)
+    # Processes with further parts of the same model. They start, end and restart together with this one.
+    followers: Sequence[Child] = ()
     process: asyncio.subprocess.Process | None = None
     # A child stops when this socket closes, so that it does not outlive its supervisor.
     _lifeline: asyncio.StreamWriter | None = None
@@ -70,7 +72,15 @@ class Child:
         return self.process.pid
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready. Raises StartupError if it ends first."""
+        """Start the process, with its followers, and wait until it is ready. Raises StartupError if it ends first."""
+        try:
+            await _together(self._start(), *(follower.start() for follower in self.followers))
+        except BaseException:
+            if self.followers:
+                self.kill()
+            raise
+
+    async def _start(self) -> None:
         self._close_lifeline()
         ours, theirs = socket.socketpair()
         reader, self._lifeline = await asyncio.open_connection(sock=ours)
@@ -128,7 +138,7 @@ class Child:
         while True:
             assert self.process is not None
             began_at = time.monotonic()
-            code = await self.process.wait()
+            code = await self._end()
             if time.monotonic() - began_at > _STABLE_SECONDS:
                 num_restarts = 0
             if num_restarts == _MOST_RESTARTS:
@@ -146,8 +156,27 @@ class Child:
             except (StartupError, OSError) as error:
                 log.error("the restart failed", name=self.name, error=str(error))
 
+    async def _end(self) -> int:
+        """Wait for the end of the process or of a follower, end the others, and return the exit code."""
+        assert self.process is not None
+        if not self.followers:
+            return await self.process.wait()
+        processes = [each.process for each in (self, *self.followers) if each.process is not None]
+        ends = [asyncio.ensure_future(process.wait()) for process in processes]
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        self.kill()
+        await asyncio.gather(*ends)
+        return ended.pop().result()
+
+    def kill(self) -> None:
+        """Kill the process and its followers, if they run."""
+        for child in (self, *self.followers):
+            if child.process is not None and child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+
     async def stop(self) -> None:
-        """Stop the process, and kill it if it does not stop."""
+        """Stop the process, and kill it if it does not stop. Its followers stop with it."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -160,6 +189,8 @@ class Child:
         self._close_lifeline()
         if self._passing_on is not None:
             await asyncio.wait({self._passing_on}, timeout=_LAST_LINES_SECONDS)
+        for follower in self.followers:
+            await follower.stop()
 
     async def _end_if_silent(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         """Kill the process when its beats stop, because it hangs. Its sessions continue with the next process.
@@ -195,15 +226,21 @@ class Child:
             self._lifeline = None
 
 
+async def _together(*starts: Coroutine[Any, Any, None]) -> None:
+    """Wait for all starts. If one fails, cancel the others, and raise its error."""
+    starting = [*map(asyncio.ensure_future, starts)]
+    try:
+        await asyncio.gather(*starting)
+    except BaseException:
+        for start in starting:
+            start.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        raise
+
+
 def target_names(number: int) -> list[str]:
     """Return the names of the target workers of a Stack."""
     return ["target-worker", *(f"target-worker {i}" for i in range(2, number + 1))]
-
-
-def gpu_of(index: int, num_targets: int) -> dict[str, str]:
-    """Return the environment that gives one of several targets its own NVIDIA GPU, if there are any."""
-    gpus = nvidia_gpus() if num_targets > 1 else []
-    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
 
 
 class Stack:
@@ -218,6 +255,7 @@ class Stack:
         target: str,
         draft: str,
         num_targets: int = 1,
+        num_ranks: int = 1,
         listen: str = "127.0.0.1:0",
         insecure: bool = False,
         http: str = "",
@@ -232,7 +270,8 @@ class Stack:
         """Serve these models at `listen`, and over HTTP at `http`; "" means no draft or no gateway, port 0 any free.
 
         `num_targets` processes hold the target and share the sessions. Each has one of the machine's NVIDIA GPUs for
-        itself, while there are any left.
+        itself, while there are any left. With several ranks, each of them has followers, which hold parts of the
+        target.
 
         If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
@@ -273,12 +312,22 @@ class Stack:
         self.draft = (
             child("draft-worker", *metrics_options, "--model", draft, "--listen", draft_address) if draft else None
         )
-        self.targets = [
-            child(
-                name, *metrics_options, "--model", target, "--listen", address, own_environment=gpu_of(i, num_targets)
-            )
-            for i, (name, address) in enumerate(zip(names, target_addresses, strict=True))
-        ]
+        self.targets = []
+        for i, (name, address) in enumerate(zip(names, target_addresses, strict=True)):
+            roles = [["--listen", address]]
+            if num_ranks > 1:
+                roles[0] += ["--ranks", str(num_ranks), "--ranks-listen", f"{address}-ranks"]
+                roles += [["--follow", f"{address}-ranks", "--rank", str(rank)] for rank in range(1, num_ranks)]
+            first, *followers = [
+                child(
+                    f"{name} (rank {rank})" if rank else name,
+                    *(*metrics_options, "--model", target, *role),
+                    own_environment=gpu_of(i * num_ranks + rank, num_targets * num_ranks),
+                )
+                for rank, role in enumerate(roles)
+            ]
+            first.followers = followers
+            self.targets.append(first)
         insecurely = ["--insecure"] if insecure else []
         self.gateway = child("gateway", "--listen", http, *insecurely) if http else None
         self._watching: dict[Child, asyncio.Task[None]] = {}
@@ -301,16 +350,12 @@ class Stack:
 
     async def __aenter__(self) -> Stack:
         """Start all processes. Raises StartupError if one fails."""
-        starting = [asyncio.ensure_future(self._start(child)) for child in self.children if child is not self.gateway]
         try:
-            await asyncio.gather(*starting)
+            await _together(*(self._start(child) for child in self.children if child is not self.gateway))
             if self.gateway is not None:  # it needs the coordinator's address
                 self.gateway.command += ["--coordinator", from_here(self.address)]
                 await self._start(self.gateway)
         except BaseException:
-            for start in starting:
-                start.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
             await self._stop()
             raise
         return self
@@ -344,8 +389,7 @@ class Stack:
     def kill(self) -> None:
         """Kill all processes."""
         for child in self.children:
-            if child.process is not None and child.process.returncode is None:
-                child.process.kill()
+            child.kill()
 
     async def _stop(self) -> None:
         for watch in self._watching.values():

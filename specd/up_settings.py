@@ -55,6 +55,12 @@ class UpSettings(Settings):
         description="Processes that hold the target and share the sessions: one for each GPU. If there are fewer "
         "GPUs, they share the machine's memory and cores.",
     )
+    target_ranks: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that hold each target together, each a part: for one that is larger than a GPU.",
+    )
     lookup: bool = Field(True, description=CoordinatorSettings.model_fields["lookup"].description)
     listen: Address = Field(DEFAULT_ADDRESS, description="gRPC address for clients: HOST:PORT or unix:PATH.")
     insecure: bool = Field(False, description="Admit every caller that reaches the address, also from other machines.")
@@ -109,6 +115,8 @@ class UpSettings(Settings):
     @property
     def self_draft(self) -> str:
         """The draft in the target worker, or "" without one."""
+        if self.target_ranks > 1:
+            return ""
         if self.draft == OWN_HEAD and not self.draft_model:
             return OWN_HEAD
         return self.draft_model if self.draft_in_target else ""
@@ -118,6 +126,9 @@ class UpSettings(Settings):
         given = self.lookup if "lookup" in self.model_fields_set else None
         if self.draft == _LOOKUP and given is False:
             raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
+        if self.target_ranks > 1 and self.draft_in_target:
+            pair = f"--target-ranks {self.target_ranks} and --draft-in-target"
+            raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")
         if self.draft_in_target and not self.self_draft:
             pair = f"--draft {self.draft or 'none'} and --draft-in-target"
             raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")

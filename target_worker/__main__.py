@@ -4,6 +4,7 @@
 import specd.launch
 from specd.identity.certificates import check_certificates
 from specd.settings import TargetWorkerSettings
+from specd.startup_error import StartupError
 from specd.supervised import supervisor
 from specd.vocabulary import OWN_HEAD
 from specd.worker.model.outline import check_directories
@@ -16,4 +17,13 @@ def check_models(settings: TargetWorkerSettings) -> None:
         check_directories(settings.model, draft, in_target=True)
 
 
-specd.launch.launch("target-worker", TargetWorkerSettings, check_certificates, check_models)
+def check_ranks(settings: TargetWorkerSettings) -> None:
+    """Raise StartupError if the worker cannot be one of several ranks."""
+    if settings.takes_part and settings.self_draft not in {"", OWN_HEAD}:
+        raise StartupError(
+            f"wrong settings: self_draft is {settings.self_draft}, but a target with several ranks has no draft of its "
+            "own: serve the draft with a draft worker"
+        )
+
+
+specd.launch.launch("target-worker", TargetWorkerSettings, check_certificates, check_models, check_ranks)

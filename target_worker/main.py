@@ -12,6 +12,11 @@ async def run(settings: TargetWorkerSettings) -> None:
     blas = load_blas(settings.blas_threads)
 
     # MLX comes in here, after its BLAS.
+    from specd.worker.ranks.follower import run_follower
+
+    if settings.follow:
+        await run_follower(settings, blas=blas)
+        return
     from specd.v1 import target_pb2_grpc
     from specd.worker.main import run_worker
     from specd.worker.model.calibration import VERIFIES
@@ -28,5 +33,6 @@ async def run(settings: TargetWorkerSettings) -> None:
         add_service=lambda worker, server: target_pb2_grpc.add_TargetServiceServicer_to_server(
             TargetService(worker), server
         ),
-        self_draft=settings.self_draft,
+        self_draft=settings.self_draft if not settings.takes_part else "",
+        ranks=settings if settings.takes_part else None,
     )

@@ -140,7 +140,7 @@ class Preflight:
 
     def _shares(self) -> dict[str, str | None]:
         """Return the options by which several targets on this machine share its memory and cores."""
-        number = self.settings.targets
+        number = self.settings.targets * self.settings.target_ranks
         share = -(-number // max(len(nvidia_gpus()), 1))
         own = load_settings(TargetWorkerSettings, {}) if share > 1 else None
         values = {name: str(max(getattr(own, name) // share, 1)) for name in _SHARED} if own else {}

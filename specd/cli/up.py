@@ -73,6 +73,7 @@ async def _up(preflight: Preflight, is_brief: bool) -> None:
         target=settings.target,
         draft=draft,
         num_targets=settings.targets,
+        num_ranks=settings.target_ranks,
         listen=settings.listen,
         insecure=settings.insecure,
         http=settings.http,

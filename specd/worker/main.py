@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +18,15 @@ import structlog
 
 from specd.cache_footprint import CacheFootprint
 from specd.errors import StartupError
-from specd.identity.certificates import load_certificates
+from specd.identity.certificates import Certificates, load_certificates
 from specd.identity.roles import Role
+from specd.machine import available_memory
 from specd.model_info import encoder_conflict, tokenizer_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
-from specd.settings import WorkerSettings
+from specd.settings import TargetWorkerSettings, WorkerSettings
 from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
 from specd.vocabulary import OWN_HEAD
@@ -42,7 +43,10 @@ from specd.worker.model.files import is_head
 from specd.worker.model.fingerprint import whole_fingerprint
 from specd.worker.model.head_trial import HeadTrial
 from specd.worker.model.loader import LoadedModel, load
+from specd.worker.model.sharding import Shard
 from specd.worker.model_service import ModelService
+from specd.worker.ranks.gathering import Gathering
+from specd.worker.ranks.ranks import Ranks
 from specd.worker.sampling.sampler import NonFiniteLogitsError
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.head_draft import HeadDraft
@@ -64,6 +68,8 @@ _SWITCH_SECONDS = 0.0005
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
 # The most seconds for the first passes of each width and length of buffers.
 _REHEARSAL_SECONDS = 8.0
+# The time after which idle followers learn which sessions have ended.
+_FLUSH_SECONDS = 1.0
 # The most seconds that a start waits for the fingerprint of the whole model.
 _FINGERPRINT_SECONDS = 1.0
 
@@ -78,11 +84,12 @@ async def run_worker(
     rehearse: Callable[[LoadedModel], Steps[None]],
     add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
     self_draft: str = "",
+    ranks: TargetWorkerSettings | None = None,
 ) -> None:
     """Run a worker process. Raises StartupError when it cannot start.
 
     `self_draft` is the model or the head with which a target worker proposes tokens itself, OWN_HEAD the head in its
-    model's own files, and "" nothing.
+    model's own files, and "" nothing. With `ranks`, the settings of a target worker, followers hold parts of its model.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     on_cpu = mx.default_device().type == mx.cpu
@@ -103,7 +110,9 @@ async def run_worker(
         engine = Engine(mx.clear_streams, on_failure=lambda: os._exit(1))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
-        loading: asyncio.Future[Any] = engine.submit(_load(settings, blas, workload, rehearse, self_draft))
+        loading: asyncio.Future[Any] = engine.submit(
+            _load(settings, certificates, blas, workload, rehearse, self_draft, ranks)
+        )
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # no state is lost, and this is the only way to interrupt a download
@@ -131,7 +140,7 @@ async def run_worker(
                     metrics,
                     chunk,
                     costs,
-                    runs_ahead=not on_cpu,
+                    runs_ahead=not on_cpu and loaded.ranks is None,  # a plan has the tokens as numbers
                     whole_fingerprint=loaded.fingerprint,
                     logit_rounding=loaded.calibration.logit_rounding,
                     self_draft=drafting,
@@ -143,11 +152,7 @@ async def run_worker(
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             # A draft computes its prefixes again in less time.
             kept = [drafting.prefixes, prefixes] if isinstance(drafting, ModelDraft) else [prefixes]
-            memory = MemoryWatch(engine, caches, kept, reserve_bytes=settings.memory_reserve_bytes)
-            watching = [
-                asyncio.ensure_future(end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1))),
-                asyncio.ensure_future(memory.run()),
-            ]
+            watching = [*map(asyncio.ensure_future, _watches(settings, engine, caches, kept, loaded.ranks))]
             await stopping
             for watch in watching:
                 watch.cancel()
@@ -155,6 +160,31 @@ async def run_worker(
         finally:
             await server.stop(settings.shutdown_grace_seconds)
             await asyncio.to_thread(engine.stop)  # it waits for the running step
+            if loading.done() and not loading.exception() and (others := loading.result().result.ranks) is not None:
+                others.close()
+
+
+def _watches(
+    settings: WorkerSettings,
+    engine: Engine,
+    caches: CacheCapacity,
+    prefixes: Sequence[PrefixCache],
+    ranks: Ranks | None,
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Return what runs beside the sessions; the first of the prefix caches is freed first."""
+    available = available_memory if ranks is None else lambda: ranks.available_bytes(available_memory())
+    reserve_bytes = settings.memory_reserve_bytes
+    yield end_if_stuck(engine, settings.hang_seconds, lambda: os._exit(1))
+    yield MemoryWatch(engine, caches, prefixes, reserve_bytes=reserve_bytes, available=available).run()
+    if ranks is not None:
+        yield _flush(engine, ranks)
+
+
+async def _flush(engine: Engine, ranks: Ranks) -> None:
+    """Let idle followers drop what this process has dropped."""
+    while True:
+        await asyncio.sleep(_FLUSH_SECONDS)
+        engine.run_soon(ranks.flush)
 
 
 def _observer(
@@ -219,15 +249,20 @@ class _Loaded:
     fingerprint: Future[str]
     calibration: Calibration
     draft: tuple[LoadedModel, Calibration] | None  # a target's own draft model, or its head
+    ranks: Ranks | None = None
 
 
 def _load(
     settings: WorkerSettings,
+    certificates: Certificates | None,
     blas: str,
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
     self_draft: str,
+    ranks: TargetWorkerSettings | None,
 ) -> Steps[_Loaded]:
+    if ranks is not None:
+        return (yield from _load_part(ranks, certificates, blas, workload, rehearse))
     has_head = self_draft == OWN_HEAD or (self_draft and is_head(find(self_draft)))
     model = _read(settings, settings.model, blas, head=self_draft if has_head else "")
     fingerprint = whole_fingerprint(model.files)  # in the background
@@ -245,11 +280,30 @@ def _load(
     return _Loaded(model, fingerprint, calibration, None)
 
 
-def _read(settings: WorkerSettings, name: str, blas: str, *, head: str = "") -> LoadedModel:
+def _load_part(
+    settings: TargetWorkerSettings,
+    certificates: Certificates | None,
+    blas: str,
+    workload: Workload,
+    rehearse: Callable[[LoadedModel], Steps[None]],
+) -> Steps[_Loaded]:
+    """Load rank 0's part of a model, together with the followers."""
+    tell_supervisor(stage="waiting for followers")
+    gathering = Gathering(settings, certificates)
+    model = _read(settings, settings.model, blas, part=gathering.part)
+    fingerprint = whole_fingerprint(model.files)
+    others = gathering.ranks(fingerprint)
+    others.attach(model.network)
+    calibration = yield from _prepare(settings, model, workload, rehearse)
+    others.costs = calibration.costs
+    return _Loaded(model, fingerprint, calibration, None, others)
+
+
+def _read(settings: WorkerSettings, name: str, blas: str, *, head: str = "", part: Shard | None = None) -> LoadedModel:
     log.info("loading", model=name, blas=blas)
     tell_supervisor(stage="loading")
     quantised = {"kv_bits": settings.kv_bits, "kv_group_size": settings.kv_group_size}
-    return load(name, blas=blas, is_optimized=True, head=head, **quantised)
+    return load(name, blas=blas, is_optimized=True, head=head, part=part, **quantised)
 
 
 def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:

@@ -103,3 +103,8 @@ def spread(num_rows: int, compute: Callable[[slice], mx.array], *, axis: int, mu
     share = -(-num_rows // len(STREAMS.all) // multiple) * multiple
     shares = [slice(begin, min(begin + share, num_rows)) for begin in range(0, num_rows, share)]
     return mx.concatenate(share_out([partial(compute, rows) for rows in shares]), axis=axis)
+
+
+def use_one_stream() -> None:
+    """Compute on one stream in this thread from now on, so that collectives have an order."""
+    del STREAMS.all[1:]

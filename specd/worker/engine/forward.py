@@ -79,6 +79,9 @@ def _forward(feeds: Sequence[Feed]) -> list[Any]:
     if feeds[0].hidden is not None:
         head: Any = feeds[0].network
         return cast("list[Any]", head.compute(feeds))
+    with_others: Any = getattr(feeds[0].network, "compute_with_others", None)
+    if with_others is not None:  # other ranks hold parts of the network, and feed the same tokens
+        return cast("list[Any]", with_others(feeds, _forward_apart))
     sharing = feeds[0].cache.sharing
     if sharing is None:
         return _forward_apart(feeds)

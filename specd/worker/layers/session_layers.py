@@ -58,13 +58,29 @@ class Companion(Protocol):
         """Its memory by the number of tokens."""
 
 
+class Mirror(Protocol):
+    """The layers of the same session in other processes, which hold parts of the same network.
+
+    The other layers are rewound and copied with these. They are dropped once nothing refers to the mirror.
+    """
+
+    handle: int
+
+    def rewind(self, position: int) -> None:
+        """Forget all tokens but the first `position` there."""
+
+    def copy(self, position: int) -> Mirror:
+        """Return the mirror of a copy of the layers for the first `position` tokens."""
+
+
 class SessionLayers:
     """The caches of a network's layers, which all hold the session's first `num_fed` tokens.
 
     It counts tokens itself, because the first cache of some networks does not count. In a network with an encoder, the
     caches also hold the decoder's view of `source`, once `read` has ended. While sessions are computed together, their
     rows can be with an owner, `shared`, until someone asks for the caches. A network that has `make_companion` makes a
-    `companion`, such as the cache of a head.
+    `companion`, such as the cache of a head. One that has `make_mirror` is divided among
+    several ranks.
     """
 
     def __init__(self, network: Module) -> None:
@@ -73,6 +89,7 @@ class SessionLayers:
         self._caches = _empty(network)
         self.shared: RowsOwner | None = None
         self.companion: Companion | None = getattr(network, "make_companion", lambda: None)()
+        self.mirror: Mirror | None = getattr(network, "make_mirror", lambda: None)()
         self.num_fed = 0
         self.source: tuple[int, ...] = ()
 
@@ -143,6 +160,8 @@ class SessionLayers:
             self._caches, self.shared = _empty(self._network), None
         if self.companion is not None:
             self.companion.rewind(reached)
+        if self.mirror is not None:
+            self.mirror.rewind(reached)
         self.num_fed = reached
         return reached
 
@@ -153,6 +172,7 @@ class SessionLayers:
         layers = copy(self)
         layers._caches = caches
         layers.companion = self.companion and self.companion.copy(position)
+        layers.mirror = self.mirror and self.mirror.copy(position)
         layers.num_fed = position
         return layers
 

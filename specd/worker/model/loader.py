@@ -34,6 +34,7 @@ from specd.worker.model.directory import find
 from specd.worker.model.files import POSITIONS, SOURCE_POSITIONS, check_files, check_tokenizer, positive_number
 from specd.worker.model.fingerprint import FileState, hashed_files, quick_fingerprint, short_digest
 from specd.worker.model.head_loader import load_head
+from specd.worker.model.sharding import Shard, shard
 from specd.worker.model.special_tokens import end_tokens, start_token
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
@@ -74,7 +75,14 @@ class LoadedModel:
 
 
 def load(
-    name: str, *, blas: str, is_optimized: bool = False, kv_bits: int = 16, kv_group_size: int = 64, head: str = ""
+    name: str,
+    *,
+    blas: str,
+    is_optimized: bool = False,
+    kv_bits: int = 16,
+    kv_group_size: int = 64,
+    head: str = "",
+    part: Shard | None = None,
 ) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
@@ -82,7 +90,8 @@ def load(
     and take time in proportion to the rows. On Metal and CUDA they stay as stored. `is_optimized` selects the faster
     forms for a CPU; otherwise the network is mlx-lm's own. With 8 or 4 `kv_bits`, the caches of full attention are
     quantised in groups of `kv_group_size`. `head` names a head for the model, a directory or a repository; OWN_HEAD is
-    the one in the model's own files, if it has one.
+    the one in the model's own files, if it has one. With `part`, only this rank's part is read, and all ranks compute
+    the trials of the model together; then the network is mlx-lm's own.
 
     Raises StartupError if the model does not exist, or if specd cannot serve it.
     """
@@ -90,7 +99,7 @@ def load(
     check_files(directory)
     check_tokenizer(name, directory)
     try:
-        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size, head)
+        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size, head, part)
     except StartupError:
         raise
     except Exception as error:  # values in a config can cause any error of MLX, mlx-lm and this module
@@ -98,14 +107,21 @@ def load(
 
 
 def _load(
-    name: str, directory: Path, blas: str, is_optimized: bool, kv_bits: int, kv_group_size: int, head_name: str
+    name: str,
+    directory: Path,
+    blas: str,
+    is_optimized: bool,
+    kv_bits: int,
+    kv_group_size: int,
+    head_name: str,
+    part: Shard | None,
 ) -> LoadedModel:
     files = hashed_files(directory)
     on_cpu = mx.default_device().type == mx.cpu
     fingerprint = quick_fingerprint(directory)
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
-    network, config, tokenizer = read(name, directory)
+    network, config, tokenizer = read(name, directory, lazy=part is not None)
     if on_cpu:
         network.set_dtype(mx.float32)  # scales become float32 first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -114,6 +130,7 @@ def _load(
     else:
         maybe_set_recommended_wired_limit()
         precision, device = _stored_precision(config), f"gpu, {mx.device_info().get('device_name', 'unknown')}"
+    device += _divide(name, network, fingerprint, part)
     try:
         if SessionLayers(network).have_states:
             watch_cache_users(network, by_session=False)
@@ -124,7 +141,7 @@ def _load(
         expected = trial_logits(network, batches=False)
     except (ValueError, RuntimeError) as error:  # for example, the device has no kernel for a layer
         raise StartupError(f"cannot compute with the model {name}: {error}") from error
-    if on_cpu and is_optimized:
+    if on_cpu and is_optimized and part is None:  # replaced layers share out their work to several streams
         optimize(network, rows, lambda: agree(trial_logits(network, batches=False), expected))
     mx.eval(network.parameters())
 
@@ -146,9 +163,11 @@ def _load(
     footprint = _footprint(network)
     static, sharing = (
         choose_forms(network, batches=batches, context_length=most_tokens, bytes_per_token=footprint.bytes_for(1))
-        if not on_cpu  # attention over masked rows is slower there
+        # Attention over masked rows is slower on a CPU, and ranks that chose by their own times could differ.
+        if not on_cpu and part is None
         else (None, None)
     )
+    _meet(part, f"{batches=}")
     # Some models have more rows than tokens, for padding; in some, added tokens have no row.
     size = min(max(vocabulary.values()) + 1, rows)
     trained_source_length = positive_number(name, config, SOURCE_POSITIONS) or _T5_POSITIONS
@@ -184,6 +203,20 @@ def _load(
         files=files,
         head=_described(head, info) if head is not None else None,
     )
+
+
+def _divide(name: str, network: Module, fingerprint: str, part: Shard | None) -> str:
+    """Read a rank's part of a network, if it has one, and return what the description of the device then adds."""
+    if part is None:
+        return ""
+    shard(name, network, part)
+    part.meet(f"weights of {fingerprint}")
+    return f", {part.description}"
+
+
+def _meet(part: Shard | None, facts: str) -> None:
+    if part is not None:
+        part.meet(facts)
 
 
 def _with_head(network: Module, directory: Path, batches: bool, name: str) -> Head | None:
