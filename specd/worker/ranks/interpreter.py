@@ -50,8 +50,9 @@ class PlanInterpreter:
             case Operation.KIND_COPY:
                 self.layers[handle] = self.layers[operation.source].copy(position)
             case Operation.KIND_REWIND:
-                if (reached := self.layers[handle].rewind(position)) != position:
-                    raise ValueError(f"session {handle} was rewound to {reached}, and at rank 0 to {position}")
+                layers = self.layers[handle]
+                if position > layers.num_fed or layers.rewind(position) != position:
+                    raise ValueError(f"session {handle} cannot be rewound to {position}, as it was at rank 0")
             case Operation.KIND_DROP:
                 del self.layers[handle]
             case _:
