@@ -23,6 +23,7 @@ _SIZES = {
     "num_key_value_heads": 6,
     "intermediate_size": 192,
     "eos_token_id": 0,
+    "max_position_embeddings": 4096,
 }
 
 
