@@ -1,4 +1,4 @@
-"""A way to a server that can be long, cut or dead: a proxy between two Unix sockets."""
+"""A way to a server that can be long, cut or dead: a proxy between two Unix sockets, or two ports."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Wire:
-    """An async context manager that listens on one Unix socket and connects to another.
+    """An async context manager that listens on one Unix socket or HOST:PORT, and connects to another.
 
     Each piece of data is forwarded `delay_seconds` after its arrival, in order, with no limit to the data in between.
     While the wire is held nothing is forwarded, and neither end is told, as on half-open connections.
     """
 
     def __init__(self, listen: str, connect: str, delay_seconds: float = 0.0) -> None:
-        """Take the paths of the sockets."""
+        """Take the paths of the sockets, or HOST:PORT; with port 0, `port` is the one to connect to."""
         self.delay_seconds = delay_seconds
         self._listen = listen
         self._connect = connect
         self._server: asyncio.Server | None = None
+        self.port = 0
         self._connections: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
 
     async def __aenter__(self) -> Wire:
-        self._server = await asyncio.start_unix_server(self._accept, self._listen)
+        if self._listen.startswith("/"):
+            self._server = await asyncio.start_unix_server(self._accept, self._listen)
+        else:
+            host, _, port = self._listen.rpartition(":")
+            self._server = await asyncio.start_server(self._accept, host, int(port))
+            self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(
@@ -57,7 +63,11 @@ class Wire:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_unix_connection(self._connect)
+            if self._connect.startswith("/"):
+                far_reader, far_writer = await asyncio.open_unix_connection(self._connect)
+            else:
+                host, _, port = self._connect.rpartition(":")
+                far_reader, far_writer = await asyncio.open_connection(host, int(port))
         except OSError:  # the server is not there yet, and the caller will try again
             writer.close()
             return

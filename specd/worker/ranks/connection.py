@@ -131,6 +131,8 @@ class RankConnection:
             reason = f"{self.peer} has sent what is no message"
         except (OSError, ValueError) as error:
             reason = f"the connection to {self.peer} broke: {error}"
+        with self._lock:
+            self._socket.close()
         self._lost = reason
         self._received.put(None)
         if self._on_lost is not None:

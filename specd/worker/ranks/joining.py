@@ -63,7 +63,13 @@ def admit(
         log.info("waiting for followers", address=settings.ranks_listen, number=len(ranks))
         remind_at = time.monotonic() + _REMIND_SECONDS
         while len(members) < len(ranks):
-            if (come := door.next_caller(_RETRY_SECONDS)) is not None:
+            come = door.next_caller(_RETRY_SECONDS)
+            for rank, (connection, _) in [*members.items()]:
+                if connection.lost:
+                    log.warning("a follower has left", rank=rank, why=connection.lost)
+                    watch.discard(connection)
+                    del members[rank]
+            if come is not None:
                 connection, join = come
                 free = [rank for rank in ranks if rank not in members]
                 if refusal := _refusal(own, join, [*ranks], free):
@@ -75,11 +81,6 @@ def admit(
                 connection.is_welcome = True
                 watch.add(connection)
                 log.info("a follower is here", rank=rank, follower=connection.peer)
-            for rank, (connection, _) in [*members.items()]:
-                if connection.lost:
-                    log.warning("a follower has left", rank=rank, why=connection.lost)
-                    watch.discard(connection)
-                    del members[rank]
             if time.monotonic() > remind_at:
                 remind_at += _REMIND_SECONDS
                 missing = [rank for rank in ranks if rank not in members]
@@ -121,6 +122,8 @@ def join(address: str, own: Join, certificates: Certificates | None, watch: Watc
                 why = str(error)
             else:
                 if welcome.refusal:
+                    watch.discard(connection)
+                    connection.close()
                     raise StartupError(f"rank 0 at {address} refuses this follower: {welcome.refusal}")
                 return connection, welcome
         if time.monotonic() > remind_at:
@@ -165,19 +168,20 @@ def _joined(host: str, port: int) -> str:
 
 def _connect(address: str, certificates: Certificates | None) -> RankConnection:
     """Connect to rank 0. Raises OSError."""
-    if address.startswith("unix:"):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(address.removeprefix("unix:"))
+    with contextlib.ExitStack() as unless_it_fails:
+        if address.startswith("unix:"):
+            sock = unless_it_fails.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_HANDSHAKE_SECONDS)
+            unless_it_fails.enter_context(sock)
+            _set_up(sock)
+            if certificates is not None and (ca := certificates.files.ca) is not None:
+                context = client_context(ca, certificates.files.cert, certificates.files.key)
+                sock = context.wrap_socket(sock, server_hostname=Role.TARGET_WORKER.dns_name)
+        unless_it_fails.pop_all()
         return RankConnection(sock, "rank 0")
-    host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_HANDSHAKE_SECONDS)
-    _set_up(sock)
-    if certificates is None or certificates.files.ca is None:
-        return RankConnection(sock, "rank 0")
-    files = certificates.files
-    assert files.ca is not None
-    context = client_context(files.ca, files.cert, files.key)
-    return RankConnection(context.wrap_socket(sock, server_hostname=Role.TARGET_WORKER.dns_name), "rank 0")
 
 
 def _set_up(sock: socket.socket) -> None:
