@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specd.settings import EMBEDDED_TARGET
 from tests.e2e.processes import complaint, run_specd, start_specd
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,17 @@ def test_launchd_starts_a_process_as_the_page_installs_it(process: str, tmp_path
         "ProcessType": "Interactive",
         "StandardErrorPath": f"{tmp_path}/Library/Logs/specd.{process}.log",
     }
+
+
+async def test_a_follower_waits_with_what_launchd_gives_it() -> None:
+    agent = plistlib.loads((DEPLOY / "launchd" / "specd.target-follower.plist").read_bytes())
+    _, command, *arguments = agent["ProgramArguments"]
+    assert (agent["Label"], agent["KeepAlive"]) == ("specd.target-follower", True)
+    assert arguments[-2:] == ["--follow", "first-mac.local:50054"]
+    at = arguments.index("--model") + 1
+    arguments[at] = EMBEDDED_TARGET  # without a download
+    async with start_specd(command, *arguments) as follower:
+        assert (await follower.next_event("waiting for rank 0"))["address"] == "first-mac.local:50054"
 
 
 @pytest.mark.parametrize("worker", WORKERS)

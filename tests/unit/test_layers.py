@@ -48,6 +48,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.model",
         "specd.worker.heads",
     ),
+    "specd.worker.ranks": (
+        *FLOOR,
+        "specd.v1",
+        "specd.identity",
+        "specd.rpc.credentials",
+        "specd.worker.ranks",
+        "specd.worker.engine",
+        "specd.worker.cpu",
+        "specd.worker.layers",
+        "specd.worker.model",
+    ),
     "specd.worker": WORKER,
     "specd.cli": (
         *FLOOR,
