@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
@@ -28,28 +28,45 @@ from specd.settings import TargetWorkerSettings
 
 
 def wired(address: str) -> str:
-    """Return the address of a wire to an address of the next rank."""
-    began: Future[str] = Future()
+    """Return the address of a wire to an address of the next rank.
 
-    async def serve() -> None:
-        loop, cutting = asyncio.get_running_loop(), asyncio.Event()
-        async with Wire("127.0.0.1:0", address, float(os.environ.get("WIRE_DELAY_SECONDS", "0"))) as wire:
-            FAULTS[signal.SIGUSR1] = lambda: loop.call_soon_threadsafe(cutting.set)
-            FAULTS[signal.SIGUSR2] = lambda: asyncio.run_coroutine_threadsafe(wire.hold(1e6), loop)
-            began.set_result(f"127.0.0.1:{wire.port}")
-            await cutting.wait()
-
-    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
-    return began.result()
+    It is a process, because MLX connects the ranks without a release of Python's lock. It ends with this one.
+    """
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import rank_behind_wire as r; r.serve()"
+    command = [sys.executable, "-c", code, address, os.environ.get("WIRE_DELAY_SECONDS", "0")]
+    wire = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert wire.stdin is not None
+    assert wire.stdout is not None
+    COMMANDS.append(wire.stdin)
+    return f"127.0.0.1:{int(wire.stdout.readline())}"
 
 
-FAULTS: dict[int, Any] = {}
+def serve() -> None:
+    """Run a wire: the arguments are an address and a delay, and each line of standard input is a command."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with Wire("127.0.0.1:0", sys.argv[1], float(sys.argv[2])) as wire:
+            print(wire.port, flush=True)
+            while command := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+                if command == "cut":
+                    break
+                asyncio.ensure_future(wire.hold(1e6))  # noqa: RUF006
+        os._exit(0)
+
+    asyncio.run(run())
+
+
+COMMANDS: list[IO[str]] = []
+NAMES = {signal.SIGUSR1: "cut", signal.SIGUSR2: "hold"}
 
 
 def watch_signals() -> None:
-    """Wait for signals in a thread, because the main thread may be in a collective."""
+    """Pass signals on to the wire, in a thread, because the main thread may be in a collective."""
     while True:
-        FAULTS[signal.sigwait({signal.SIGUSR1, signal.SIGUSR2})]()
+        name = NAMES[signal.Signals(signal.sigwait(NAMES))]
+        COMMANDS[-1].write(f"{name}\n")
+        COMMANDS[-1].flush()
 
 
 def main() -> None:
@@ -61,9 +78,9 @@ def main() -> None:
         from specd.worker.cpu.openblas import load_blas
 
         load_blas(settings.blas_threads)
-        from specd.worker.ranks import follower, gathering, ranks
+        from specd.worker.ranks import data_plane, follower, gathering, ranks
 
-        plain = gathering.join_collectives
+        plain = data_plane.join_collectives
 
         @wraps(plain)
         def join(rank: int, addresses: Sequence[str], backend: str) -> Any:
@@ -79,7 +96,7 @@ def main() -> None:
                 time.sleep(pass_seconds)
                 return step(*arguments)
 
-            ranks.Ranks.step = slow_step  # type: ignore[method-assign]
+            ranks.Ranks.step = slow_step  # type: ignore[method-assign, assignment]
         from target_worker.main import run as run_worker
 
         await run_worker(settings)
@@ -95,4 +112,5 @@ def main() -> None:
     specd.launch.run_app(app)
 
 
-main()
+if __name__ == "__main__":
+    main()

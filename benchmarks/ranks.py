@@ -222,12 +222,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parts = parser.add_subparsers(dest="part", required=True)
-    for part, arguments in {
+    arguments_of: dict[Any, dict[str, Any]] = {
         faults: {"times": 100, "first": 0, "ranks": 2},
         plans: {"steps": 400},
         idle: {"ranks": 2, "seconds": 10},
         speculation: {"ranks": 2, "pass-ms": 2.0, "tokens": 128, "turns": 5},
-    }.items():
+    }
+    for part, arguments in arguments_of.items():
         own = parts.add_parser(part.__name__)
         for name, default in arguments.items():
             own.add_argument(f"--{name}", type=type(default), default=default)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +18,9 @@ from tests.raw_client import RawClient
 from tests.thorough import examples
 
 RANKS = 2
+# The sums of these ranks travel over wires, which signals cut, or hold for ever.
+BEHIND_WIRE = Path(__file__).parents[2] / "benchmarks" / "rank_behind_wire.py"
+CUT, HOLD = signal.SIGUSR1, signal.SIGUSR2
 DEADLINE_SECONDS = 1.0
 MAX_TOKENS = 24
 WITH_DEADLINE = ENVIRONMENT | {
@@ -37,7 +41,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 async def divided(pair: tuple[str, str]) -> AsyncIterator[Stack]:
     target, draft = pair
-    async with Stack(target=target, draft=draft, num_ranks=RANKS, environment=WITH_DEADLINE) as stack:
+    stack = Stack(target=target, draft=draft, num_ranks=RANKS, environment=WITH_DEADLINE)
+    for child in (stack.target, *stack.target.followers):
+        child.command[1:4] = [str(BEHIND_WIRE)]
+    async with stack:
         yield stack
 
 
@@ -84,6 +91,8 @@ async def test_a_long_prompt_is_read_in_chunks_and_kept(client: RawClient, promp
             (1, signal.SIGSTOP, "verify"),
             (0, signal.SIGSTOP, "decode"),
             (1, signal.SIGKILL, "prefill"),
+            (0, CUT, "verify"),
+            (1, HOLD, "verify"),
             (0, signal.SIGKILL, "verify"),
             (0, signal.SIGKILL, "prefill"),
             (0, signal.SIGKILL, "decode"),
@@ -93,7 +102,7 @@ async def test_a_long_prompt_is_read_in_chunks_and_kept(client: RawClient, promp
             (0, signal.SIGSTOP, "verify"),
             (0, signal.SIGSTOP, "prefill"),
         ],
-        4,
+        6,
     ),
 )
 async def test_a_lost_rank_changes_nothing_in_the_text(

@@ -150,6 +150,22 @@ ADDRESSES = [
         "--draft lookup and --draft-in-target contradict each other: leave out one",
         id="look-up in the target",
     ),
+    pytest.param(
+        [*UP, "--draft-in-target", "--target-ranks", "2"],
+        "--target-ranks 2 and --draft-in-target contradict each other: leave out one",
+        id="a divided target with a draft",
+    ),
+    pytest.param(
+        ["target-worker", "--ranks", "2", "--self-draft", "/d"],
+        "self_draft is /d, but a target with several ranks has no draft of its own",
+        id="a rank with a draft",
+    ),
+    pytest.param(
+        ["target-worker", "--ranks", "2", "--follow", "127.0.0.1:1"],
+        "ranks is 2 and follow is 127.0.0.1:1: only rank 0 has a number of ranks",
+        id="a follower with followers",
+    ),
+    pytest.param(["target-worker", "--follow", "nowhere"], "'nowhere' is not an address", id="follows no address"),
     pytest.param([*UP, "--nosuch"], "No such option: --nosuch", id="no option"),
     pytest.param(["genrate", "x"], "No such command 'genrate'. Did you mean 'generate'?", id="no command"),
     pytest.param(

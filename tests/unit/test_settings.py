@@ -255,7 +255,7 @@ def test_this_machine_needs_no_credentials(listen: str) -> None:
 @pytest.mark.parametrize(
     "listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "gpu.example.org:1", "localhost.example.org:1", "ipv4:0.0.0.0:1"]
 )
-@pytest.mark.parametrize("name", ["listen", "metrics_listen"])
+@pytest.mark.parametrize("name", ["listen", "metrics_listen", "ranks_listen"])
 def test_other_machines_do(name: str, listen: str) -> None:
     with pytest.raises(StartupError) as raised:
         load_settings(TargetWorkerSettings, {name: listen})

@@ -21,7 +21,7 @@ def passes(model: object, length: int = 40) -> list[np.ndarray]:
     from specd.worker.engine.jobs import Feed
 
     caches = [bare_cache(model.network, batches=model.batches) for _ in range(2)]  # type: ignore[attr-defined]
-    logits = []
+    logits: list[np.ndarray] = []
 
     def feed(*fed: tuple[int, list[int]]) -> None:
         rows = forward([Feed(caches[i], mx.array(ids)) for i, ids in fed])

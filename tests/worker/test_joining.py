@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from specd.rank_settings import RankSettings
 from specd.v1.ranks_pb2 import Beat, Join, RankMessage, StepPlan, Welcome
 from specd.worker.ranks.connection import LostRankError, RankConnection
 from specd.worker.ranks.data_plane import check_backend, free_port
+from specd.worker.ranks.gathering import other_weights
 from specd.worker.ranks.joining import _ask, _connect, admit, join, what_joins
 from specd.worker.ranks.watch import Watch
 
@@ -92,7 +95,7 @@ class Gathered:
     ) -> None:
         self.address = address
         self._watch, self._threads = watch, threads
-        settings = RankSettings(ranks=number, ranks_listen=address)
+        settings = RankSettings.model_validate({"ranks": number, "ranks_listen": address})
         self.admitted: Future[Admitted] = threads.submit(admit, settings, shown(), certificates, watch, TERMS)
 
     def join(self, own: Join, certificates: Certificates | None = None) -> Future[Joined]:
@@ -270,6 +273,30 @@ def test_a_silent_rank_and_a_long_step_end_the_process() -> None:
         assert ended.wait(PATIENCE_SECONDS)
     assert ends[0] == "step 2 takes too long"
     watch.close()
+
+
+def test_a_rank_that_never_connects_ends_the_process() -> None:
+    code = (
+        "from specd.worker.ranks.data_plane import free_port, join_collectives as join; "
+        "join(0, [f'127.0.0.1:{free_port(str())}' for _ in range(2)], 'ring', 1.0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Timeout (0:00:01)!" in done.stderr
+
+
+def test_other_weights_are_seen_once_both_are_known() -> None:
+    ours, theirs = socket.socketpair()
+    connection, known = RankConnection(ours, "the follower"), Future[str]()
+    assert other_weights(known, connection) == ""
+    connection.beat = Beat(whole_fingerprint="b")
+    assert other_weights(known, connection) == ""
+    known.set_result("a")
+    assert "the follower holds other weights than rank 0" in other_weights(known, connection)
+    connection.beat = Beat(whole_fingerprint="a")
+    assert other_weights(known, connection) == ""
+    connection.close()
+    theirs.close()
 
 
 def test_a_backend_that_mlx_lacks_is_refused() -> None:

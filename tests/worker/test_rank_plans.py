@@ -138,7 +138,7 @@ def test_a_fault_of_a_pass_ends_all_ranks() -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    ranks.ranks._passes.evaluate = fail  # type: ignore[assignment, union-attr]
+    ranks.ranks._passes.evaluate = fail  # type: ignore[method-assign, union-attr]
     with pytest.raises(RanksHaveEndedError, match="step 2 failed: RuntimeError"):
         feed(ranks.leader, [session], [[3]])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import socket
@@ -14,6 +15,9 @@ import mlx.core as mx
 
 from specd.errors import StartupError
 from specd.worker.cpu.streams import use_one_stream
+
+# Time for all ranks to connect to each other, once they know each other's addresses.
+CONNECT_SECONDS = 30.0
 
 
 def check_backend(backend: str) -> None:
@@ -38,8 +42,8 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def join_collectives(rank: int, addresses: Sequence[str], backend: str) -> Any:
-    """Connect this process to the other ranks, and return their group. It waits for them without limit.
+def join_collectives(rank: int, addresses: Sequence[str], backend: str, seconds: float = CONNECT_SECONDS) -> Any:
+    """Connect this process to the other ranks, and return their group. The process ends if that takes longer.
 
     `addresses` are HOST:PORT by rank. Must run on the thread that computes. Raises StartupError.
     """
@@ -57,10 +61,14 @@ def join_collectives(rank: int, addresses: Sequence[str], backend: str) -> Any:
         else:
             variables |= {"NCCL_HOST_IP": host, "NCCL_PORT": port}
         os.environ.update(variables)
+        # MLX waits without a release of Python's lock, so no thread of Python could end the process.
+        faulthandler.dump_traceback_later(seconds, exit=True)
         try:
             group = mx.distributed.init(strict=True, backend=backend)
         except Exception as error:
             raise StartupError(f"cannot connect the ranks at {', '.join(addresses)} by {backend}: {error}") from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     if (group.rank(), group.size()) != (rank, len(addresses)):
         raise StartupError(f"MLX makes this rank {group.rank()} of {group.size()}, not {rank} of {len(addresses)}")
     return group

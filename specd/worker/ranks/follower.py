@@ -25,7 +25,6 @@ from specd.worker.model.loader import load
 from specd.worker.model.sharding import Shard
 from specd.worker.ranks.connection import RankConnection
 from specd.worker.ranks.data_plane import check_backend, join_collectives
-from specd.worker.ranks.gathering import CONNECT_SECONDS
 from specd.worker.ranks.interpreter import PlanInterpreter
 from specd.worker.ranks.joining import join, what_joins
 from specd.worker.ranks.watch import Watch, end_process
@@ -87,8 +86,7 @@ def _follow(
     connection, welcome = join(settings.follow, own, certificates, watch)
     connection.when_lost(end_process)
     check_backend(welcome.backend)
-    with watch.within(CONNECT_SECONDS, "the connection of the ranks"):
-        group = join_collectives(welcome.rank, welcome.data_addresses, welcome.backend)
+    group = join_collectives(welcome.rank, welcome.data_addresses, welcome.backend)
 
     def meet(facts: str) -> None:
         watch.clear()

@@ -18,9 +18,6 @@ from specd.worker.ranks.joining import admit, what_joins
 from specd.worker.ranks.ranks import Ranks
 from specd.worker.ranks.watch import Watch, end_process
 
-# Time for all ranks to connect to each other, once they know each other's addresses.
-CONNECT_SECONDS = 60.0
-
 
 class Gathering:
     """The followers of this process while it starts. Use it on the thread that computes."""
@@ -46,8 +43,7 @@ class Gathering:
         self._followers, addresses = admit(settings, own, certificates, self._watch, terms)
         for follower in self._followers:
             follower.when_lost(end_process)
-        with self._watch.within(CONNECT_SECONDS, "the connection of the ranks"):
-            group = join_collectives(0, addresses, settings.ranks_backend)
+        group = join_collectives(0, addresses, settings.ranks_backend)
         self.part = Shard(group, settings.ranks_backend, self.meet)
 
     def meet(self, facts: str) -> None:
