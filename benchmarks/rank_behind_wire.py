@@ -1,4 +1,4 @@
-"""A rank of a target whose sums travel over a wire of `wire_faults.py`.
+"""A rank of a target, with a wire of `wire_faults.py` for the sums of all ranks.
 
 SIGUSR1 cuts the wire for ever, SIGUSR2 lets nothing through for ever, as on a half-open connection. The variable
 WIRE_DELAY_SECONDS delays each piece of data, and PASS_SECONDS makes each pass of rank 0 longer, as slow sums would.

@@ -103,7 +103,7 @@ async def generate(
 
 
 class Strike:
-    """A fault of one rank, and the times of what follows."""
+    """A fault of one rank, and the times of its consequences."""
 
     def __init__(self, stack: Stack, fault: str, step: str, rank: int) -> None:
         self.step = step
