@@ -47,6 +47,7 @@ def serve() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         async with Wire("127.0.0.1:0", sys.argv[1], float(sys.argv[2])) as wire:
+            wire.waits = True
             print(wire.port, flush=True)
             while command := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
                 if command == "cut":

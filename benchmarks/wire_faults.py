@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 
 _CHUNK_BYTES = 1 << 16
+_ATTEMPTS, _RETRY_SECONDS = 500, 0.02
 
 
 class Wire:
@@ -22,6 +24,7 @@ class Wire:
         self._connect = connect
         self._server: asyncio.Server | None = None
         self.port = 0
+        self.waits = False  # for a server that is not there yet, because its clients try once
         self._connections: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
@@ -63,11 +66,7 @@ class Wire:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if self._connect.startswith("/"):
-                far_reader, far_writer = await asyncio.open_unix_connection(self._connect)
-            else:
-                host, _, port = self._connect.rpartition(":")
-                far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            far_reader, far_writer = await self._reach()
         except OSError:  # the server is not there yet, and the caller will try again
             writer.close()
             return
@@ -80,6 +79,20 @@ class Wire:
         finally:
             writer.close()
             far_writer.close()
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the server. Raises OSError if it is not there, with `waits` only after many attempts."""
+        for _ in range(_ATTEMPTS if self.waits else 0):
+            with contextlib.suppress(OSError):
+                return await self._connected()
+            await asyncio.sleep(_RETRY_SECONDS)
+        return await self._connected()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._connect.startswith("/"):
+            return await asyncio.open_unix_connection(self._connect)
+        host, _, port = self._connect.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what one end says, until it has nothing more to say."""
