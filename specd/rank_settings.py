@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from specd.setting_types import Address, OptionalAddress, Seconds
+from specd.setting_types import Address, OptionalAddress
 
 
 class RankSettings(BaseModel):
@@ -29,8 +29,9 @@ class RankSettings(BaseModel):
     rank_host: str = Field(
         "", description="Host of this machine for collectives of the ranks; by default that of its connection."
     )
-    rank_deadline_seconds: Seconds = Field(
+    rank_deadline_seconds: float = Field(
         5.0,
+        ge=0.5,  # two beats of the ranks
         description="Least time that a step of several ranks may take, and a rank may be silent, before all ranks end, "
         "for their supervisors to restart them. A step may also take ten times its usual time.",
     )

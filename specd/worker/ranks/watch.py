@@ -18,7 +18,7 @@ from specd.worker.ranks.connection import LostRankError, RankConnection
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 0.05
-_BEAT_SECONDS = 1.0
+_BEAT_SECONDS = 0.25
 
 
 def end_process(why: str) -> None:
