@@ -84,10 +84,10 @@ def main() -> None:
         plain = data_plane.join_collectives
 
         @wraps(plain)
-        def join(rank: int, addresses: Sequence[str], backend: str) -> Any:
+        def join(rank: int, addresses: Sequence[str], backend: str, seconds: float = 30.0) -> Any:
             following = (rank + 1) % len(addresses)
             mine = [wired(each) if i == following else each for i, each in enumerate(addresses)]
-            return plain(rank, mine, backend)
+            return plain(rank, mine, backend, seconds)
 
         gathering.join_collectives = follower.join_collectives = join  # type: ignore[attr-defined]
         if pass_seconds := float(os.environ.get("PASS_SECONDS", "0")):

@@ -1,6 +1,6 @@
 """The seconds of a step of two ranks, with the plans of rank 0 and without.
 
-python benchmarks/rank_steps.py MODEL STEPS prints the medians in milliseconds by width, as JSON.
+python benchmarks/rank_steps.py MODEL STEPS prints the milliseconds by width, as JSON: medians of turns.
 
 Without plans, both ranks know the steps, and no answer is awaited: what is left is the computation and the sums.
 """
@@ -25,7 +25,7 @@ BLAS = load_blas(1)
 
 import mlx.core as mx
 
-from specd.v1.ranks_pb2 import RankMessage, StepAck
+from specd.v1.ranks_pb2 import Meeting, RankMessage, StepAck
 from specd.worker.engine.forward import bare_cache, forward
 from specd.worker.engine.jobs import Feed
 from specd.worker.model.loader import LoadedModel, load
@@ -38,7 +38,7 @@ from specd.worker.ranks.ranks import Ranks
 from specd.worker.ranks.watch import Watch
 
 WIDTHS = (1, 5)
-CACHED = 64
+CACHED, TURNS = 64, 9
 
 
 def measure(model: LoadedModel, steps: int, *, passes: Passes | None = None) -> dict[str, float]:
@@ -70,14 +70,21 @@ def lead(name: str, steps: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = RankConnection(sock, "the follower")
     model = load(name, blas=BLAS, part=Shard(join_collectives(0, addresses, "ring"), "ring", lambda _: None))
-    without = measure(model, steps, passes=Passes(model.network))
-    watch = Watch(60.0)
-    ranks = Ranks([connection], watch, deadline_seconds=60.0, hang_seconds=60.0, end=sys.exit)
+    ranks = Ranks([connection], Watch(60.0), deadline_seconds=60.0, hang_seconds=60.0, end=sys.exit)
     ranks.attach(model.network)
-    with_plans = measure(model, steps)
+    planned = {name: getattr(model.network, name) for name in ("make_mirror", "compute_with_others")}
+    times: dict[str, list[list[float]]] = {str(width): [[], []] for width in WIDTHS}
+    for _ in range(TURNS):
+        model.network.make_mirror, model.network.compute_with_others = lambda: None, None
+        for width, milliseconds in measure(model, steps // TURNS, passes=ranks._passes).items():
+            times[width][0].append(milliseconds)
+        model.network.make_mirror, model.network.compute_with_others = planned.values()
+        for width, milliseconds in measure(model, steps // TURNS).items():
+            times[width][1].append(milliseconds)
+        connection.send(RankMessage(meeting=Meeting()))
     ranks.close()
     follower.wait()
-    print(json.dumps({width: [without[width], with_plans[width]] for width in without}), flush=True)
+    print(json.dumps({width: [*map(statistics.median, both)] for width, both in times.items()}), flush=True)
 
 
 def follow(name: str, steps: int, addresses: list[str], port: int) -> None:
@@ -87,11 +94,12 @@ def follow(name: str, steps: int, addresses: list[str], port: int) -> None:
     connection = RankConnection(sock, "rank 0")
     connection.is_welcome = True
     model = load(name, blas=BLAS, part=Shard(join_collectives(1, addresses, "ring"), "ring", lambda _: None))
-    measure(model, steps, passes=Passes(model.network))
     interpreter: Any = PlanInterpreter(model)
-    while (message := connection.receive()).WhichOneof("kind") == "plan":
-        if (checksum := interpreter.run(message.plan)) is not None:
-            connection.send(RankMessage(ack=StepAck(step=message.plan.step, checksum=checksum)))
+    for _ in range(TURNS):
+        measure(model, steps // TURNS, passes=interpreter._passes)
+        while (message := connection.receive()).WhichOneof("kind") == "plan":
+            if (checksum := interpreter.run(message.plan)) is not None:
+                connection.send(RankMessage(ack=StepAck(step=message.plan.step, checksum=checksum)))
 
 
 if len(sys.argv) == 3:
