@@ -5,6 +5,7 @@ python -m tests.worker.rank_process RANK ADDRESSES MODEL FILE
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import resource
 import sys
@@ -40,6 +41,7 @@ def passes(model: object, length: int = 40) -> list[np.ndarray]:
 
 def main(rank: int, addresses: list[str], name: str, file: Path) -> None:
     """Compute on one rank of several."""
+    faulthandler.enable()
     from specd.worker.cpu.openblas import load_blas
 
     blas = load_blas(1)
