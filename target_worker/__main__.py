@@ -26,4 +26,4 @@ def check_ranks(settings: TargetWorkerSettings) -> None:
         )
 
 
-specd.launch.launch("target-worker", TargetWorkerSettings, check_certificates, check_models, check_ranks)
+specd.launch.launch("target-worker", TargetWorkerSettings, check_certificates, check_ranks, check_models)
