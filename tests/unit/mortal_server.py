@@ -22,6 +22,7 @@ from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
 from coordinator.generation import Generation
 from coordinator.proposals.drafter import DraftStream
 from coordinator.service import request_from, response_from
+from coordinator.sessions.session_store import KeptSession
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
@@ -162,6 +163,11 @@ class MortalServer:
         )
         coordinator.renderer = _Renderer(self._tokenizer.template, seconds=1.0)
         return coordinator
+
+    @property
+    def sessions(self) -> tuple[KeptSession, ...]:
+        """The sessions that are kept now."""
+        return self._coordinator.sessions.list("")
 
     def open(self, request: bytes, timeout_seconds: float | None) -> _Call:
         """Open a call, as a stub does."""

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specd.client.async_client import AsyncClient
@@ -22,7 +22,7 @@ from specd.client.events import Completion, Delta, Retrying
 from specd.client.options import GenerationOptions
 from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import RetryPolicy
-from specd.errors import CannotResumeError, NotFoundError, SpecdError, UnavailableError
+from specd.errors import CannotResumeError, NotFoundError, SpecdError
 from tests.unit.mortal_server import Death, MortalServer, ticking
 
 
@@ -163,21 +163,46 @@ def test_a_session_goes_on_from_its_end() -> None:
         same(completion, expected)
 
 
-def test_a_session_that_began_elsewhere_is_not_resumed() -> None:
-    """It may have the turn already."""
+@given(says=st.text("ab🙂ä ", min_size=1, max_size=8), options=options, deaths=deaths)
+@example(says="b", options={"seed": 1, "temperature": 1.0, "max_tokens": 20}, deaths=[Death(3, loses_sessions=False)])
+@example(
+    says="b",
+    options={"seed": 1, "temperature": 1.0, "max_tokens": 20},
+    deaths=[Death(3, loses_sessions=False, is_unheard=True)],
+)
+def test_a_session_that_began_elsewhere_is_resumed_if_it_is_as_it_was(
+    says: str, options: dict[str, Any], deaths: list[Death]
+) -> None:
+    """A server that has kept its last turn, or lost the session, refuses; no turn is there twice, and no text wrong."""
 
-    async def go() -> None:
+    async def go(deaths: list[Death]) -> tuple[Completion | SpecdError, int]:
         server = MortalServer()
-        completion = await client_of(server).generate("ab", max_tokens=4, ignore_eos=True).completion()
-        server.deaths = [Death(1, loses_sessions=False)]
-        stream = client_of(server).session(completion.session_id).generate("b", max_tokens=8, ignore_eos=True)
-        with pytest.raises(UnavailableError, match="Socket closed"):
-            await stream.completion()
-        assert len(stream.tokens) > 0
-        with pytest.raises(NotFoundError):
-            await client_of(server).session("nosuch").generate("b").completion()
+        began = await client_of(server).generate("ab", max_tokens=4, ignore_eos=True, seed=5).completion()
+        server.deaths = [*deaths]
+        stream = client_of(server).session(began.session_id).generate(says, **options)
+        try:
+            result: Completion | SpecdError = await stream.completion()
+        except SpecdError as error:
+            result = error
+        known = {each.session_id: each.num_turns for each in server.sessions}
+        return result, known.get(began.session_id, 0)
 
-    asyncio.run(go())
+    whole, _ = asyncio.run(go([]))
+    assert isinstance(whole, Completion)
+    result, num_turns = asyncio.run(go(deaths))
+    if isinstance(result, Completion):
+        same(result, whole)
+        assert num_turns == 2 or any(death.loses_sessions for death in deaths)
+    else:
+        assert num_turns <= 2
+        assert isinstance(result, CannotResumeError | NotFoundError) or "Socket closed" in str(result)
+    if all(death.after_messages and not death.is_unheard and not death.loses_sessions for death in deaths):
+        assert isinstance(result, Completion), "each part began, and the session stayed"
+
+
+def test_a_session_that_is_not_there_is_an_error_at_once() -> None:
+    with pytest.raises(NotFoundError):
+        asyncio.run(client_of(MortalServer()).session("nosuch").generate("b").completion())
 
 
 def error_of(server: MortalServer, policy: RetryPolicy, **options: Any) -> tuple[SpecdError, int]:

@@ -152,8 +152,7 @@ class ResumableGeneration:
             raise error
         if error.reason == "TARGET_UNAVAILABLE":
             self._num_target_losses += 1
-        if self._continues_session and not self._is_untouched(error):
-            assert self._restored is not None
+        if self._continues_session and self._restored is not None and not self._is_untouched(error):
             self._request, self._continues_session = self._restored, False
         if self._part.generated_tokens:
             self._earlier = self._earlier.plus(self._part)
@@ -163,13 +162,18 @@ class ResumableGeneration:
     def _can_retry(self, error: SpecdError) -> bool:
         if self._policy.only_resumes and not self._token_ids:
             return False
-        if self._continues_session and not self._is_untouched(error) and self._restored is None:
-            return False
+        cannot_restore = self._continues_session and self._restored is None and not self._is_untouched(error)
         if error.reason == "SESSION_NOT_FOUND":
-            return self._continues_session
+            return self._continues_session and not cannot_restore
+        # The session can be there still, in a file or on a server. The fingerprint of its prompt shows whether it is as
+        # it was.
+        if cannot_restore and not (self._token_ids and self._fingerprint):
+            return False
         if error.reason == "TARGET_UNAVAILABLE" and self._num_target_losses >= _MOST_TARGET_LOSSES:
             return False
-        if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED":
+        # The turn that was lost can hold its session for some seconds.
+        is_busy = error.reason == "SESSION_BUSY" and bool(self._token_ids)
+        if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED" or is_busy:
             return True
         # Without a word of specd's own: the connection broke, the server is stopping or not there, or it, or a proxy,
         # ended at once and cancelled its calls. A server that never was there is not waited for: the address may be
