@@ -29,6 +29,7 @@ COMMANDS = {
     "health": ("specd.cli.health", "Print the health of a process; exit with 1 unless it is SERVING."),
     "demo": ("specd.cli.demo", "Start everything on an embedded pair, stream a completion, print statistics and stop."),
     "bench": ("specd.cli.bench", "Compare specd with its target alone and with mlx-lm, on the same prompts."),
+    "models": ("specd.cli.models.commands", "List, show, download and remove models on this machine."),
     "convert": ("specd.cli.convert", "Write a model in another precision, or quantised, as safetensors."),
     "certs": (
         "specd.cli.certs",

@@ -60,6 +60,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.model",
     ),
     "specd.worker": WORKER,
+    "specd.cli.models": (
+        *FLOOR,
+        "specd.cli.models",
+        *(
+            f"specd.worker.model.{name}"
+            for name in ("directory", "files", "fingerprint", "outline", "safetensors_file")
+        ),
+        "specd.worker.heads.marks",
+        "gateway.reply.format",  # the one place that knows which calls of tools are read
+    ),
     "specd.cli": (
         *FLOOR,
         "specd.v1",

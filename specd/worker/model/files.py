@@ -23,6 +23,10 @@ WANTED_FILES = (
     *("*.json", "*.jinja", "*.safetensors", "*.txt", "*.tiktoken"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm"),
 )
+# Copies of a repository's weights for other programs, which would double the download.
+UNWANTED_FILES = ("consolidated*.safetensors", "original/*", "metal/*", "onnx/*", "openvino/*")
+# For people, beside a model: its licence is there.
+CARD_FILES = ("README.md", "LICENSE", "LICENSE.md", "LICENCE")
 # The files that describe a model, which are downloaded before its weights.
 SMALL_FILES = tuple(name for name in WANTED_FILES if name not in {"*.safetensors", "*.json"})
 SMALL_FILES += ("*config.json", "tokenizer.json", "vocab.json", "chat_template.json")
@@ -121,7 +125,7 @@ def check_plain(directory: Path) -> None:
             )
 
 
-def positive_number(name: str, config: dict[str, Any], field: str) -> int | None:
+def positive_number(name: str, config: Mapping[str, Any], field: str) -> int | None:
     """Return a number of tokens in a config, or None without one. Raises StartupError for an invalid value."""
     value = config.get(field)
     if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf):

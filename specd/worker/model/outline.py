@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from specd.worker.model.files import (
 )
 
 _ENCODERS = ("t5", "mt5")
+_MODEL_TYPE = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,21 @@ def outline_of(name: str) -> Outline:
         return Outline(name, has_encoder=False, base_vocabulary={}, vocabulary={}, is_head=True)
     if Path(name).expanduser().is_dir():
         check_files(directory)
+    model_type = check_description(name, directory, config)
+    base, whole = _vocabularies(directory)
+    return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
+
+
+def check_description(name: str, directory: Path, config: Mapping[str, Any]) -> str:
+    """Return the type of a model with a config. Raises StartupError if its small files show that it cannot be served.
+
+    It reads no file, and does not check weights.
+    """
     model_type = _model_type(name, directory, config)
     check_tokenizer(name, directory)
     for values, number in ((config.get("text_config") or config, POSITIONS), (config, SOURCE_POSITIONS)):
         positive_number(name, values, number)
-    base, whole = _vocabularies(directory)
-    return Outline(name, model_type in _ENCODERS, base, whole, _has_template(directory))
+    return model_type
 
 
 def check_pair(target: Outline, draft: Outline) -> None:
@@ -143,19 +154,35 @@ def _model_type(name: str, directory: Path, config: Mapping[str, Any]) -> str:
 
 
 def _has_class(model_type: str) -> bool:
-    """Return whether mlx-lm has a class for a model type, without importing it, which would import MLX."""
-    if not re.fullmatch(r"[\w.-]+", model_type):
-        return False
+    """Return whether mlx-lm has a class for a model type. Without mlx-lm, the worker reports that it is missing."""
+    return bool(_MODEL_TYPE.fullmatch(model_type)) and (_mlx_lm() is None or class_file(model_type) is not None)
+
+
+@cache
+def class_file(model_type: str) -> Path | None:
+    """Return the source of mlx-lm's class for a model type, which importing would load MLX; None without one."""
+    directory = _mlx_lm()
+    if directory is None or not _MODEL_TYPE.fullmatch(model_type):
+        return None
+    for name in (model_type, _other_names(directory).get(model_type)):
+        if name is not None and (file := directory / "models" / f"{name}.py").is_file():
+            return file
+    return None
+
+
+def _mlx_lm() -> Path | None:
     package = importlib.util.find_spec("mlx_lm")
-    if package is None or package.origin is None:
-        return True  # the worker reports what is missing
-    directory = Path(package.origin).parent
-    if (directory / "models" / f"{model_type}.py").is_file():
-        return True
+    return None if package is None or package.origin is None else Path(package.origin).parent
+
+
+@cache
+def _other_names(directory: Path) -> dict[str, str]:
+    """Return the names of classes for model types that have another name."""
     for node in ast.parse((directory / "utils.py").read_text()).body:
         if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
-            return model_type in ast.literal_eval(node.value)
-    return True
+            names: dict[str, str] = ast.literal_eval(node.value)
+            return names
+    return {}
 
 
 def _has_template(directory: Path) -> bool:

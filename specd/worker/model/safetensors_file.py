@@ -31,8 +31,14 @@ def tensor_names(path: Path) -> list[str]:
     The data of the tensors must fill the rest of the file, one after the other, without a gap, as the format demands
     (github.com/huggingface/safetensors). Reads the header only. Raises StartupError, which names the file.
     """
+    return [*tensors_in(path)]
+
+
+def tensors_in(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Check the header of a safetensors file as `tensor_names` does, and return type and shape of each tensor."""
     try:
-        return _checked_names(path)
+        header = _checked_header(path)
+        return {name: (tensor["dtype"], tensor["shape"]) for name, tensor in header.items()}
     except (ValueError, RecursionError, OSError) as error:
         why = "its header is nested too deeply" if isinstance(error, RecursionError) else error
         raise StartupError(
@@ -40,7 +46,7 @@ def tensor_names(path: Path) -> list[str]:
         ) from error
 
 
-def _checked_names(path: Path) -> list[str]:
+def _checked_header(path: Path) -> dict[str, Any]:
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -66,7 +72,7 @@ def _checked_names(path: Path) -> list[str]:
         end_of_last = end
     if end_of_last != data_bytes:
         raise ValueError(f"its tensors take {end_of_last} bytes, but the file holds {data_bytes} for them")
-    return list(header)
+    return header
 
 
 def _span(name: str, tensor: Any) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""The commands `specd models list`, `show`, `pull` and `rm`."""

@@ -1,0 +1,153 @@
+"""The places where models lie on this machine: the cache of the Hugging Face hub, directories, the included models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.startup_error import StartupError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
+
+_REPOSITORY = "models--"  # how the directory of a model begins in the hub's cache
+_INCOMPLETE = "blobs/*.incomplete"
+_CONFIG = "config.json"
+
+
+class Origin(Enum):
+    """The kind of a place."""
+
+    HUB = "hub"
+    DIRECTORY = "directory"
+    INCLUDED = "included"
+
+
+class State(Enum):
+    """The state of a model's files. DAMAGED ones are broken, or not safe to read."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model on this machine, before any of its files is read.
+
+    `root` is a model's directory, or a repository's in the hub's cache. `directory` has the model's files; it is None,
+    and `problem` has the reason, where a repository has no usable snapshot. `size_bytes` counts all revisions.
+    """
+
+    name: str
+    origin: Origin
+    root: Path
+    directory: Path | None
+    size_bytes: int
+    revision: str = ""
+    state: State = State.COMPLETE
+    problem: str = ""
+
+
+def printable(text: object, most: int = 200) -> str:
+    """Return a text of a stranger without control characters, and cut to a length: it may go to a terminal."""
+    kept = "".join(each for each in str(text) if each.isprintable())
+    return kept if len(kept) <= most else f"{kept[: most - 1]}…"
+
+
+def hub_cache() -> Path:
+    """Return the cache of the hub, which HF_HUB_CACHE or HF_HOME set."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE).expanduser()
+
+
+def all_places(cache: Path, directories: Iterable[Path]) -> list[ModelPlace]:
+    """Return all models: those of the hub's cache, of the directories, and the included ones. Raises StartupError."""
+    return [*places_in_hub(cache), *(place for each in directories for place in places_in(each)), *_included()]
+
+
+def places_in_hub(cache: Path) -> list[ModelPlace]:
+    """Return the models in a cache of the hub, by name; [] if there is no cache. Damaged ones have a problem."""
+    from huggingface_hub import scan_cache_dir
+
+    if not cache.is_dir():
+        return []
+    cache = cache.resolve()
+    repositories: Mapping[Path, CachedRepoInfo] = {}
+    problems: list[str] = []
+    try:
+        scan = scan_cache_dir(cache)
+    except (OSError, ValueError):  # one unreadable file ends the scan of all
+        pass
+    else:
+        repositories = {each.repo_path: each for each in scan.repos}
+        problems = [str(each) for each in scan.warnings]
+    roots = sorted(path for path in cache.glob(f"{_REPOSITORY}*") if path.is_dir())
+    return [_place(root, repositories.get(root), problems) for root in roots]
+
+
+def places_in(directory: Path) -> Iterator[ModelPlace]:
+    """Yield the models in a directory: itself, or the directories in it, also by owner. Raises StartupError."""
+    directory = directory.expanduser()
+    if not directory.is_dir():
+        raise StartupError(f"--dir is {str(directory)!r}, which is not a directory: name one that holds models")
+    try:
+        if _is_model(directory):
+            yield _of_directory(directory, directory.resolve().name, Origin.DIRECTORY)
+            return
+        for child in _children(directory):
+            if _is_model(child):
+                yield _of_directory(child, child.name, Origin.DIRECTORY)
+            else:
+                for each in filter(_is_model, _children(child)):
+                    yield _of_directory(each, f"{child.name}/{each.name}", Origin.DIRECTORY)
+    except OSError as error:
+        raise StartupError(f"--dir {directory} cannot be read: {error}") from error
+
+
+def _included() -> Iterator[ModelPlace]:
+    for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT):
+        if Path(path).is_dir():
+            yield _of_directory(Path(path), Path(path).name, Origin.INCLUDED)
+
+
+def _place(root: Path, repository: CachedRepoInfo | None, problems: Iterable[str]) -> ModelPlace:
+    """Return the place of a repository; `repository` is None if the hub's scan has left it out."""
+    name = root.name.removeprefix(_REPOSITORY).replace("--", "/")
+    partial = sum(path.stat().st_size for path in root.glob(_INCOMPLETE))
+    snapshots = sorted((path for path in root.glob("snapshots/*") if path.is_dir()), key=lambda path: path.name)
+    if not snapshots:
+        size = _size(root / "blobs")
+        return ModelPlace(name, Origin.HUB, root, None, size, "", State.PARTIAL, "its download has not finished")
+    if repository is None:
+        why = next((each for each in problems if str(root) in each), "the scan of the hub's cache cannot read it")
+        why = why.replace(f"{root}/", "")
+        return ModelPlace(
+            name, Origin.HUB, root, None, _size(root / "blobs"), "", State.DAMAGED, f"its cache is damaged: {why}"
+        )
+    revision = repository.refs.get("main") or max(repository.revisions, key=lambda each: each.last_modified)
+    size = repository.size_on_disk + partial
+    state = State.PARTIAL if partial else State.COMPLETE
+    return ModelPlace(name, Origin.HUB, root, revision.snapshot_path, size, revision.commit_hash, state)
+
+
+def _of_directory(directory: Path, name: str, source: Origin) -> ModelPlace:
+    return ModelPlace(name, source, directory, directory, _size(directory))
+
+
+def _is_model(directory: Path) -> bool:
+    return (directory / _CONFIG).is_file() or any(directory.glob("*.safetensors"))
+
+
+def _children(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _size(directory: Path) -> int:
+    """Return the bytes of all files under a directory; links count as their targets, and broken ones as 0."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
