@@ -11,7 +11,7 @@ from typing import Any
 from specd.cli.models.cache_facts import cache_numbers_per_token
 from specd.cli.models.config_facts import item_bytes
 from specd.cli.models.places import State, printable
-from specd.cli.models.summary import ModelSummary
+from specd.cli.models.summary import ModelSummary, refused
 from specd.startup_error import StartupError
 from specd.worker.model.files import WEIGHTS, read_config, read_object, wanted_in
 from specd.worker.model.fingerprint import quick_fingerprint
@@ -58,7 +58,11 @@ def details_of(summary: ModelSummary, others: Iterable[ModelSummary]) -> ModelDe
     details = replace(_with_memory(details, directory), fingerprint=quick_fingerprint(directory))
     if summary.is_head:
         return details
-    return replace(details, tokenizer=_tokenizer(directory), drafts=_drafts(summary, others))
+    try:  # `list` does not read tokenizer.json, which takes long
+        outline = replace(outline_of(str(directory)), name=summary.name)
+    except StartupError as error:
+        return replace(details, summary=refused(replace(summary, state=State.DAMAGED), directory, error))
+    return replace(details, tokenizer=_tokenizer(directory), drafts=_drafts(summary, outline, others))
 
 
 def _files(directory: Path) -> dict[str, int]:
@@ -112,14 +116,10 @@ def _tokenizer(directory: Path) -> str | None:
     return next((found.name for name in _TOKENIZER_FILES for found in directory.glob(name)), None)
 
 
-def _drafts(target: ModelSummary, others: Iterable[ModelSummary]) -> list[str]:
+def _drafts(target: ModelSummary, outline: Outline, others: Iterable[ModelSummary]) -> list[str]:
     """Return the names of the models that fit as a draft, the smallest first: check_pair's rule, on smaller models."""
-    smaller = [each for each in others if _may_draft(target, each)]
-    if not smaller:
-        return []
-    outline = _outline(target)
-    found = [each for each in sorted(smaller, key=lambda each: each.place.size_bytes) if _fits(target, outline, each)]
-    return [each.name for each in found]
+    smaller = sorted(filter(lambda other: _may_draft(target, other), others), key=lambda each: each.place.size_bytes)
+    return [each.name for each in smaller if _fits(outline, each)]
 
 
 def _may_draft(target: ModelSummary, other: ModelSummary) -> bool:
@@ -127,19 +127,10 @@ def _may_draft(target: ModelSummary, other: ModelSummary) -> bool:
     return other.served and not other.is_head and other.place.root != target.place.root and is_smaller
 
 
-def _fits(target: ModelSummary, outline: Outline | None, draft: ModelSummary) -> bool:
-    of_draft = _outline(draft)
-    if outline is None or of_draft is None or not (outline.vocabulary and of_draft.vocabulary):
-        return False
+def _fits(target: Outline, draft: ModelSummary) -> bool:
     try:
-        check_draft(outline, of_draft, in_target=False)
+        outline = outline_of(str(draft.place.directory))
+        check_draft(target, outline, in_target=False)
     except StartupError:
         return False
-    return True
-
-
-def _outline(summary: ModelSummary) -> Outline | None:
-    try:
-        return replace(outline_of(str(summary.place.directory)), name=summary.name)
-    except StartupError:
-        return None
+    return bool(target.vocabulary and outline.vocabulary)  # otherwise only a load can compare them

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -78,16 +79,13 @@ def places_in_hub(cache: Path) -> list[ModelPlace]:
     if not cache.is_dir():
         return []
     cache = cache.resolve()
-    repositories: Mapping[Path, CachedRepoInfo] = {}
-    problems: list[str] = []
+    roots = sorted(path for path in cache.glob(f"{_REPOSITORY}*") if path.is_dir())
     try:
         scan = scan_cache_dir(cache)
-    except (OSError, ValueError):  # one unreadable file ends the scan of all
-        pass
-    else:
-        repositories = {each.repo_path: each for each in scan.repos}
-        problems = [str(each) for each in scan.warnings]
-    roots = sorted(path for path in cache.glob(f"{_REPOSITORY}*") if path.is_dir())
+    except (OSError, ValueError):  # one file that cannot be read ends the scan of all repositories
+        return [_unscanned(root) for root in roots]
+    repositories = {each.repo_path: each for each in scan.repos}
+    problems = [str(each) for each in scan.warnings]
     return [_place(root, repositories.get(root), problems) for root in roots]
 
 
@@ -134,6 +132,21 @@ def _place(root: Path, repository: CachedRepoInfo | None, problems: Iterable[str
     size = repository.size_on_disk + partial
     state = State.PARTIAL if partial else State.COMPLETE
     return ModelPlace(name, Origin.HUB, root, revision.snapshot_path, size, revision.commit_hash, state)
+
+
+def _unscanned(root: Path) -> ModelPlace:
+    """Return the place of a repository, and find its revision without the hub's client."""
+    name = root.name.removeprefix(_REPOSITORY).replace("--", "/")
+    size = _size(root / "blobs")
+    try:
+        revision = (root / "refs" / "main").read_text()
+        snapshot = root / "snapshots" / revision
+        if not (re.fullmatch(r"\w+", revision) and snapshot.is_dir()):
+            raise ValueError(f"refs/main names no snapshot: {printable(revision, 50)!r}")
+    except (OSError, ValueError) as error:
+        why = printable(str(error).replace(f"{root}/", ""))
+        return ModelPlace(name, Origin.HUB, root, None, size, "", State.DAMAGED, f"its cache is damaged: {why}")
+    return ModelPlace(name, Origin.HUB, root, snapshot, size, revision)
 
 
 def _of_directory(directory: Path, name: str, source: Origin) -> ModelPlace:

@@ -29,7 +29,9 @@ def removal_of(place: ModelPlace) -> DeleteCacheStrategy:
     except (OSError, ValueError):
         repository = None
     if repository is not None and repository.revisions:
-        removal = scan.delete_revisions(*(each.commit_hash for each in repository.revisions))
+        # The strategy finds revisions by their commits alone, and a fork has commits of the original repository.
+        own = replace(scan, repos=frozenset({repository}))
+        removal = own.delete_revisions(*(each.commit_hash for each in repository.revisions))
         unfinished = sum(
             each.size_on_disk for each in scan.incomplete_files if each.file_path.is_relative_to(place.root)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,14 +105,14 @@ def summary_of(place: ModelPlace) -> ModelSummary:
     except (StartupError, OSError, ValueError, TypeError, AttributeError) as error:  # a value can have any type
         missing = _missing_files(place, directory)
         state = State.PARTIAL if missing else State.DAMAGED if _has_safetensors(directory) else State.COMPLETE
-        return _refused(replace(summary, state=state), directory, error, missing)
+        return refused(replace(summary, state=state), directory, error, missing)
     try:
         if not summary.is_head:
             check_description(summary.name, directory, config)
     except StartupError as error:
         missing = _missing_files(place, directory)
         state = State.PARTIAL if missing else State.COMPLETE
-        return _refused(replace(summary, state=state), directory, error, missing)
+        return refused(replace(summary, state=state), directory, error, missing)
     return replace(summary, served=True, state=State.COMPLETE)
 
 
@@ -159,8 +159,8 @@ def _has_own_head(directory: Path, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _refused(summary: ModelSummary, directory: Path, error: Exception, missing: list[str]) -> ModelSummary:
-    """Return the summary of a model that cannot be served, with the reason."""
+def refused(summary: ModelSummary, directory: Path, error: Exception, missing: Sequence[str] = ()) -> ModelSummary:
+    """Return the summary of a model that cannot be served, because of an error or of files that are missing."""
     why = str(error) if isinstance(error, (StartupError, OSError)) else f"a value in its files is wrong: {error!r}"
     why = why.replace(f"{directory}/", "").replace(str(directory), "it")
     if missing:
@@ -168,7 +168,7 @@ def _refused(summary: ModelSummary, directory: Path, error: Exception, missing: 
         why = f"it lacks {missing[0]}{others}"
         if summary.place.origin is Origin.HUB:
             why += f": 'specd models pull {summary.name}' downloads the rest"
-    return replace(summary, reason=printable(why, _LONGEST_REASON))
+    return replace(summary, served=False, reason=printable(why, _LONGEST_REASON))
 
 
 def _missing_files(place: ModelPlace, directory: Path) -> list[str]:
