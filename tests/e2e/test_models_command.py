@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -45,17 +46,20 @@ REPOSITORIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_other_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+
+
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     with FakeHub(REPOSITORIES, gated=("org/gated",)) as server:
         yield server
 
 
-def models(home: Path, *arguments: str, stdin: bytes = b"", **variables: str) -> CompletedProcess[str]:
-    """Run `specd models` with the hub's cache under `home`."""
-    cache = {"HF_HUB_CACHE": "", "HF_HOME": str(home)}
-    chosen = {name: value for name, value in {**cache, **variables}.items() if value}
-    return run_specd("models", *arguments, stdin=stdin, **chosen)
+def models(home: Path, *arguments: str, stdin: bytes = b"", **variables: Any) -> CompletedProcess[str]:
+    """Run `specd models` with the hub's cache under `home`, unless HF_HUB_CACHE is given."""
+    return run_specd("models", *arguments, stdin=stdin, HF_HOME=str(home), **variables)
 
 
 def pull(home: Path, hub: FakeHub, *arguments: str, **variables: str) -> CompletedProcess[str]:
@@ -191,7 +195,6 @@ def test_pull_after_a_kill_takes_only_what_is_missing(tmp_path: Path, hub: FakeH
     hub.stops["model-2-of-2.safetensors"] = 15_000_000
     hub.hangs = True
     variables = environment(HF_HOME=str(tmp_path), HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
-    variables.pop("HF_HUB_CACHE", None)
     process = subprocess.Popen([sys.executable, "-m", "specd", "models", "pull", "org/whole"], env=variables)
     assert hub.is_hanging.wait(PATIENCE_SECONDS)
     small = {*SHARDED, "README.md", "chat_template.jinja"} - {"model-2-of-2.safetensors"}

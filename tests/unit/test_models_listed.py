@@ -120,7 +120,7 @@ def test_heads(tmp_path: Path) -> None:
     promising = {**LLAMA, "num_nextn_predict_layers": 1}
     models = {
         "without": model_files(),
-        "beside": model_files(**{"mtp__safetensors": weights("mtp.fc.weight")}),
+        "beside": model_files(mtp__safetensors=weights("mtp.fc.weight")),
         "inside": model_files(promising, model__safetensors=weights("model.embed_tokens.weight", "v", "mtp.fc.weight")),
         "layer": model_files(promising, model__safetensors=weights("w", "model.layers.2.eh_proj.weight")),
         "dropped": model_files(promising, model__safetensors=weights("w", "model.layers.1.q_proj.weight")),
@@ -303,12 +303,12 @@ def test_control_characters_reach_no_terminal(
     config = {**LLAMA, "model_type": HOSTILE, "torch_dtype": HOSTILE, "quantization": {"bits": 4, "mode": HOSTILE}}
     write_repository(tmp_path, "org/model\x1b[31m", model_files(config, LICENSE=HOSTILE))
     monkeypatch.setattr(commands, "hub_cache", lambda: tmp_path)
-    commands.list_models()
-    commands.show(printable("org/model\x1b[31m"))
-    shown = capsys.readouterr().out
-    assert "org/model[31m" in shown
-    assert "[bold]x[/bold]" in shown  # not read as markup
-    assert not {each for each in shown if not each.isprintable()} - {"\n"}
+    for show in (commands.list_models, lambda: commands.show(printable("org/model\x1b[31m"))):
+        show()
+        shown = capsys.readouterr().out
+        assert "org/model[31m" in shown
+        assert "[bold]x[/bold]" in shown  # not read as markup
+        assert not {each for each in shown if not each.isprintable()} - {"\n"}
 
 
 @pytest.mark.parametrize(

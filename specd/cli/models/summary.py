@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specd.worker.model.files import (
     UNWANTED_FILES,
     WANTED_FILES,
     WEIGHTS,
+    Names,
     check_files,
     is_head,
     pickles_in,
@@ -97,11 +99,12 @@ def summary_of(place: ModelPlace) -> ModelSummary:
     if directory is None:
         return summary
     config: dict[str, Any] = {}
+    names_in = cache(tensor_names)  # several checks read the same headers
     try:
         config = read_config(directory)
-        summary = _with_facts(summary, directory, config)
+        summary = _with_facts(summary, directory, config, names_in)
         if not summary.is_head:
-            check_files(directory)
+            check_files(directory, names_in)
     except (StartupError, OSError, ValueError, TypeError, AttributeError) as error:  # a value can have any type
         missing = _missing_files(place, directory)
         state = State.PARTIAL if missing else State.DAMAGED if _has_safetensors(directory) else State.COMPLETE
@@ -116,7 +119,7 @@ def summary_of(place: ModelPlace) -> ModelSummary:
     return replace(summary, served=True, state=State.COMPLETE)
 
 
-def _with_facts(summary: ModelSummary, directory: Path, config: Mapping[str, Any]) -> ModelSummary:
+def _with_facts(summary: ModelSummary, directory: Path, config: Mapping[str, Any], names_in: Names) -> ModelSummary:
     """Return a summary with the facts of a directory. Raises StartupError and others for files that are wrong."""
     precision, bits = quantisation(config)
     summary = replace(
@@ -127,9 +130,9 @@ def _with_facts(summary: ModelSummary, directory: Path, config: Mapping[str, Any
         context_length=context_length(config),
         licence=licence_of(directory),
     )
-    if is_head(directory):
+    if is_head(directory, names_in):
         for path in directory.glob("*.safetensors"):
-            tensor_names(path)
+            names_in(path)
         if not _has_safetensors(directory):
             raise StartupError(f"{directory} has no weights in safetensors: download it again")
         return replace(summary, is_head=True, heads=[kind_of(config) or _MTP])
@@ -137,13 +140,13 @@ def _with_facts(summary: ModelSummary, directory: Path, config: Mapping[str, Any
     return replace(
         summary,
         caches=cache_kinds(config),
-        heads=[_MTP] if _has_own_head(directory, config) else [],
+        heads=[_MTP] if _has_own_head(directory, config, names_in) else [],
         chat=bool(template),
         tools=tools_of(template, directory),
     )
 
 
-def _has_own_head(directory: Path, config: Mapping[str, Any]) -> bool:
+def _has_own_head(directory: Path, config: Mapping[str, Any], names_in: Names) -> bool:
     """Return whether the files of a model have an MTP head: beside its weights, or in them where its config says so."""
     if any((directory / name).is_file() for name in _SIDECARS):
         return True
@@ -152,7 +155,7 @@ def _has_own_head(directory: Path, config: Mapping[str, Any]) -> bool:
         return False
     first = text.get("num_hidden_layers")
     for path in directory.glob(WEIGHTS):
-        for name in tensor_names(path):
+        for name in names_in(path):
             layer = _LAYER_TENSOR.fullmatch(name)
             if _HEAD_TENSOR.fullmatch(name) or (layer and type(first) is int and int(layer[1]) >= first):
                 return True

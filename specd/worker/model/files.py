@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from specd.startup_error import StartupError
 from specd.worker.heads.marks import kind_of
 from specd.worker.model.safetensors_file import tensor_names
 
+# Returns the names of the tensors in a file, after its header is checked.
+Names = Callable[[Path], Sequence[str]]
 WEIGHTS = "model*.safetensors"
 # Tokenizer files include sentencepiece's own, without which transformers makes an empty vocabulary without an error.
 WANTED_FILES = (
@@ -51,31 +53,31 @@ _MOST_BYTES = {
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers")
 
 
-def is_head(directory: Path) -> bool:
+def is_head(directory: Path, names_in: Names = tensor_names) -> bool:
     """Return whether a directory has the head of another model, and no model: it has no embedding. Raises StartupError.
 
-    Before its weights are downloaded, only the configuration tells.
+    Before its weights are downloaded, only the configuration tells. `names_in` reads the headers, as `tensor_names`.
     """
     config = read_config(directory)
     if kind_of(config) is not None or str(config.get("model_type", "")).endswith("_mtp"):
         return True
-    names = [name for path in directory.glob("*.safetensors") for name in tensor_names(path)]
+    names = [name for path in directory.glob("*.safetensors") for name in names_in(path)]
     return any(_FUSION.fullmatch(name) for name in names) and not any(
         name.startswith(_EMBEDDING) or f".{_EMBEDDING}" in name for name in names
     )
 
 
-def check_files(directory: Path) -> None:
+def check_files(directory: Path, names_in: Names = tensor_names) -> None:
     """Raise StartupError unless a directory holds a model in safetensors that is safe to read.
 
     Every file that a worker reads must be a plain file in the directory, or in the `blobs` of the same repository in
     the cache of the Hugging Face hub, and must not be too large. The headers of all weights must be sound, without a
     tensor that occurs twice. The config must not ask for code. Reads a 70 B model's headers in a few hundredths of a
-    second.
+    second; `names_in` does this, as `tensor_names`.
     """
     config = read_config(directory)
     text: dict[str, Any] = config.get("text_config") or {}
-    num_tensors = _check_weights(directory)
+    num_tensors = _check_weights(directory, names_in)
     for counts in (config, text):
         for name in _LAYERS:
             if isinstance(count := counts.get(name), int) and count > num_tensors:
@@ -181,7 +183,7 @@ def _places(root: Path) -> Iterator[Path]:
         yield root.parents[1] / "blobs"
 
 
-def _check_weights(directory: Path) -> int:
+def _check_weights(directory: Path, names_in: Names) -> int:
     """Return the number of tensors. Raises StartupError unless all weights are sound safetensors."""
     paths = sorted(directory.glob(WEIGHTS))
     if not paths:
@@ -194,7 +196,7 @@ def _check_weights(directory: Path) -> int:
         raise StartupError(f"{directory} has no weights ({WEIGHTS}): download the model again")
     found: dict[str, Path] = {}
     for path in paths:
-        for name in tensor_names(path):
+        for name in names_in(path):
             if name in found:
                 raise StartupError(
                     f"the tensor {name!a} is in both {found[name].name} and {path.name} of {directory}: remove the "
