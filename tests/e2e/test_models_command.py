@@ -62,10 +62,8 @@ def models(home: Path, *arguments: str, stdin: bytes = b"", **variables: Any) ->
     return run_specd("models", *arguments, stdin=stdin, HF_HOME=str(home), **variables)
 
 
-def pull(home: Path, hub: FakeHub, *arguments: str, **variables: str) -> CompletedProcess[str]:
-    return models(
-        home, "pull", *arguments, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1", **variables
-    )
+def pull(home: Path, hub: FakeHub, *arguments: str) -> CompletedProcess[str]:
+    return models(home, "pull", *arguments, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
 
 
 def files_in(home: Path, name: str) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from specd.cli.models.details import ModelDetails, details_of
@@ -50,8 +50,10 @@ def list_models(directories: Directories = None, as_json: Json = False) -> None:
         typer.echo(json.dumps([each.as_json() for each in summaries], indent=2))
         return
     console = _console()
-    columns = ("name", "size", "precision", "family", "context", "caches", "head", "chat", "licence", "served")
-    table = Table(*columns, box=None, pad_edge=False)
+    columns = ("size", "precision", "family", "context", "caches", "head", "chat", "licence", "served")
+    # Other columns wrap first: names are arguments of the other commands.
+    others = (Column(each, overflow="fold") for each in columns)
+    table = Table(Column("name", no_wrap=True, overflow="fold"), *others, box=None, pad_edge=False)
     for each in summaries:
         table.add_row(*map(Text, _cells(each)))
     console.print(table)

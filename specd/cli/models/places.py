@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def _included() -> Iterator[ModelPlace]:
 def _place(root: Path, repository: CachedRepoInfo | None, problems: Iterable[str]) -> ModelPlace:
     """Return the place of a repository; `repository` is None if the hub's scan has left it out."""
     name = root.name.removeprefix(_REPOSITORY).replace("--", "/")
-    partial = sum(path.stat().st_size for path in root.glob(_INCOMPLETE))
+    partial = _total(root.glob(_INCOMPLETE))
     snapshots = sorted((path for path in root.glob("snapshots/*") if path.is_dir()), key=lambda path: path.name)
     if not snapshots:
         size = _size(root / "blobs")
@@ -163,4 +164,12 @@ def _children(directory: Path) -> list[Path]:
 
 def _size(directory: Path) -> int:
     """Return the bytes of all files under a directory; links count as their targets, and broken ones as 0."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    return _total(path for path in directory.rglob("*") if path.is_file())
+
+
+def _total(files: Iterable[Path]) -> int:
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # a download that runs has renamed or removed it
+            total += file.stat().st_size
+    return total
