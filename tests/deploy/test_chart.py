@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from specd.rank_settings import RankSettings
 from specd.rpc.server import LIVENESS
 from specd.settings import load_settings
 from specd.version import __version__
@@ -137,6 +138,7 @@ def test_the_values_name_every_setting_that_the_chart_does_not_set_itself() -> N
         *("listen", "metrics_listen", "insecure", "tls_cert", "tls_key", "tls_ca", "shutdown_grace_seconds", "model"),
         *("target", "draft", "tokens", "session_server", "session_file", "session_file_required", "allowed_hosts"),
         *("coordinator", "coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_name"),
+        *RankSettings.model_fields,  # a pod holds a whole target
     }
     names = ("coordinatorSettings", "gatewaySettings", "targetSettings", "draftSettings")
     for name, settings in zip(names, SETTINGS.values(), strict=True):
