@@ -6,31 +6,28 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from coordinator.sessions.saved_session import pack, unpack
+from coordinator.sessions.server_scripts import LEASE_SECONDS, NOW, ServerScripts
 from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_store import KeptSession, SessionStore, busy_error
 from specd.errors import UnavailableError
 
 log = structlog.get_logger()
 
-_PATIENCE_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
-_LEASE_SECONDS = 10.0  # If a coordinator dies during a turn, the session stays busy for this time.
 
 # A session is a hash: its content, the number of its turns, and the lease of the coordinator that runs a turn on it:
 # a random token, and the time of its end by the server's clock in milliseconds. An index by client has its sessions by
 # their last use. Each script is atomic, and of one slot of a cluster.
-_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)"
 _IS_LEASED = "v[2] and v[2] ~= ARGV[1] and tonumber(v[3]) > now"
 # KEYS: session. ARGV: token, lease ms, turns that are known. -> {'none'}, {'busy'} or {'taken', content or nil}
-_TAKE = f"""{_NOW}
+_TAKE = f"""{NOW}
 local v = redis.call('HMGET', KEYS[1], 'turns', 'lease', 'until', 'content')
 if not v[1] then return {{'none'}} end
 if {_IS_LEASED} then return {{'busy'}} end
@@ -53,13 +50,13 @@ redis.call('HDEL', KEYS[1], 'lease', 'until')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1"""
 # KEYS: session. ARGV: token, lease ms, idle ms
-_RENEW = f"""{_NOW}
+_RENEW = f"""{NOW}
 if redis.call('HGET', KEYS[1], 'lease') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'until', now + ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[2] + ARGV[3])
 return 1"""
 # KEYS: session, index. ARGV: token, id. -> 1, or 0 while a turn runs
-_DELETE = f"""{_NOW}
+_DELETE = f"""{NOW}
 local v = redis.call('HMGET', KEYS[1], 'turns', 'lease', 'until')
 if {_IS_LEASED} then return 0 end
 redis.call('DEL', KEYS[1])
@@ -84,16 +81,14 @@ class SessionServer(SessionKeeper):
         idle_seconds: float,
         on_failure: Callable[[], None] = lambda: None,
         *,
-        lease_seconds: float = _LEASE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """Keep the sessions of a model, by its fingerprint. `on_failure` is called for each turn that is not kept."""
-        self._redis = Redis.from_url(url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS)
+        self.scripts = ServerScripts(url)
         self._model, self._store, self._on_failure = model, store, on_failure
         self._idle_ms, self._lease_seconds = max(round(1000 * idle_seconds), 1), lease_seconds
-        self._scripts = {text: self._redis.register_script(text) for text in (_TAKE, _SAVE, _RELEASE, _RENEW, _DELETE)}
         self._leases: dict[tuple[str, str], str] = {}  # by client and session
         self._renewing = asyncio.ensure_future(self._renew())
-        self._releasing: set[asyncio.Future[None]] = set()
 
     async def take(self, session_id: str, client: str) -> None:
         """Take the lease of a session, and its latest turn."""
@@ -132,19 +127,17 @@ class SessionServer(SessionKeeper):
         """Give the lease back."""
         token = self._leases.pop((client, session_id), "")
         if token:
-            releasing = asyncio.ensure_future(self._release(client, session_id, token))
-            self._releasing.add(releasing)
-            releasing.add_done_callback(self._releasing.discard)
+            self.scripts.run_soon(self._release(client, session_id, token))
 
     async def refresh(self, client: str, session_id: str | None = None) -> None:
         """Bring the store up to date."""
         try:
             if session_id is None:
-                found = await cast(Any, self._redis.zrange(self._index(client), 0, -1))
+                found = await cast(Any, self.scripts.redis.zrange(self._index(client), 0, -1))
                 ids = [each.decode() for each in found]
             else:
                 ids = [session_id]
-            pipeline = self._redis.pipeline(transaction=False)
+            pipeline = self.scripts.redis.pipeline(transaction=False)
             for each in ids:
                 pipeline.hmget(self._key(client, each), ["turns", "content"])
             values = dict(zip(ids, await pipeline.execute(), strict=True))
@@ -172,8 +165,8 @@ class SessionServer(SessionKeeper):
     async def close(self) -> None:
         """Give all leases back."""
         self._renewing.cancel()
-        await asyncio.gather(self._renewing, *self._releasing, return_exceptions=True)
-        await self._redis.aclose()
+        await asyncio.gather(self._renewing, return_exceptions=True)
+        await self.scripts.close()
 
     async def _renew(self) -> None:
         while True:
@@ -190,7 +183,7 @@ class SessionServer(SessionKeeper):
     async def _ask(self, script: str, client: str, session_id: str, *arguments: object) -> Any:
         try:
             keys = [self._key(client, session_id), self._index(client)]
-            return await self._scripts[script](keys=keys, args=cast(Sequence[Any], arguments))
+            return await self.scripts.run(script, keys, *arguments)
         except RedisError as error:
             raise self._unavailable(error) from error
 

@@ -7,26 +7,24 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from coordinator.sessions.quota import Quotas, sessions_error, tokens_error
+from coordinator.sessions.server_scripts import LEASE_SECONDS, NOW, ServerScripts
 from specd.caller import CallerLimits
 
 log = structlog.get_logger()
 
-_PATIENCE_SECONDS = 2.0
-_LEASE_SECONDS = 10.0  # The requests of a coordinator that dies count for this time.
+_RETRY_SECONDS = 2.0
 
 # A client has an account, a hash with its tokens and the time at which they were counted, and a set of its requests by
 # the ends of their leases. Times are milliseconds of the server's clock. An account that is full again is not kept.
-_ACCOUNT = """
-local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)
+_FUNCTION = """
 local function use(limit, tokens)
   local v = redis.call('HMGET', KEYS[1], 'balance', 'at')
   local balance = limit
@@ -39,6 +37,7 @@ local function use(limit, tokens)
   return balance
 end
 """
+_ACCOUNT = NOW + _FUNCTION
 # KEYS: account, requests. ARGV: tokens per minute and requests at a time, or '' without such a limit; id; lease ms.
 # -> {'ok'}, {'tokens', balance} or {'sessions', number}
 _BEGIN = f"""{_ACCOUNT}
@@ -57,7 +56,7 @@ return {{'ok'}}"""
 # KEYS: account, requests. ARGV: tokens per minute, used tokens
 _USE = f"{_ACCOUNT} use(tonumber(ARGV[1]), tonumber(ARGV[2]))"
 # KEYS: account, requests. ARGV: id, lease ms
-_RENEW = f"""{_ACCOUNT}
+_RENEW = f"""{NOW}
 redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])"""
 # KEYS: account, requests. ARGV: id
@@ -75,16 +74,14 @@ class SharedQuotas(Quotas):
         url: str,
         clock: Callable[[], float] = time.perf_counter,
         *,
-        lease_seconds: float = _LEASE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """`clock` returns seconds, for the limits at this coordinator."""
         super().__init__(clock)
-        self._redis = Redis.from_url(url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS)
-        self._scripts = {text: self._redis.register_script(text) for text in (_BEGIN, _USE, _RENEW, _END)}
+        self.scripts = ServerScripts(url)
         self._lease_ms = round(1000 * lease_seconds)
         self._running: dict[str, str] = {}  # clients, by id of the request
         self._renewing = asyncio.ensure_future(self._renew())
-        self._telling: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def held(self, client: str, limits: CallerLimits) -> AsyncGenerator[None]:
@@ -101,26 +98,26 @@ class SharedQuotas(Quotas):
                 case [b"tokens", balance]:
                     raise tokens_error(limits.tokens_per_minute or 1, float(balance))
                 case [b"sessions", number]:
-                    raise sessions_error(int(number), _PATIENCE_SECONDS)
+                    raise sessions_error(int(number), _RETRY_SECONDS)
             if most is not None:
                 self._running[request_id] = client
             yield
         finally:
             if most is not None:  # the server may have it, even if this request was cancelled before the answer
                 self._running.pop(request_id, None)
-                self._tell(_END, client, request_id)
+                self.scripts.run_soon(self._ask(_END, client, request_id))
 
     def count(self, client: str, limits: CallerLimits, num_tokens: int) -> None:
         """Count used tokens at all coordinators, soon."""
         super().count(client, limits, num_tokens)
         if limits.tokens_per_minute is not None and num_tokens:
-            self._tell(_USE, client, limits.tokens_per_minute, num_tokens)
+            self.scripts.run_soon(self._ask(_USE, client, limits.tokens_per_minute, num_tokens))
 
     async def close(self) -> None:
         """Finish all counts, and leave the server."""
         self._renewing.cancel()
-        await asyncio.gather(self._renewing, *self._telling, return_exceptions=True)
-        await self._redis.aclose()
+        await asyncio.gather(self._renewing, return_exceptions=True)
+        await self.scripts.close()
 
     async def _renew(self) -> None:
         while True:
@@ -130,18 +127,13 @@ class SharedQuotas(Quotas):
                 if request_id not in self._running:  # it ended during the wait
                     await self._ask(_END, client, request_id)
 
-    def _tell(self, script: str, client: str, *arguments: object) -> None:
-        telling = asyncio.ensure_future(self._ask(script, client, *arguments))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-
     async def _ask(self, script: str, client: str, *arguments: object) -> Any:
         """Return the answer of a script, or None where the server is away."""
         digest = hashlib.sha256(client.encode()).hexdigest()[:32]
         # The braces put both keys of a client into one slot of a cluster.
         keys = [f"specd:{{{digest}}}:{kind}" for kind in ("account", "requests")]
         with contextlib.suppress(RedisError):
-            return await self._scripts[script](keys=keys, args=cast(Sequence[Any], arguments))
+            return await self.scripts.run(script, keys, *arguments)
         log.warning("the session server does not answer: limits of clients hold at each coordinator alone")
         return None
 

@@ -61,7 +61,7 @@ class Coordinator:
     async def abandon(self, session: KeptSession) -> None:
         self.store.abandon(session)
         self.keeper.release(session.session_id, session.client)
-        await asyncio.gather(*self.keeper._releasing)
+        await self.keeper.scripts.finish()
 
     async def turn(self, session_id: str, token_ids: list[int], client: str = "a") -> None:
         await self.finish(await self.begin(session_id, client), token_ids)
@@ -227,7 +227,7 @@ async def test_where_the_server_is_away_turns_are_not_kept_and_sessions_refused(
 async def test_a_damaged_session_is_no_session(pair: tuple[Coordinator, Coordinator]) -> None:
     one, two = pair
     await one.turn("s", [1])
-    await one.keeper._redis.hset(one.keeper._key("a", "s"), "content", b"{}")
+    await one.keeper.scripts.redis.hset(one.keeper._key("a", "s"), "content", b"{}")
     with pytest.raises(NotFoundError):
         await two.get("s")
 

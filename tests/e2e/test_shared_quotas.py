@@ -53,7 +53,7 @@ async def refusal(quotas: SharedQuotas, client: str, limits: CallerLimits) -> st
 
 
 async def told(quotas: SharedQuotas) -> None:
-    await asyncio.gather(*quotas._telling)
+    await quotas.scripts.finish()
 
 
 async def test_sessions_are_counted_over_all_coordinators(pair: tuple[SharedQuotas, SharedQuotas]) -> None:
