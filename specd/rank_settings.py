@@ -20,7 +20,8 @@ class RankSettings(BaseModel):
     )
     ranks_listen: Address = Field("127.0.0.1:50054", description="Address for followers: HOST:PORT or unix:PATH.")
     follow: OptionalAddress = Field(
-        "", description="Hold a part of the model of the worker with this --ranks-listen; 'none': be rank 0."
+        "",
+        description="Address of rank 0, its --ranks-listen: hold a part of its model. 'none': this worker is rank 0.",
     )
     rank: int = Field(0, ge=0, le=63, description="For a follower: its number among the ranks, from 1; 0 is any.")
     ranks_backend: Literal["ring", "jaccl", "nccl"] = Field(

@@ -88,7 +88,7 @@ class Replica:
 
     @property
     def slowness(self) -> Slowness | None:
-        """The recently measured times relative to calibration, or None if there are none."""
+        """The recently measured times relative to calibration; None before the first measurement and after a pause."""
         is_recent = self.capacity.num_running > 0 or self._clock() < self._taken_at + _MOST_IDLE_SECONDS
         if not is_recent or self.worker.step_costs is None or not self._prefill_seconds.value:
             return None

@@ -50,7 +50,7 @@ Object = dict[str, Any]
 
 @functools.cache
 def helm() -> str:
-    """Return the program helm: the one on this machine, or the one in a package. Skips the test where there is none."""
+    """Return the path of helm, from this machine or from a package. Skips the test if neither can be had."""
     if found := shutil.which("helm"):
         return found
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):

@@ -48,7 +48,7 @@ class Machine:
     _ports: dict[str, int] = field(default_factory=dict)
 
     def port(self, wanted: str) -> int:
-        """Return the port of this machine in place of one in the cluster."""
+        """Return the local port that stands for a port of the cluster."""
         if wanted not in self._ports:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self._ports[wanted] = free.getsockname()[1]

@@ -69,7 +69,7 @@ def test_it_comes_to_the_best_fixed_k(name: str, at_once: int) -> None:
     best = max(rate(given_k(k)) for k in (0, 1, 3, 6))
     adaptive = rate(Sources())
     print(f"{adaptive / best:.3f} of the best k")
-    assert adaptive >= 0.92 * best, "each text is learnt anew"
+    assert adaptive >= 0.92 * best, "the planner learns the acceptance of each text again"
 
 
 @pytest.mark.parametrize("at_once", [1, 8])

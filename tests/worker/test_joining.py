@@ -26,7 +26,7 @@ from specd.v1.ranks_pb2 import Beat, Join, RankMessage, StepPlan, Welcome
 from specd.worker.ranks.connection import LostRankError, RankConnection
 from specd.worker.ranks.data_plane import check_backend, free_port
 from specd.worker.ranks.gathering import other_weights
-from specd.worker.ranks.joining import _ask, _connect, admit, join, what_joins
+from specd.worker.ranks.joining import _ask, _connect, admit, join, join_request
 from specd.worker.ranks.watch import Watch
 
 TERMS = Welcome(backend="ring", kv_bits=16, deadline_seconds=5.0)
@@ -79,7 +79,7 @@ def certificates_of(directory: Path, role: Role) -> Certificates:
 
 
 def shown(rank: int = 0, *, fingerprint: str = "f1", device: str = "cpu") -> Join:
-    return what_joins(fingerprint, device, rank=rank, data_host="")
+    return join_request(fingerprint, device, rank=rank, data_host="")
 
 
 class Gathered:

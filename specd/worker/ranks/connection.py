@@ -123,7 +123,7 @@ class RankConnection:
                     self.beat = message.beat
                     continue
                 if kind == "goodbye":
-                    self._on_lost = None  # the end of the connection is none of a rank
+                    self._on_lost = None  # the other rank stops on purpose
                 self._received.put(message)
         except EOFError:
             pass

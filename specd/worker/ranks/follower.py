@@ -26,7 +26,7 @@ from specd.worker.model.sharding import Shard
 from specd.worker.ranks.connection import RankConnection
 from specd.worker.ranks.data_plane import check_backend, join_collectives
 from specd.worker.ranks.interpreter import PlanInterpreter
-from specd.worker.ranks.joining import join, what_joins
+from specd.worker.ranks.joining import join, join_request
 from specd.worker.ranks.watch import Watch, end_process
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ def _follow(
     announce: Callable[[int], None],
 ) -> None:
     directory = find(settings.model)
-    own = what_joins(
+    own = join_request(
         quick_fingerprint(directory),
         mx.default_device().type.name,
         rank=settings.rank,

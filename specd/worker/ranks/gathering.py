@@ -14,7 +14,7 @@ from specd.worker.model.fingerprint import quick_fingerprint
 from specd.worker.model.sharding import Shard
 from specd.worker.ranks.connection import RankConnection
 from specd.worker.ranks.data_plane import check_backend, join_collectives
-from specd.worker.ranks.joining import admit, what_joins
+from specd.worker.ranks.joining import admit, join_request
 from specd.worker.ranks.ranks import Ranks
 from specd.worker.ranks.watch import Watch, end_process
 
@@ -25,7 +25,7 @@ class Gathering:
     def __init__(self, settings: TargetWorkerSettings, certificates: Certificates | None) -> None:
         """Wait for the followers of the model, without limit, and connect all ranks. Raises StartupError."""
         check_backend(settings.ranks_backend)
-        own = what_joins(
+        own = join_request(
             quick_fingerprint(find(settings.model)),
             mx.default_device().type.name,
             rank=0,

@@ -35,7 +35,7 @@ _HANDSHAKE_SECONDS = 10.0
 _MOST_STRANGERS = 32
 
 
-def what_joins(fingerprint: str, device: str, *, rank: int, data_host: str) -> Join:
+def join_request(fingerprint: str, device: str, *, rank: int, data_host: str) -> Join:
     """Return what a follower shows, and what rank 0 compares with its own."""
     versions = ", ".join((f"specd {__version__}", *(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))))
     return Join(

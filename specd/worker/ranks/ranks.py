@@ -86,7 +86,7 @@ class Ranks:
         self._passes: Passes | None = None
 
     def attach(self, network: Any) -> None:
-        """Let every later pass of a network be one of all ranks. Its layers so far are unknown to the followers."""
+        """Run every later pass of a network on all ranks. The followers do not know layers that were made before."""
         self._passes = Passes(network)
         network.make_mirror, network.compute_with_others = self._begun, self.step
 
