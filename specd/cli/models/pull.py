@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from specd.cli.models.places import hub_cache, printable
 from specd.startup_error import StartupError
-from specd.worker.model.directory import bars_that_tell, download, is_repository
-from specd.worker.model.files import CARD_FILES, UNWANTED_FILES, WANTED_FILES, check_files, is_head
+from specd.worker.model.directory import bars_that_tell, download, files_to_download, is_repository
+from specd.worker.model.files import CARD_FILES, WANTED_FILES, check_files, is_head
 from specd.worker.model.safetensors_file import tensor_names
 
 if TYPE_CHECKING:
@@ -85,15 +85,8 @@ def _look_up(name: str, revision: str | None) -> tuple[dict[str, int], str]:
 
 
 def _wanted(model: HubModel) -> dict[str, int]:
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-
-    files = filter_repo_objects(
-        model.siblings or (),
-        allow_patterns=[*_PULLED],
-        ignore_patterns=[*UNWANTED_FILES],
-        key=lambda each: each.rfilename,
-    )
-    return {each.rfilename: each.size or 0 for each in files}
+    sizes = {each.rfilename: each.size or 0 for each in model.siblings or ()}
+    return {file: sizes[file] for file in files_to_download(sizes, _PULLED)}
 
 
 def _check_has_weights(name: str, files: Iterable[str]) -> None:

@@ -17,9 +17,8 @@ from specd.cli.models.places import ModelPlace, Origin, State, printable
 from specd.cli.models.template import Tools, template_of, tools_of
 from specd.startup_error import StartupError
 from specd.worker.heads.marks import kind_of
+from specd.worker.model.directory import files_to_download
 from specd.worker.model.files import (
-    UNWANTED_FILES,
-    WANTED_FILES,
     WEIGHTS,
     Names,
     check_files,
@@ -192,14 +191,12 @@ def _files_of_repository(place: ModelPlace) -> list[str]:
     """Return the files that a download of a repository would have, [] if the cache has no list of its files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     try:
         tree = get_cached_repo_tree(place.name, revision=place.revision, cache_dir=place.root.parent)
     except (CachedRepoTreeNotFoundError, OSError, ValueError):
         return []
-    names = [each.path for each in tree]
-    return sorted(filter_repo_objects(names, allow_patterns=[*WANTED_FILES], ignore_patterns=[*UNWANTED_FILES]))
+    return sorted(files_to_download(each.path for each in tree))
 
 
 def _has_safetensors(directory: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ def download(name: str, wanted: Sequence[str] = WANTED_FILES, *, revision: str |
     return Path(
         snapshot_download(name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, tqdm_class=bars)
     )
+
+
+def files_to_download(names: Iterable[str], wanted: Sequence[str] = WANTED_FILES) -> list[str]:
+    """Return the files of a repository that `download` would fetch."""
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    return [*filter_repo_objects(names, allow_patterns=[*wanted], ignore_patterns=[*UNWANTED_FILES])]
 
 
 def bars_that_tell(tell: Callable[[float, float], object]) -> Any:
