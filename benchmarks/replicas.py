@@ -2,15 +2,15 @@
 
     python benchmarks/replicas.py scaling [--targets 1 2 4] [--seconds 10]
     python benchmarks/replicas.py failover [--seeds 200]
-    python benchmarks/replicas.py limit [--sessions 64 256 1000] [--seconds 10]
+    python benchmarks/replicas.py limit [--sessions 64 256 1000] [--seconds 10] [--drafted]
 
-- scaling: simulated targets (`simulated_target.py`: the real protocol, steps of 30 ms, no MLX, because real targets
+- scaling: simulated targets (`simulated_workers.py`: the real protocol, steps of 30 ms, no MLX, because real targets
   would share this machine's cores), eight sessions each, without a draft.
 - failover: two real targets, eight sessions at once, and one target is killed at a random time, in turns until that
   many seeded sessions have run. The texts are compared with undisturbed ones, and the longest gap between two deltas
   of a session is measured.
 - limit: one simulated target with ever more sessions: the CPU time of the coordinator for a round, its memory for a
-  session, and the time to the first token.
+  session, and the time to the first token; with --drafted, a simulated draft proposes four tokens a round.
 
 Exit code 1 if a text is wrong or a request fails.
 """
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from simulated_target import VOCABULARY_SIZE, next_token
+from simulated_workers import VOCABULARY_SIZE, next_token
 
 from specd.bench.environment import console, environment, new_table
 from specd.client import AsyncClient, Delta
@@ -41,24 +41,29 @@ from specd.supervisor import Child, Stack
 
 SESSIONS_PER_TARGET = 8
 ENDLESS = 20_000  # tokens
+DRAFTED_TOKENS = 4  # a round
 FAILOVER_SESSIONS, FAILOVER_TOKENS = 8, 96
 
 
 @asynccontextmanager
-async def simulated(num_targets: int, max_sessions: int) -> AsyncIterator[tuple[Child, AsyncClient]]:
-    """Run simulated targets and a coordinator."""
+async def simulated(
+    num_targets: int, max_sessions: int, *, has_draft: bool = False
+) -> AsyncIterator[tuple[Child, AsyncClient]]:
+    """Run simulated targets, perhaps a simulated draft, and a coordinator."""
     async with AsyncExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
         addresses = [f"unix:{directory}/{i}" for i in range(num_targets)]
-        script = str(Path(__file__).parent / "simulated_target.py")
-        for address in addresses:
-            target = await asyncio.create_subprocess_exec(sys.executable, script, "--listen", address)
-            running.push_async_callback(target.wait)
-            running.callback(target.terminate)
+        script = str(Path(__file__).parent / "simulated_workers.py")
+        draft = f"unix:{directory}/draft"
+        workers = [("target", address) for address in addresses] + [("draft", draft)] * has_draft
+        for kind, address in workers:
+            worker = await asyncio.create_subprocess_exec(sys.executable, script, kind, "--listen", address)
+            running.push_async_callback(worker.wait)
+            running.callback(worker.terminate)
         options = {
             "listen": f"unix:{directory}/coordinator",
             "target": ",".join(addresses),
-            "draft": "none",
+            "draft": draft if has_draft else "none",
             "max-sessions": str(max_sessions),
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
@@ -74,11 +79,13 @@ async def simulated(num_targets: int, max_sessions: int) -> AsyncIterator[tuple[
 class Load:
     """Sessions that generate until they are told to stop."""
 
-    def __init__(self, client: AsyncClient, num_sessions: int) -> None:
+    def __init__(self, client: AsyncClient, num_sessions: int, num_draft_tokens: int = 0) -> None:
         self.num_tokens = 0
+        self.num_deltas = 0
         self.first_seconds: list[float] = []
         self.num_wrong = 0
         self._client = client
+        self._k = num_draft_tokens
         self._tasks = [asyncio.ensure_future(self._generate(i)) for i in range(num_sessions)]
 
     async def wait_until_all_decode(self) -> None:
@@ -100,7 +107,8 @@ class Load:
     async def _generate(self, number: int) -> None:
         prompt = [(number * 31 + i) % VOCABULARY_SIZE for i in range(32)]
         began_at, said = time.perf_counter(), list[int]()
-        async for event in self._client.generate(prompt, max_tokens=ENDLESS, ignore_eos=True):
+        stream = self._client.generate(prompt, max_tokens=ENDLESS, ignore_eos=True, num_draft_tokens=self._k)
+        async for event in stream:
             if not isinstance(event, Delta):
                 continue
             if not said:
@@ -111,6 +119,7 @@ class Load:
                 said.append(token.id)
                 last = token.id
             self.num_tokens += len(event.tokens)
+            self.num_deltas += 1
 
 
 async def scaling(options: argparse.Namespace) -> dict[str, Any]:
@@ -187,22 +196,25 @@ async def limit(options: argparse.Namespace) -> dict[str, Any]:
     )
     results: dict[int, dict[str, float]] = {}
     wrong = 0
+    step_seconds = 0.035 if options.drafted else 0.03  # of the draft, too
     for num_sessions in options.sessions:
-        async with simulated(1, num_sessions) as (child, client):
+        async with simulated(1, num_sessions, has_draft=options.drafted) as (child, client):
             process = psutil.Process(child.pid)
             empty = process.memory_info().rss
-            load = Load(client, num_sessions)
+            load = Load(client, num_sessions, DRAFTED_TOKENS if options.drafted else 0)
             await load.wait_until_all_decode()
-            before, cpu, began_at = load.num_tokens, sum(process.cpu_times()[:2]), time.perf_counter()
+            before, cpu, began_at = load.num_deltas, sum(process.cpu_times()[:2]), time.perf_counter()
+            tokens_before = load.num_tokens
             await asyncio.sleep(options.seconds)
-            seconds, rounds = time.perf_counter() - began_at, load.num_tokens - before
+            seconds, rounds = time.perf_counter() - began_at, load.num_deltas - before
             cpu = sum(process.cpu_times()[:2]) - cpu
             memory = process.memory_info().rss - empty
             await load.stop()
             wrong += load.num_wrong
             first = sorted(load.first_seconds)[int(0.99 * num_sessions)]
             results[num_sessions] = result = {
-                "tokens_per_second": rounds / seconds,
+                "tokens_per_second": (load.num_tokens - tokens_before) / seconds,
+                "rounds_per_second": rounds / seconds,
                 "cpu_seconds_a_round": cpu / rounds,
                 "cpu": cpu / seconds,
                 "bytes_a_session": memory / num_sessions,
@@ -211,7 +223,7 @@ async def limit(options: argparse.Namespace) -> dict[str, Any]:
             table.add_row(
                 str(num_sessions),
                 f"{result['tokens_per_second']:.0f}",
-                f"{result['tokens_per_second'] * 0.03 / num_sessions:.0%}",
+                f"{result['rounds_per_second'] * step_seconds / num_sessions:.0%}",
                 f"{1000 * result['cpu_seconds_a_round']:.2f}",
                 f"{result['cpu']:.0%}",
                 f"{result['bytes_a_session'] / 2**20:.2f}",
@@ -227,6 +239,7 @@ def main() -> None:
     parser.add_argument("what", choices=["scaling", "failover", "limit"])
     parser.add_argument("--targets", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sessions", type=int, nargs="+", default=[64, 256, 1000])
+    parser.add_argument("--drafted", action="store_true", help="limit: with a simulated draft")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--json", type=Path, help="write the results to this file")

@@ -17,6 +17,7 @@ from coordinator.workers.discovery import Discovery
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.link import WorkerLink
 from coordinator.workers.remote_worker import RemoteWorker
+from coordinator.workers.session_calls import propose_calls, verify_calls
 from coordinator.workers.stream import GrpcDraftStream, GrpcTargetStream
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
@@ -93,6 +94,7 @@ class Cell:
 
         return WorkerLink(
             WorkerConnection("target", address, self._certificates),
+            calls=verify_calls(),
             open_stream=GrpcTargetStream,
             accept=self._accept_target,
             on_change=on_change,
@@ -105,6 +107,7 @@ class Cell:
 
         return WorkerLink(
             WorkerConnection("draft", address, self._certificates),
+            calls=propose_calls(),
             open_stream=GrpcDraftStream,
             accept=self._accept_draft,
             on_change=on_change,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specd.sampling import Margin, Sampling, TokenDistribution, TokenLogProbabilities
+from specd.sampling import Acceptance, Margin, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.vocabulary import FinishReason, SourceCounts, TokenSource
 
@@ -25,6 +25,13 @@ class SessionSetup:
     sampling: Sampling
     source: Sequence[int] = ()
     namespace: bytes = field(kw_only=True)
+
+    @property
+    def has_short_messages(self) -> bool:
+        """Whether each message has at most a few bytes for each token: no distributions, and no log-probabilities."""
+        sampling = self.sampling
+        rejects = sampling.acceptance is Acceptance.REJECTION
+        return not (rejects or sampling.prompt_log_probabilities or sampling.top_log_probabilities is not None)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ async def run(settings: DraftWorkerSettings) -> None:
     blas = load_blas(settings.blas_threads)
 
     # MLX comes in here, after its BLAS.
-    from draft_worker.service import DraftService
-    from specd.v1 import draft_pb2_grpc
+    from draft_worker.service import add_services
     from specd.worker.main import run_worker
     from specd.worker.model.calibration import PROPOSALS
     from specd.worker.session.proposal import rehearse
@@ -25,7 +24,5 @@ async def run(settings: DraftWorkerSettings) -> None:
         blas=blas,
         workload=PROPOSALS,
         rehearse=rehearse,
-        add_service=lambda worker, server: draft_pb2_grpc.add_DraftServiceServicer_to_server(
-            DraftService(worker), server
-        ),
+        add_services=add_services,
     )

@@ -8,8 +8,9 @@ import grpc
 
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import to_distribution
+from specd.rpc.multiplex_service import MultiplexService
 from specd.sampling import check_token_ids
-from specd.v1 import draft_pb2, draft_pb2_grpc
+from specd.v1 import draft_pb2, draft_pb2_grpc, multiplex_pb2_grpc
 from specd.worker.engine.jobs import Done, Steps
 from specd.worker.session.proposal import DraftedTokens, propose
 from specd.worker.session.stream import SessionStreams, Worker, WorkerSession, worker_time
@@ -20,7 +21,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     """Proposes tokens, one stream a session."""
 
     def __init__(self, worker: Deferred[Worker]) -> None:
-        self._streams = SessionStreams(worker, begin=_begin, answer=_answer)
+        self.streams = SessionStreams(worker, begin=_begin, answer=_answer)
 
     async def Propose(
         self,
@@ -28,7 +29,17 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         context: grpc.aio.ServicerContext[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse],
     ) -> None:
         """Serve one session."""
-        await self._streams.serve(context)
+        await self.streams.serve(context)
+
+
+def add_services(worker: Deferred[Worker], server: grpc.aio.Server) -> None:
+    """Serve sessions, each in a call of its own or several in one."""
+    service = DraftService(worker)
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(service, server)
+    multiplexing = MultiplexService(
+        lambda: worker.get().incarnation, service.streams.serve, draft_pb2.ProposeRequest.FromString
+    )
+    multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(multiplexing, server)
 
 
 def _begin(worker: Worker, session: WorkerSession, request: draft_pb2.ProposeRequest) -> Steps[DraftedTokens]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 
@@ -40,6 +41,9 @@ class Lifeline:
         if self._announced:
             return
         self._announced = True
+        # The start's objects live as long as the process. Each collection would visit them all, while everything waits.
+        gc.collect()
+        gc.freeze()
         log.info("ready", address=address, **facts)
         if tell_supervisor(address=address, **facts) and self._supervisor is not None:
             self._supervisor.setblocking(False)

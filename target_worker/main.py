@@ -17,10 +17,9 @@ async def run(settings: TargetWorkerSettings) -> None:
     if settings.follow:
         await run_follower(settings, blas=blas)
         return
-    from specd.v1 import target_pb2_grpc
     from specd.worker.main import run_worker
     from specd.worker.model.calibration import VERIFIES
-    from target_worker.service import TargetService
+    from target_worker.service import add_services
     from target_worker.verification import rehearse
 
     await run_worker(
@@ -30,9 +29,7 @@ async def run(settings: TargetWorkerSettings) -> None:
         blas=blas,
         workload=VERIFIES,
         rehearse=rehearse,
-        add_service=lambda worker, server: target_pb2_grpc.add_TargetServiceServicer_to_server(
-            TargetService(worker), server
-        ),
+        add_services=add_services,
         self_draft=settings.self_draft if not settings.takes_part else "",
         ranks=settings if settings.takes_part else None,
     )

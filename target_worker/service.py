@@ -10,7 +10,8 @@ import grpc
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import distribution_from, to_log_probabilities, to_margin
-from specd.v1 import target_pb2, target_pb2_grpc
+from specd.rpc.multiplex_service import MultiplexService
+from specd.v1 import multiplex_pb2_grpc, target_pb2, target_pb2_grpc
 from specd.worker.engine.jobs import Done, FirstResult, Steps
 from specd.worker.sampling.distribution import check_samples, decode_distributions
 from specd.worker.session.grammar_masks import Allowed
@@ -24,7 +25,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     """Verifies proposals, one stream a session."""
 
     def __init__(self, worker: Deferred[Worker]) -> None:
-        self._streams = SessionStreams(worker, begin=_begin, answer=_answer)
+        self.streams = SessionStreams(worker, begin=_begin, answer=_answer)
 
     async def Verify(
         self,
@@ -32,7 +33,17 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         context: grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
     ) -> None:
         """Serve one session."""
-        await self._streams.serve(context)
+        await self.streams.serve(context)
+
+
+def add_services(worker: Deferred[Worker], server: grpc.aio.Server) -> None:
+    """Serve sessions, each in a call of its own or several in one."""
+    service = TargetService(worker)
+    target_pb2_grpc.add_TargetServiceServicer_to_server(service, server)
+    multiplexing = MultiplexService(
+        lambda: worker.get().incarnation, service.streams.serve, target_pb2.VerifyRequest.FromString
+    )
+    multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(multiplexing, server)
 
 
 def _begin(

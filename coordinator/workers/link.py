@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -21,6 +21,7 @@ from coordinator.workers.connection import DESCRIBE_SECONDS, WorkerConnection, d
 from coordinator.workers.description import check_description
 from coordinator.workers.errors import RefusedModelError
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft, WorkerLife
+from coordinator.workers.session_calls import SessionCalls
 from specd.cache_footprint import CacheFootprint
 from specd.model_info import MAX_TOKENIZER_BYTES, ModelInfo
 from specd.rpc.diagnosis import why_unreachable
@@ -50,12 +51,15 @@ class WorkerLink(RemoteWorker[Stream]):
         self,
         connection: WorkerConnection,
         *,
-        open_stream: Callable[[grpc.aio.Channel, SessionSetup, str], Stream],
+        calls: SessionCalls,
+        open_stream: Callable[[Any, SessionSetup, str], Stream],
         accept: Callable[[ModelInfo, WorkerLink[Stream]], Awaitable[None]],
         on_change: Callable[[bool], Awaitable[None]],
         keeps_model: bool = False,
     ) -> None:
-        """Use a connection to a worker; `accept` raises RefusedModelError to refuse its model.
+        """Use a connection to a worker; `open_stream` makes a stream of one of its `calls`.
+
+        `accept` raises RefusedModelError to refuse its model.
 
         With `keeps_model`, every life of the worker must have the same weights as the previous one, to the last byte.
         """
@@ -64,6 +68,8 @@ class WorkerLink(RemoteWorker[Stream]):
         self._connection = connection
         self._why = "it has not answered yet"
         self.incarnation = ""  # of the process that is being judged
+        self._calls = calls
+        self._multiplexes = False
         self._open_stream = open_stream
         self._accept = accept
         self._on_change = on_change
@@ -74,7 +80,8 @@ class WorkerLink(RemoteWorker[Stream]):
 
     def open_stream(self, setup: SessionSetup) -> Stream:
         """Open a stream for a session, on the one channel."""
-        return self._open_stream(self._connection.channel, setup, self.life.incarnation)
+        call = self._calls.open(self._connection.channel, setup, multiplexes=self._multiplexes)
+        return self._open_stream(call, setup, self.life.incarnation)
 
     async def fetch_tokenizer(self, model_name: str = "") -> Tokenizer:
         """Get the tokenizer and chat template of the worker's model; errors of the template name the model."""
@@ -172,7 +179,7 @@ class WorkerLink(RemoteWorker[Stream]):
             await self._refuse(str(error))
             return
         self.cache_bytes, self.footprint, self.step_costs = response.cache_capacity_bytes, footprint, step_costs
-        self.self_draft = self_draft
+        self.self_draft, self._multiplexes = self_draft, response.multiplexes
         self.prefix_cache_tokens = response.prefix_cache_bytes // max(footprint.bytes_for(1), 1)
         self.life = WorkerLife(response.incarnation, model.whole_fingerprint, response.kernel_class)
         log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)

@@ -24,7 +24,7 @@ from specd.rpc.messages import (
 )
 from specd.sampling import MAX_TOP_LOG_PROBABILITIES, Acceptance, certain
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
-from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
+from specd.v1 import draft_pb2, model_pb2, target_pb2
 from specd.vocabulary import TokenSource
 
 Request = TypeVar("Request", draft_pb2.ProposeRequest, target_pb2.VerifyRequest)
@@ -70,11 +70,12 @@ class WorkerStream(Generic[Request, Response]):
     The first request carries the session's sampling, source and namespace.
     """
 
-    def __init__(
-        self, call: grpc.aio.StreamStreamCall[Request, Response], setup: SessionSetup, incarnation: str, *, worker: str
-    ) -> None:
-        """Use an open call to the "draft" or "target" worker, which must have this incarnation."""
-        self._call: Any = call
+    def __init__(self, call: Any, setup: SessionSetup, incarnation: str, *, worker: str) -> None:
+        """Use an open call to the "draft" or "target" worker, which must have this incarnation.
+
+        The call is a `grpc.aio.StreamStreamCall`, or a stream in a call that sessions share.
+        """
+        self._call = call
         self._setup = setup
         self._incarnation = incarnation
         self._worker = worker
@@ -266,9 +267,8 @@ def _exchange(spent: model_pb2.WorkerTime, sent_at: float, *, wire_bytes: int, n
 class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse]):
     """A `DraftStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup, incarnation: str) -> None:
-        """Open the stream of a session on the channel of the draft worker."""
-        call = draft_pb2_grpc.DraftServiceStub(channel).Propose(metadata=(("specd-session-id", setup.session_id),))
+    def __init__(self, call: Any, setup: SessionSetup, incarnation: str) -> None:
+        """Use an open call to a draft worker."""
         super().__init__(call, setup, incarnation, worker="draft")
 
     async def ask(self, position: int, token_ids: Sequence[int], plan: Plan, timeout_seconds: float) -> None:
@@ -299,9 +299,8 @@ class GrpcDraftStream(WorkerStream[draft_pb2.ProposeRequest, draft_pb2.ProposeRe
 class GrpcTargetStream(WorkerStream[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
     """A `TargetStream` over gRPC."""
 
-    def __init__(self, channel: grpc.aio.Channel, setup: SessionSetup, incarnation: str) -> None:
-        """Open the stream of a session on the channel of the target worker."""
-        call = target_pb2_grpc.TargetServiceStub(channel).Verify(metadata=(("specd-session-id", setup.session_id),))
+    def __init__(self, call: Any, setup: SessionSetup, incarnation: str) -> None:
+        """Use an open call to a target worker."""
         super().__init__(call, setup, incarnation, worker="target")
         self._rejects = setup.sampling.acceptance is Acceptance.REJECTION
         self._wants_log_probabilities = setup.sampling.top_log_probabilities is not None

@@ -31,6 +31,7 @@ _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _WORKER = {
     "/specd.v1.ModelService/Describe": COORDINATOR,
     "/specd.v1.ModelService/GetTokenizer": COORDINATOR,
+    "/specd.v1.MultiplexService/Multiplex": COORDINATOR,
     _REFLECTION: COORDINATOR,
     **_HEALTH,
 }

@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _TAKEN_IN = 2
 
 # Requests of these methods can be as long as the server's limit; other requests are a few names and numbers.
-_LONG = frozenset({"Generate", "CountTokens", "Detokenize", "Propose", "Verify"})
+_LONG = frozenset({"Generate", "CountTokens", "Detokenize", "Propose", "Verify", "Multiplex"})
 MAX_SHORT_BYTES = 64 * 1024
 
 # Calls at a time on one connection, unless a server needs another number. A coordinator has one connection to a worker

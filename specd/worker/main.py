@@ -82,7 +82,7 @@ async def run_worker(
     blas: str,
     workload: Workload,
     rehearse: Callable[[LoadedModel], Steps[None]],
-    add_service: Callable[[Deferred[Worker], grpc.aio.Server], None],
+    add_services: Callable[[Deferred[Worker], grpc.aio.Server], None],
     self_draft: str = "",
     ranks: TargetWorkerSettings | None = None,
 ) -> None:
@@ -99,7 +99,7 @@ async def run_worker(
     guard = Guard(process, listen=settings.listen, certificates=certificates)
     server = Server(settings.listen, (service_name, "specd.v1.ModelService"), guard)
     deferred = Deferred[Worker](f"the model {settings.model} to load")
-    add_service(deferred, server.grpc)
+    add_services(deferred, server.grpc)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)
     registry = new_registry()
     with MetricsEndpoint(settings.metrics_listen, registry, certificates) as endpoint:

@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 
 from coordinator.core import Plan, SessionSetup
 from coordinator.workers.errors import WorkerLateError, WorkerLostError
+from coordinator.workers.session_calls import propose_calls
 from coordinator.workers.stream import GrpcDraftStream
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
@@ -163,7 +164,8 @@ async def test_hung_draft_costs_its_timeout_and_comes_back(
 async def test_hung_worker_that_takes_no_more_bytes_is_lost(harmed_stack: Stack) -> None:
     async with open_channel(draft_of(harmed_stack).facts["address"]) as channel:
         await channel.channel_ready()
-        stream = GrpcDraftStream(channel, SessionSetup("hung", Sampling(), namespace=b""), incarnation="")
+        setup = SessionSetup("hung", Sampling(), namespace=b"")
+        stream = GrpcDraftStream(propose_calls().open(channel, setup), setup, incarnation="")
         with hung(draft_of(harmed_stack)):
             with pytest.raises(WorkerLostError):
                 while True:

@@ -12,8 +12,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.rpc.channel import open_channel
 from specd.rpc.messages import INCARNATION
+from specd.rpc.multiplex_service import MultiplexService
 from specd.supervisor import Child
-from specd.v1 import draft_pb2_grpc, model_pb2, model_pb2_grpc, target_pb2_grpc
+from specd.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    multiplex_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+)
 from tests.e2e.processes import RunningSpecd, start_specd
 from tests.raw_client import RawClient
 
@@ -43,6 +52,7 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         self.describe: Callable[[model_pb2.DescribeResponse], object] = lambda _: None
         self.tokenizer: Callable[[model_pb2.GetTokenizerResponse], list[Any]] = lambda response: [response]
         self.incarnation = ""  # the real one's
+        self._real_incarnation = ""
         self._is_draft = worker == "draft"
         self._channel = open_channel(real.facts["address"])
         self._health = health.aio.HealthServicer()
@@ -51,8 +61,12 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         model_pb2_grpc.add_ModelServiceServicer_to_server(self, self._server)
         if self._is_draft:
             draft_pb2_grpc.add_DraftServiceServicer_to_server(_Draft(self), self._server)
+            parse: Any = draft_pb2.ProposeRequest.FromString
         else:
             target_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), self._server)
+            parse = target_pb2.VerifyRequest.FromString
+        multiplexing = MultiplexService(lambda: self.incarnation or self._real_incarnation, self.serve, parse)
+        multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(multiplexing, self._server)
         self._server.add_insecure_port(address)
 
     async def __aenter__(self) -> Rogue:
@@ -73,6 +87,7 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
     async def Describe(self, request: Any, context: Context) -> Any:
         """Describe the real worker, with changes."""
         response = await model_pb2_grpc.ModelServiceStub(self._channel).Describe(request)
+        self._real_incarnation = response.incarnation
         self.describe(response)
         return response
 

@@ -145,6 +145,8 @@ EDGE = {
     "coordinator.workers.stream",
     "coordinator.workers.link",
     "coordinator.workers.connection",
+    "coordinator.workers.multiplexer",
+    "coordinator.workers.session_calls",
 }
 
 

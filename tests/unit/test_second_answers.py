@@ -11,17 +11,15 @@ import pytest
 
 from coordinator.core import Part, SessionSetup
 from coordinator.workers.errors import WorkerError, WorkerLateError
-from coordinator.workers.stream import GrpcTargetStream, WorkerStream
+from coordinator.workers.stream import GrpcTargetStream
 from specd.sampling import Sampling
 from specd.v1.target_pb2 import SelfProposal, VerifyRequest, VerifyResponse
 from tests.unit.test_worker_stream import LIFE, Call, has_ended
 
 
-class Stream(GrpcTargetStream):
-    """A stream over a call of the test's."""
-
-    def __init__(self, call: Call) -> None:
-        WorkerStream.__init__(self, call, SessionSetup("s", Sampling(), namespace=b""), LIFE, worker="target")  # type: ignore[arg-type]
+def stream_over(call: Call) -> GrpcTargetStream:
+    """Return a stream over a call of the test's."""
+    return GrpcTargetStream(call, SessionSetup("s", Sampling(), namespace=b""), LIFE)
 
 
 class LaterCall(Call):
@@ -48,7 +46,7 @@ def ask(*answers: VerifyResponse, asks_twice: bool = True, seconds: float = 5.0)
     """Send a request on a new stream, and return the part that comes after its verdict."""
 
     async def exchange() -> Part:
-        stream = Stream(Call(*answers))
+        stream = stream_over(Call(*answers))
         try:
             await stream._send(VerifyRequest(token_ids=[1]), 5.0, asks_twice=asks_twice)
             await stream._receive(5.0)
@@ -95,7 +93,7 @@ def test_one_that_does_not_come_is_late() -> None:
 )
 def test_one_that_cannot_be_ends_the_stream(answers: list[VerifyResponse], asks_twice: bool) -> None:
     async def exchange() -> None:
-        stream = Stream(Call(*answers))
+        stream = stream_over(Call(*answers))
         try:
             await stream._send(VerifyRequest(token_ids=[1]), 5.0, asks_twice=asks_twice)
             await stream._receive(5.0)
@@ -115,7 +113,7 @@ def test_one_of_a_superseded_request_is_dropped() -> None:
 
     async def exchange(*answers: VerifyResponse) -> Part:
         call = LaterCall()
-        stream = Stream(call)
+        stream = stream_over(call)
         await stream._send(VerifyRequest(token_ids=[1]), 5.0, asks_twice=True)
         call.coming.put_nowait(verdict(1))
         await stream._receive(5.0)

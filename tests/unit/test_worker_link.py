@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from coordinator.workers import connection
 from coordinator.workers.connection import WorkerConnection
 from coordinator.workers.link import WorkerLink
+from coordinator.workers.session_calls import verify_calls
 from specd.identity.authority import Authority, standard_leaves
 from specd.identity.certificates import CertificateFiles, Certificates
 from specd.identity.roles import Role
@@ -41,6 +42,7 @@ async def test_a_new_certificate_that_waits_for_its_worker_is_said_once(
     with capture_logs() as logs:
         link: WorkerLink[object] = WorkerLink(
             WorkerConnection("target", "127.0.0.1:1", Certificates(files, role=Role.COORDINATOR)),
+            calls=verify_calls(),
             open_stream=lambda *_: object(),
             accept=never,
             on_change=never,

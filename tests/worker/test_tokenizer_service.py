@@ -14,6 +14,7 @@ import pytest
 
 from coordinator.workers.connection import WorkerConnection
 from coordinator.workers.link import WorkerLink
+from coordinator.workers.session_calls import propose_calls
 from specd.errors import InvalidRequestError
 from specd.rpc.deferred import Deferred
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -64,7 +65,11 @@ class TokenizerFetcher:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         link = WorkerLink[None](
-            WorkerConnection("draft", f"127.0.0.1:{port}"), open_stream=lambda *_: None, accept=ignore, on_change=ignore
+            WorkerConnection("draft", f"127.0.0.1:{port}"),
+            calls=propose_calls(),
+            open_stream=lambda *_: None,
+            accept=ignore,
+            on_change=ignore,
         )
         try:
             return await link.fetch_tokenizer(model_name)

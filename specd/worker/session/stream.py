@@ -76,6 +76,7 @@ class Worker:
                 logit_rounding=self.logit_rounding,
                 kernel_class=f"{self.model.info.device}, {self.model.info.precision}, mlx {version('mlx')}",
                 prefix_cache_bytes=self.prefixes.budget_bytes,
+                multiplexes=True,
             )
             if self.self_draft is not None:
                 description.self_draft.model.CopyFrom(to_model(self.self_draft.info))

@@ -1,9 +1,10 @@
-"""A target worker without a model: the real protocol, and steps that take a set time, shared by all that ask in time.
+"""Workers without a model: the real protocol, and steps that take a set time, shared by all that ask in time.
 
-    python benchmarks/simulated_target.py --listen unix:PATH [--step-seconds 0.03]
+    python benchmarks/simulated_workers.py target --listen unix:PATH [--step-seconds 0.03]
+    python benchmarks/simulated_workers.py draft --listen unix:PATH [--step-seconds 0.005]
 
-It has the tokenizer of the included target. Each token is a digest of its position and of the one before, so all such
-targets give the same text. `benchmarks/replicas.py` starts it.
+They have the tokenizer of the included target. Each token is a digest of its position and of the one before, so all
+such targets give the same text. The draft is right about four tokens of five. `benchmarks/replicas.py` starts them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,23 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.rpc.messages import INCARNATION
+from specd.rpc.multiplex_service import MultiplexService
 from specd.settings import EMBEDDED_TARGET
-from specd.v1 import model_pb2, model_pb2_grpc, target_pb2, target_pb2_grpc
+from specd.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    multiplex_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+)
 
 VOCABULARY_SIZE = 8000
 _CHUNK_BYTES = 1 << 20
@@ -33,15 +44,14 @@ def next_token(position: int, last: int) -> int:
     return (position * 7919 + last * 104729 + 12345) % VOCABULARY_SIZE
 
 
-class SimulatedTarget(target_pb2_grpc.TargetServiceServicer, model_pb2_grpc.ModelServiceServicer):
+class _SimulatedWorker(model_pb2_grpc.ModelServiceServicer):
     """Answers every request of a step at the end of the next step."""
 
     def __init__(self, step_seconds: float) -> None:
         self._step_seconds = step_seconds
-        self._incarnation = secrets.token_hex(8)
+        self.incarnation = secrets.token_hex(8)
         self._tokenizer = (Path(EMBEDDED_TARGET) / "tokenizer.json").read_bytes()
         self._step_ends = asyncio.Event()
-        self._num_waiting = 0
 
     async def steps(self) -> None:
         """Compute for ever."""
@@ -73,9 +83,10 @@ class SimulatedTarget(target_pb2_grpc.TargetServiceServicer, model_pb2_grpc.Mode
             ],
             cache_capacity_bytes=1 << 40,
             cache_parts=[model_pb2.CachePart(most_tokens=1 << 40, bytes_per_token=1)],
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             kernel_class="simulated",
             prefix_cache_bytes=1 << 20,
+            multiplexes=True,
         )
 
     async def GetTokenizer(
@@ -85,50 +96,106 @@ class SimulatedTarget(target_pb2_grpc.TargetServiceServicer, model_pb2_grpc.Mode
         for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
             yield model_pb2.GetTokenizerResponse(chunk=self._tokenizer[start : start + _CHUNK_BYTES])
 
+    async def _step_end(self) -> None:
+        await self._step_ends.wait()
+
+    def _time(self) -> model_pb2.WorkerTime:
+        return model_pb2.WorkerTime(compute_seconds=self._step_seconds, num_sessions=1, step_tokens=1)
+
+
+class SimulatedTarget(_SimulatedWorker, target_pb2_grpc.TargetServiceServicer):
+    """Chooses each token by a digest."""
+
     async def Verify(
         self,
         request_iterator: AsyncIterator[target_pb2.VerifyRequest],
         context: grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
-    ) -> AsyncIterator[target_pb2.VerifyResponse]:
+    ) -> None:
         """Serve one session."""
-        await context.send_initial_metadata(((INCARNATION, self._incarnation),))
-        async for request in request_iterator:
-            await self._step_ends.wait()
+        await self.serve(context)
+
+    async def serve(self, context: Any) -> None:
+        """Serve one session."""
+        await context.send_initial_metadata(((INCARNATION, self.incarnation),))
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await self._step_end()
             length, last = request.position + len(request.token_ids), request.token_ids[-1]
             accepted = 0
             for token in request.proposal:
                 if token != next_token(length + accepted, last):
                     break
                 accepted, last = accepted + 1, token
-            yield target_pb2.VerifyResponse(
+            response = target_pb2.VerifyResponse(
                 round=request.round,
                 num_accepted=accepted,
                 next_token_id=next_token(length + accepted, last),
                 cached_len=length + len(request.proposal),
                 margins=[],
-                time=model_pb2.WorkerTime(compute_seconds=self._step_seconds, num_sessions=1, step_tokens=1),
+                time=self._time(),
             )
+            await context.write(response)
+
+
+class SimulatedDraft(_SimulatedWorker, draft_pb2_grpc.DraftServiceServicer):
+    """Proposes the target's choices, of which every fifth is wrong."""
+
+    async def Propose(
+        self,
+        request_iterator: AsyncIterator[draft_pb2.ProposeRequest],
+        context: grpc.aio.ServicerContext[draft_pb2.ProposeRequest, draft_pb2.ProposeResponse],
+    ) -> None:
+        """Serve one session."""
+        await self.serve(context)
+
+    async def serve(self, context: Any) -> None:
+        """Serve one session."""
+        await context.send_initial_metadata(((INCARNATION, self.incarnation),))
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await self._step_end()
+            length, last = request.position + len(request.token_ids), request.token_ids[-1]
+            proposal = list[int]()
+            for position in range(length, length + request.num_draft_tokens):
+                last = (next_token(position, last) + (position % 5 == 0)) % VOCABULARY_SIZE
+                proposal.append(last)
+            response = draft_pb2.ProposeResponse(
+                round=request.round,
+                token_ids=proposal,
+                cached_len=length + max(len(proposal) - 1, 0),
+                time=self._time(),
+                confidences=[1.0] * len(proposal) if request.min_confidences else (),
+            )
+            await context.write(response)
 
 
 async def main() -> None:
     """Serve until a signal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["target", "draft"])
     parser.add_argument("--listen", required=True)
-    parser.add_argument("--step-seconds", type=float, default=0.03)
+    parser.add_argument("--step-seconds", type=float, help="(default: 0.03 for a target, 0.005 for a draft)")
     options = parser.parse_args()
     server = grpc.aio.server()
-    target = SimulatedTarget(options.step_seconds)
-    target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
-    model_pb2_grpc.add_ModelServiceServicer_to_server(target, server)
+    worker: SimulatedTarget | SimulatedDraft
+    if options.kind == "target":
+        worker = SimulatedTarget(options.step_seconds or 0.03)
+        target_pb2_grpc.add_TargetServiceServicer_to_server(worker, server)
+        parse: Any = target_pb2.VerifyRequest.FromString
+    else:
+        worker = SimulatedDraft(options.step_seconds or 0.005)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(worker, server)
+        parse = draft_pb2.ProposeRequest.FromString
+    multiplexing = MultiplexService(lambda: worker.incarnation, worker.serve, parse)
+    multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(multiplexing, server)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(worker, server)
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    await statuses.set("specd.v1.TargetService", health_pb2.HealthCheckResponse.SERVING)
+    await statuses.set(f"specd.v1.{options.kind.capitalize()}Service", health_pb2.HealthCheckResponse.SERVING)
     server.add_insecure_port(options.listen)
     await server.start()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    stepping = asyncio.ensure_future(target.steps())
+    stepping = asyncio.ensure_future(worker.steps())
     await stop.wait()
     stepping.cancel()
     with contextlib.suppress(asyncio.CancelledError):

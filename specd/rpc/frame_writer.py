@@ -1,0 +1,65 @@
+"""The writing end of a multiplexed call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from specd.v1 import multiplex_pb2
+
+# The most bytes that one message gathers. A longer frame goes by itself.
+_MOST_BYTES = 1 << 20
+# The most bytes that wait for a peer that does not read, before nothing more is read from it.
+_MOST_WAITING_BYTES = 1 << 23
+
+
+class FrameWriter:
+    """Sends frames in order, and gathers those of one pass of the event loop into one message."""
+
+    def __init__(self, write: Callable[[multiplex_pb2.Frames], Awaitable[None]]) -> None:
+        self._write = write
+        self._waiting: deque[multiplex_pb2.Frame] = deque()
+        self._waiting_bytes = 0
+        self._writing: asyncio.Future[None] | None = None
+        self._is_broken = False
+
+    def put(self, frame: multiplex_pb2.Frame) -> None:
+        """Send a frame soon. Frames of an ended call are dropped: its reader has the reason."""
+        if self._is_broken:
+            return
+        self._waiting.append(frame)
+        self._waiting_bytes += len(frame.message)
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write_all())
+
+    async def flush(self) -> None:
+        """Wait until all frames are sent, or the call has ended."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def make_room(self) -> None:
+        """Wait for a peer that has left megabytes unread."""
+        if self._waiting_bytes > _MOST_WAITING_BYTES:
+            await self.flush()
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._write(multiplex_pb2.Frames(frames=self._next_frames()))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError):
+            self._is_broken = True
+            self._waiting.clear()
+            self._waiting_bytes = 0
+        finally:
+            self._writing = None
+
+    def _next_frames(self) -> list[multiplex_pb2.Frame]:
+        frames = [self._waiting.popleft()]
+        size = len(frames[0].message)
+        while self._waiting and (size := size + len(self._waiting[0].message)) <= _MOST_BYTES:
+            frames.append(self._waiting.popleft())
+        self._waiting_bytes -= sum(len(frame.message) for frame in frames)
+        return frames
