@@ -17,6 +17,8 @@ from specd.v1 import multiplex_pb2, multiplex_pb2_grpc
 from specd.v1.multiplex_pb2 import End, Frame
 
 _SECONDS_TO_END = 5.0  # for a worker to end the call after the last stream
+# Answers to its latest requests, and its status.
+_MOST_LATE_FRAMES = 8
 _DETAILS = "grpc-status-details-bin"
 _ERRORS = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
@@ -32,6 +34,7 @@ class Multiplexer:
         self._writer = FrameWriter(self._call.write)
         self._streams: dict[int, MultiplexedCall] = {}
         self._numbers = itertools.count(1)
+        self._num_late = 0  # the most frames that can still come for streams that were left
         self._reading = asyncio.ensure_future(self._read())
         self._ending: asyncio.Future[None] | None = None
 
@@ -57,7 +60,10 @@ class Multiplexer:
 
     def forget(self, number: int) -> None:
         """Leave a stream, of which no more is sent or read; the last one ends the call."""
-        if self._streams.pop(number, None) is not None and not self._streams and self._ending is None:
+        if self._streams.pop(number, None) is None:
+            return
+        self._num_late += _MOST_LATE_FRAMES
+        if not self._streams and self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
 
     async def initial_metadata(self) -> Any:
@@ -82,6 +88,10 @@ class Multiplexer:
                 for frame in frames.frames:
                     if (stream := self._streams.get(frame.stream)) is not None:
                         stream.take(frame)
+                        continue
+                    self._num_late -= 1
+                    if self._num_late < 0:
+                        raise ValueError(f"a frame of stream {frame.stream}, which there is not")
         except (Exception, asyncio.CancelledError) as raised:  # grpc.aio cancels the reader of a closed channel
             error = raised
             self._call.cancel()

@@ -12,8 +12,9 @@ from specd.v1 import multiplex_pb2
 
 # The most bytes that one message gathers. A longer frame goes by itself.
 _MOST_BYTES = 1 << 20
-# The most bytes that wait for a peer that does not read, before nothing more is read from it.
+# The most bytes that wait for a peer that does not read; then its streams write nothing, and nothing is read from it.
 _MOST_WAITING_BYTES = 1 << 23
+_FRAME_BYTES = 128  # of a frame in memory, without its message
 
 
 class FrameWriter:
@@ -31,7 +32,7 @@ class FrameWriter:
         if self._is_broken:
             return
         self._waiting.append(frame)
-        self._waiting_bytes += len(frame.message)
+        self._waiting_bytes += len(frame.message) + _FRAME_BYTES
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._write_all())
 
@@ -42,7 +43,7 @@ class FrameWriter:
 
     async def make_room(self) -> None:
         """Wait for a peer that has left megabytes unread."""
-        if self._waiting_bytes > _MOST_WAITING_BYTES:
+        while self._waiting_bytes > _MOST_WAITING_BYTES:
             await self.flush()
 
     async def _write_all(self) -> None:
@@ -61,5 +62,5 @@ class FrameWriter:
         size = len(frames[0].message)
         while self._waiting and (size := size + len(self._waiting[0].message)) <= _MOST_BYTES:
             frames.append(self._waiting.popleft())
-        self._waiting_bytes -= sum(len(frame.message) for frame in frames)
+        self._waiting_bytes -= sum(len(frame.message) + _FRAME_BYTES for frame in frames)
         return frames

@@ -144,6 +144,7 @@ class _Stream:
 
     async def write(self, response: Any) -> None:
         """Send a response."""
+        await self._writer.make_room()
         self._writer.put(Frame(stream=self.number, message=response.SerializeToString()))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:

@@ -65,7 +65,8 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         else:
             target_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), self._server)
             parse = target_pb2.VerifyRequest.FromString
-        multiplexing = MultiplexService(lambda: self.incarnation or self._real_incarnation, self.serve, parse)
+        multiplexing = _Multiplexing(lambda: self.incarnation or self._real_incarnation, self.serve, parse)
+        self._shared_calls = multiplexing.calls
         multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(multiplexing, self._server)
         self._server.add_insecure_port(address)
 
@@ -83,6 +84,11 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         status = health_pb2.HealthCheckResponse
         name = _DRAFT if self._is_draft else _TARGET
         await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def sessions_ended(self) -> None:
+        """Wait until no call that sessions share is open: later sessions get another one, of the life as it is now."""
+        while self._shared_calls:  # noqa: ASYNC110 - a call raises no event
+            await asyncio.sleep(0.01)
 
     async def Describe(self, request: Any, context: Context) -> Any:
         """Describe the real worker, with changes."""
@@ -122,6 +128,19 @@ class Rogue(model_pb2_grpc.ModelServiceServicer):
         finally:
             passing.cancel()
             call.cancel()
+
+
+class _Multiplexing(MultiplexService):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls = set[Any]()
+
+    async def Multiplex(self, request_iterator: Any, context: Any) -> None:
+        self.calls.add(context)
+        try:
+            await super().Multiplex(request_iterator, context)
+        finally:
+            self.calls.discard(context)
 
 
 class _Draft(draft_pb2_grpc.DraftServiceServicer):

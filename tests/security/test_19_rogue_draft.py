@@ -156,6 +156,7 @@ async def test_distributions_that_are_none_do_not_end_the_session(victim: Victim
 
 
 async def test_an_answer_of_an_older_life_gives_no_proposal(victim: Victim) -> None:
+    await victim.rogue.sessions_ended()
     victim.rogue.incarnation = "an earlier life"
     completion = await victim.complete(num_draft_tokens=4)
     victim.rogue.incarnation = ""

@@ -112,6 +112,7 @@ async def test_times_decide_no_token(victim: Victim, case: str) -> None:
 async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
     """All its streams are lost ones: the session ends when it has been replayed as often as may be."""
     rogue, client, expected, _ = victim
+    await rogue.sessions_ended()
     rogue.incarnation = "an earlier life"
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in client.generate(PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=0):
@@ -123,6 +124,7 @@ async def test_an_answer_of_another_life_is_never_used(victim: Victim) -> None:
 
 async def test_a_stream_of_another_life_is_replayed_on_the_right_one(victim: Victim) -> None:
     rogue, client, expected, _ = victim
+    await rogue.sessions_ended()
     rogue.incarnation, rogue.lies_once = "an earlier life", True
     completion = await complete(client, PROMPT, max_tokens=MAX_TOKENS, num_draft_tokens=4)
     assert completion.text == expected.text
@@ -163,6 +165,7 @@ async def test_a_target_that_comes_back_with_other_weights_is_refused(victim: Vi
                         return
                 await asyncio.sleep(0.1)
 
+    await rogue.sessions_ended()
     rogue.incarnation, rogue.describe = "another", with_fingerprint("0" * 64)
     await rogue.set_serving(False)
     await asyncio.sleep(0.3)

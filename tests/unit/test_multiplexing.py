@@ -304,7 +304,53 @@ def test_a_lying_worker_costs_a_session_an_error_and_nothing_else(lie: str) -> N
     asyncio.run(asyncio.wait_for(run(), SECONDS))
 
 
-LOST = {"frames of streams that nobody began", "nothing", "an end", "details that are none"}
+LOST = {"nothing", "an end", "details that are none"}
+
+
+def test_a_worker_that_never_ends_its_answers_is_read_no_more() -> None:
+    num_written = 0
+
+    class Endless(multiplex_pb2_grpc.MultiplexServiceServicer):
+        async def Multiplex(self, request_iterator: Any, context: Any) -> None:
+            nonlocal num_written
+            frames = Frames(frames=[Frame(stream=1, message=BIG.SerializeToString())])
+            while True:
+                await context.write(frames)
+                num_written += 1
+
+    async def run() -> None:
+        async with serving(Endless()) as worker, grpc.aio.insecure_channel(worker.address) as channel:
+            multiplexer = Multiplexer(channel, VerifyResponse.FromString)
+            left, stays = multiplexer.open("left"), multiplexer.open("stays")
+            await left.read()
+            left.cancel()
+            with pytest.raises(ValueError, match="stream 1, which there is not"):
+                await stays.read()
+            before = num_written
+            await asyncio.sleep(0.2)
+            assert num_written <= before + 1
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
+
+
+def test_a_session_that_never_ends_its_answers_waits_for_its_reader() -> None:
+    num_written = 0
+
+    async def flood(context: Any) -> None:
+        nonlocal num_written
+        while True:
+            await context.write(BIG)
+            num_written += 1
+
+    async def run() -> None:
+        async with multiplexer_of(flood) as (_, worker), grpc.aio.insecure_channel(worker.address) as channel:
+            call = multiplex_pb2_grpc.MultiplexServiceStub(channel).Multiplex()
+            await call.write(Frames(frames=[Frame(stream=1, session_id="s")]))
+            await asyncio.sleep(1)
+            call.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
+    assert num_written < 400
 
 
 def test_frames_that_cannot_be_parsed_end_the_call() -> None:
