@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from specd.startup_error import StartupError
+
+# MLX's parts for CUDA, as packages.
+_CUDA_WHEELS = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
+_NVIDIA_SECONDS = 5.0
 
 
 def part_of_memory(divisor: int) -> Any:
@@ -100,3 +107,32 @@ def gpu_of(index: int, num_targets: int) -> dict[str, str]:
     """Return the environment that gives one of several targets its own NVIDIA GPU, if there are any."""
     gpus = nvidia_gpus() if num_targets > 1 else []
     return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
+
+
+def has_gpu() -> bool:
+    """Return whether MLX computes on a GPU here, without importing it: on a Mac, or with its wheel for CUDA."""
+    return sys.platform == "darwin" or (bool(nvidia_gpus()) and any(map(_is_installed, _CUDA_WHEELS)))
+
+
+def model_memory() -> int | None:
+    """Return the bytes of memory in which models can lie, those of all NVIDIA GPUs together; None if it is unknown."""
+    if sys.platform == "darwin" or not has_gpu():
+        return total_memory()
+    query = [
+        "nvidia-smi",
+        "--query-gpu=memory.total",
+        "--format=csv,noheader,nounits",
+        f"--id={','.join(nvidia_gpus())}",
+    ]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_NVIDIA_SECONDS, check=True)
+        return sum(int(line) * 2**20 for line in done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):  # a GPU that shares the machine's memory has no number
+        return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

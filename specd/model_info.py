@@ -31,13 +31,15 @@ class ModelInfo:
     def public_name(self) -> str:
         """The name by which clients know the model: the repository's name, or the last part of a directory."""
         path = PurePath(self.name)
+        if repository := _repository_of(path):
+            return repository
         is_path = path.is_absolute() or self.name.startswith((".", "~")) or len(path.parts) > 2
         return path.name if is_path else self.name
 
     @property
     def short_name(self) -> str:
         """The name in errors, without directories, which clients should not learn."""
-        return PurePath(self.name).name
+        return short_name_of(self.name)
 
     @property
     def has_encoder(self) -> bool:
@@ -55,6 +57,22 @@ class ModelInfo:
             other.vocabulary_fingerprint,
             other.eos_token_ids,
         )
+
+
+def short_name_of(name: str) -> str:
+    """Return the name of a model for people: the last part of its repository or directory."""
+    path = PurePath(name)
+    return PurePath(_repository_of(path) or path).name
+
+
+def _repository_of(path: PurePath) -> str:
+    """Return the repository of a directory in the cache of the Hugging Face hub; "" for other paths.
+
+    Its last part is a revision: models--OWNER--NAME/snapshots/REVISION.
+    """
+    repository = path.parent.parent.name
+    is_snapshot = path.parent.name == "snapshots" and repository.startswith("models--")
+    return repository.removeprefix("models--").replace("--", "/") if is_snapshot else ""
 
 
 class OfAPair(Protocol):
@@ -85,3 +103,12 @@ def tokenizer_conflict(target: OfAPair, draft: OfAPair, difference: str) -> str:
         f"the draft {draft.name} and the target {target.name} have different tokenizers ({difference}): "
         "use a draft of the target's family"
     )
+
+
+def pair_conflict(target: ModelInfo, draft: ModelInfo) -> str:
+    """Return, for people, why a loaded draft cannot propose for a loaded target; "" if it can."""
+    if conflict := encoder_conflict(target, draft):
+        return conflict
+    if target.vocabulary_fingerprint != draft.vocabulary_fingerprint:
+        return tokenizer_conflict(target, draft, "their tokens have other ids")
+    return ""

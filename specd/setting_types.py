@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -26,6 +27,16 @@ def _check_draft_tokens(value: str) -> str:
     return value
 
 
+def _check_directories(value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip() and value != "none"]
+    for name in names:
+        if not Path(name).expanduser().is_dir():
+            raise ValueError(
+                f"{name!r} is not a directory: name directories that hold models, with commas between them"
+            )
+    return ",".join(names)
+
+
 Address = Annotated[str, AfterValidator(check_address)]
 Addresses = Annotated[str, AfterValidator(check_addresses)]
 OptionalAddress = Annotated[
@@ -35,6 +46,7 @@ OptionalAddresses = Annotated[str, AfterValidator(check_optional_addresses)]
 MetricsAddress = Annotated[str, AfterValidator(check_tcp_address)]
 Endpoint = Annotated[str, AfterValidator(check_endpoint)]
 File = Annotated[str, AfterValidator(lambda path: "" if path == "none" else path)]
+Directories = Annotated[str, AfterValidator(_check_directories)]
 ModelOrNone = Annotated[str, AfterValidator(lambda name: "" if name == "none" else name)]
 SessionServerUrl = Annotated[str, AfterValidator(check_session_server)]
 Seconds = Annotated[float, Field(gt=0)]

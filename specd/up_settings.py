@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specd.addresses import is_local
-from specd.setting_types import Address, DraftTokens, File, MetricsAddress, ModelOrNone, Seconds
+from specd.setting_types import Address, Directories, DraftTokens, File, MetricsAddress, ModelOrNone, Seconds
 from specd.settings import (
     DEFAULT_ADDRESS,
     DRAFT_TOKENS_HELP,
@@ -21,16 +21,12 @@ from specd.settings import (
 )
 from specd.startup_error import StartupError
 from specd.user_cache import user_cache_directory
-from specd.vocabulary import OWN_HEAD, TokenSource
+from specd.vocabulary import LOOKUP_ALONE, OWN_HEAD, TokenSource
 
 
 def _of_the_coordinator(name: str, description: str) -> Any:
     # Its variable is the coordinator's: SPECD_TLS_CERT is the certificate of a client.
     return Field("", validation_alias=f"SPECD_COORDINATOR_{name}", description=f"{description} 'none' for none.")
-
-
-# The value of `draft` with which look-up alone proposes.
-_LOOKUP = "lookup"
 
 
 class UpSettings(Settings):
@@ -43,7 +39,11 @@ class UpSettings(Settings):
     draft: ModelOrNone = Field(
         OWN_HEAD,
         description="Draft model; 'lookup' for look-up alone, 'none' for the target alone. The default 'auto' is the "
-        "included draft for the included target, and for others the head in the target's own files, if it has one.",
+        "included draft for the included target. For others it is the fastest of the target's own head and the models "
+        "on this machine with its tokenizer, by a short trial at first use; 'specd pair TARGET' shows them.",
+    )
+    draft_dirs: Directories = Field(
+        "", description="Directories with models, with commas between them, among which 'auto' looks for a draft, too."
     )
     draft_in_target: bool = Field(
         False, description="Compute the draft, a model or a head, in the target worker, without a draft worker."
@@ -105,7 +105,7 @@ class UpSettings(Settings):
         """The draft model, or "" without one."""
         if self.draft == OWN_HEAD:
             return EMBEDDED_DRAFT if self.target == EMBEDDED_TARGET else ""
-        return "" if self.draft == _LOOKUP else self.draft
+        return "" if self.draft == LOOKUP_ALONE else self.draft
 
     @property
     def draft_worker_model(self) -> str:
@@ -121,10 +121,27 @@ class UpSettings(Settings):
             return OWN_HEAD
         return self.draft_model if self.draft_in_target else ""
 
+    @property
+    def chooses_draft(self) -> bool:
+        """Whether the draft is the fastest of the models on this machine. Targets with ranks have none of their own."""
+        return self.draft == OWN_HEAD and not self.draft_model and self.target_ranks == 1
+
+    @property
+    def draft_directories(self) -> list[Path]:
+        """The directories with further models to choose from."""
+        return [Path(each) for each in self.draft_dirs.split(",") if each]
+
+    def with_draft(self, draft: str) -> UpSettings:
+        """Return these settings with a draft that was chosen: a directory, OWN_HEAD, or LOOKUP_ALONE."""
+        if draft == LOOKUP_ALONE and "lookup" in self.model_fields_set and not self.lookup:
+            draft = ""
+        in_target = self.draft_in_target and draft not in {"", LOOKUP_ALONE}
+        return self.model_copy(update={"draft": draft, "draft_in_target": in_target})
+
     def source_settings(self) -> dict[str, bool]:
         """Return the coordinator's settings of who proposes; its own hold for the others. Raises StartupError."""
         given = self.lookup if "lookup" in self.model_fields_set else None
-        if self.draft == _LOOKUP and given is False:
+        if self.draft == LOOKUP_ALONE and given is False:
             raise StartupError("wrong settings: --draft lookup and --no-lookup contradict each other: leave out one")
         if self.target_ranks > 1 and self.draft_in_target:
             pair = f"--target-ranks {self.target_ranks} and --draft-in-target"

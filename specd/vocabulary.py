@@ -39,6 +39,8 @@ class TokenSource(enum.Enum):
 
 # The name of the draft in a target that is the head in the target's own files.
 OWN_HEAD = "auto"
+# The value of `--draft` with which look-up alone proposes.
+LOOKUP_ALONE = "lookup"
 
 # The sources of draft tokens.
 PROPOSERS = tuple(source for source in TokenSource if source is not TokenSource.TARGET)

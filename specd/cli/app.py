@@ -30,6 +30,10 @@ COMMANDS = {
     "demo": ("specd.cli.demo", "Start everything on an embedded pair, stream a completion, print statistics and stop."),
     "bench": ("specd.cli.bench", "Compare specd with its target alone and with mlx-lm, on the same prompts."),
     "models": ("specd.cli.models.commands", "List, show, download and remove models on this machine."),
+    "pair": (
+        "specd.cli.pairs.commands",
+        "Show which models here can draft for a target, and how fast each pair is.",
+    ),
     "convert": ("specd.cli.convert", "Write a model in another precision, or quantised, as safetensors."),
     "certs": (
         "specd.cli.certs",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specd.addresses import from_here, is_local
+from specd.cli.pairs.memory import PairMemory, memory_here
 from specd.gateway_settings import GatewaySettings
 from specd.identity.roles import Role
 from specd.listening import hold, listen
@@ -72,6 +73,22 @@ class Preflight:
         self.target = outlines[self.settings.target]
         draft = outlines[self.settings.draft_model] if self.settings.draft_model else None
         check_draft(self.target, draft, in_target=self.settings.draft_in_target)
+        self._check_memory(draft)
+
+    def _check_memory(self, draft: Outline | None) -> None:
+        """Raise StartupError if the weights are larger than the memory, and warn if they may not fit."""
+        settings = self.settings
+        target = memory_here(settings.target)
+        if target is None or settings.target_ranks > 1:  # ranks can have several machines
+            return
+        own = memory_here(settings.draft_model) if draft is not None and not draft.is_head else None
+        pair = PairMemory.on_this_machine(target, own, settings.targets)
+        if pair.problem:
+            raise StartupError(f"the models do not fit: {pair.problem}")
+        if pair.warning:
+            import structlog  # takes long
+
+            structlog.get_logger().warning("the models may not fit", reason=pair.warning)
 
     def _raise_problems(self) -> None:
         if self._problems:

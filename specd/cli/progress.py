@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from specd.model_info import short_name_of
 
 
 class StartProgress:
@@ -21,7 +22,7 @@ class StartProgress:
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._tasks: dict[str, TaskID] = {
             process: self._progress.add_task(
-                f"{process.removesuffix('-worker'):7} {PurePath(name).name}", total=None, stage="starting"
+                f"{process.removesuffix('-worker'):7} {short_name_of(name)}", total=None, stage="starting"
             )
             for process, name in models.items()
         }

@@ -7,17 +7,18 @@ import contextlib
 import os
 import signal
 import sys
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from specd.addresses import from_here
 from specd.launch import check_servers_are_installed, settings_options, start_logging
+from specd.model_info import short_name_of
 from specd.settings import DEFAULT_ADDRESS, LogSettings, load_settings
 from specd.up_settings import UpSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specd.cli.auto_draft import AutoDraft
     from specd.cli.preflight import Preflight
     from specd.cli.progress import StartProgress
     from specd.supervisor import Child, Stack
@@ -32,12 +33,28 @@ def up(settings: UpSettings) -> None:
     check_servers_are_installed()
     is_brief = _is_brief()
 
+    from specd.cli.auto_draft import AutoDraft
+
+    draft = AutoDraft(settings)
+    preflight = _checked(draft.settings)
+    start_logging("up")
+    if draft.is_open and draft.measure(_new_console() if is_brief else None):
+        preflight = _checked(draft.settings)
+    asyncio.run(_up(preflight, draft, is_brief))
+
+
+def _checked(settings: UpSettings) -> Preflight:
     from specd.cli.preflight import Preflight
 
     preflight = Preflight(settings)
     preflight.check(before_download=lambda: start_logging("up"))
-    start_logging("up")
-    asyncio.run(_up(preflight, is_brief))
+    return preflight
+
+
+def _new_console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def _is_brief() -> bool:
@@ -55,14 +72,12 @@ def _is_brief() -> bool:
     return True
 
 
-async def _up(preflight: Preflight, is_brief: bool) -> None:
-    from rich.console import Console
-
+async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
     from specd.cli.progress import StartProgress
     from specd.supervisor import Stack, target_names
 
     settings = preflight.settings
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = _new_console()
     draft = settings.draft_worker_model
     models = {
         **dict.fromkeys(target_names(settings.targets), settings.target),
@@ -84,7 +99,7 @@ async def _up(preflight: Preflight, is_brief: bool) -> None:
         on_line=progress.write if progress else None,
         on_progress=progress.show if progress else None,
     )
-    holding = asyncio.ensure_future(_hold(stack, preflight, console, progress))
+    holding = asyncio.ensure_future(_hold(stack, preflight, auto, console, progress))
 
     def on_signal() -> None:
         if holding.cancelling():
@@ -97,28 +112,30 @@ async def _up(preflight: Preflight, is_brief: bool) -> None:
         await holding
 
 
-async def _hold(stack: Stack, preflight: Preflight, console: Console, progress: StartProgress | None) -> None:
+async def _hold(
+    stack: Stack, preflight: Preflight, auto: AutoDraft, console: Console, progress: StartProgress | None
+) -> None:
     async with contextlib.AsyncExitStack() as running:
         with progress or contextlib.nullcontext():
             await running.enter_async_context(stack)
         if progress is not None:
-            _say_where(stack, preflight, console)
+            _say_where(stack, preflight, auto, console)
         else:
             _say_all(stack, preflight, console)
         await stack.wait()
 
 
-def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
+def _say_where(stack: Stack, preflight: Preflight, auto: AutoDraft, console: Console) -> None:
     """Print the models, the addresses and a command to try, in a few lines."""
     target = stack.target.facts
     number = f" in {len(stack.targets)} processes" if len(stack.targets) > 1 else ""
-    draft = PurePath(stack.draft.facts["model"] if stack.draft else target.get("draft", "")).name
+    draft = short_name_of(stack.draft.facts["model"] if stack.draft else target.get("draft", ""))
     assert preflight.coordinator is not None
     sources = [*([draft] if draft else []), *preflight.settings.source_names(preflight.coordinator)]
     page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"
     for name, value in (
-        ("model", f"{PurePath(target['model']).name} ({target['precision']}, {target['device']}){number}"),
-        ("draft", " and ".join(sources) or "none"),
+        ("model", f"{short_name_of(target['model'])} ({target['precision']}, {target['device']}){number}"),
+        ("draft", (" and ".join(sources) or "none") + _chosen(auto)),
         ("address", stack.address),
         ("page", page),
         ("metrics", _other_metrics(stack, preflight)),
@@ -127,6 +144,13 @@ def _say_where(stack: Stack, preflight: Preflight, console: Console) -> None:
         if value:
             console.print(f"[bold]{name:8}[/]", end="")
             console.print(value, markup=False)
+
+
+def _chosen(auto: AutoDraft) -> str:
+    """Return how the draft was chosen, in words; "" if there was no choice."""
+    if auto.choice is None or not auto.choice.ranked:
+        return ""
+    return f" ({auto.choice.in_words}; specd pair {auto.settings.target})"
 
 
 def _other_metrics(stack: Stack, preflight: Preflight) -> str:

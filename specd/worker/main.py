@@ -21,7 +21,7 @@ from specd.errors import StartupError
 from specd.identity.certificates import Certificates, load_certificates
 from specd.identity.roles import Role
 from specd.machine import available_memory
-from specd.model_info import encoder_conflict, tokenizer_conflict
+from specd.model_info import pair_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
@@ -308,10 +308,8 @@ def _read(settings: WorkerSettings, name: str, blas: str, *, head: str = "", par
 
 def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:
     """Raise StartupError if a draft cannot propose for a target."""
-    if conflict := encoder_conflict(target.info, draft.info):
+    if conflict := pair_conflict(target.info, draft.info):
         raise StartupError(conflict)
-    if target.info.vocabulary_fingerprint != draft.info.vocabulary_fingerprint:
-        raise StartupError(tokenizer_conflict(target.info, draft.info, "their tokens have other ids"))
 
 
 def _prepare(

@@ -70,6 +70,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.heads.marks",
         "gateway.reply.format",  # the one place that knows which calls of tools are read
     ),
+    "specd.cli.pairs": (
+        *FLOOR,
+        "specd.cli.models",
+        "specd.cli.pairs",
+        *(f"specd.worker.model.{name}" for name in ("files", "fingerprint", "outline")),
+    ),
     "specd.cli": (
         *FLOOR,
         "specd.v1",

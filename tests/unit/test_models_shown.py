@@ -9,7 +9,7 @@ import pytest
 
 from specd.cli.models import commands
 from specd.cli.models.details import ModelDetails, details_of
-from specd.cli.models.places import places_in_hub
+from specd.cli.models.places import place_named, places_in_hub
 from specd.cli.models.remove import removal_of, remove
 from specd.cli.models.summary import summary_of
 from specd.startup_error import StartupError
@@ -123,4 +123,4 @@ def test_directories_are_not_removed(tmp_path: Path, monkeypatch: Any) -> None:
     for name in (str(directory), "pycode-47m-4bit"):
         with pytest.raises(StartupError, match="specd does not remove directories"):
             commands.rm(name, yes=True)
-    assert summary_of(commands._named(str(directory), [])).served
+    assert summary_of(place_named(str(directory), [])).served

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from specd.cli.models.details import ModelDetails, details_of
-from specd.cli.models.places import ModelPlace, State, all_places, hub_cache, places_in, printable
+from specd.cli.models.places import State, all_places, hub_cache, place_named, printable
 from specd.cli.models.pull import pull as pull_repository
 from specd.cli.models.remove import removal_of, remove
 from specd.cli.models.summary import ModelSummary, summary_of
@@ -31,7 +30,6 @@ Directories = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name in 'specd models list', or a model's directory.")]
-_MOST_SUGGESTIONS = 3
 _TOOLS = {Tools.READ: "chat, tools", Tools.TEXT: "chat, tools as text", Tools.NONE: "chat"}
 _CELLS = 1000  # wider than any table: without a terminal, no line is cut
 
@@ -66,7 +64,7 @@ def list_models(directories: Directories = None, as_json: Json = False) -> None:
 def show(name: Name, directories: Directories = None, as_json: Json = False) -> None:
     """Show everything about a model: files, tokenizer, fingerprint, memory, and the models that fit as its draft."""
     places = all_places(hub_cache(), directories or ())
-    place = _named(name, places)
+    place = place_named(name, places)
     details = details_of(summary_of(place), map(summary_of, places))
     if as_json:
         typer.echo(json.dumps(details.as_json(), indent=2))
@@ -112,7 +110,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a repository from the hub's cache, with all of its revisions."""
-    place = _named(name, all_places(hub_cache(), ()))
+    place = place_named(name, all_places(hub_cache(), ()))
     removal = removal_of(place)
     shown, size = printable(place.name), f"{removal.expected_freed_size:,} bytes"
     if not yes and not typer.confirm(f"Remove {shown} ({size}) from {place.root.parent}?"):
@@ -125,21 +123,6 @@ def rm(
 def _summaries_at(directory: Path) -> list[ModelSummary]:
     places = [each for each in all_places(hub_cache(), ()) if each.directory is not None]
     return [summary_of(each) for each in places if each.directory == directory.resolve()]
-
-
-def _named(name: str, places: list[ModelPlace]) -> ModelPlace:
-    """Return the model of a name or of a directory. Raises StartupError, with names that resemble it."""
-    found = [each for each in places if printable(each.name) == name]
-    if not found and Path(name).expanduser().is_dir():
-        found = list(places_in(Path(name)))[:1]
-    if found:
-        return found[0]
-    shown = [printable(each.name) for each in places]
-    by_lower_case = {form.lower(): each for each in shown for form in (each.rpartition("/")[2], each)}
-    close = get_close_matches(name.lower(), by_lower_case, 2 * _MOST_SUGGESTIONS, 0.5)
-    near = list(dict.fromkeys(by_lower_case[each] for each in close))[:_MOST_SUGGESTIONS]
-    hint = f": did you mean {' or '.join(near)}?" if near else ": 'specd models list' shows the models"
-    raise StartupError(f"this machine has no model {printable(name)!r}{hint}")
 
 
 def _console() -> Console:

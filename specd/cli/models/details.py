@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,19 @@ def _files(directory: Path) -> dict[str, int]:
 def _with_memory(details: ModelDetails, directory: Path) -> ModelDetails:
     """Return details with the memory for weights and for a token in the caches, on a GPU and on a CPU."""
     config = read_config(directory)
+    stored, in_float32 = weight_bytes(directory, config)
+    per_token = cache_numbers_per_token(config)
+    return replace(
+        details,
+        weight_bytes=stored,
+        weight_bytes_cpu=in_float32,
+        cache_bytes_per_token=per_token and per_token * item_bytes(config),
+        cache_bytes_per_token_cpu=per_token and per_token * _FLOAT32_BYTES,
+    )
+
+
+def weight_bytes(directory: Path, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the bytes of a model's weights, as stored and in float32, by the headers of its files alone."""
     paths = sorted(directory.glob(WEIGHTS)) or sorted(directory.glob("*.safetensors"))
     tensors = {name: entry for path in paths for name, entry in tensors_in(path).items()}
     quantization = config.get("quantization")
@@ -92,14 +105,7 @@ def _with_memory(details: ModelDetails, directory: Path) -> ModelDetails:
             numbers += math.prod(tensors[f"{base}.scales"][1]) * (group if type(group) is int else 64)
         else:
             numbers += math.prod(shape)
-    per_token = cache_numbers_per_token(config)
-    return replace(
-        details,
-        weight_bytes=sum(path.stat().st_size for path in paths),
-        weight_bytes_cpu=numbers * _FLOAT32_BYTES,
-        cache_bytes_per_token=per_token and per_token * item_bytes(config),
-        cache_bytes_per_token_cpu=per_token and per_token * _FLOAT32_BYTES,
-    )
+    return sum(path.stat().st_size for path in paths), numbers * _FLOAT32_BYTES
 
 
 def _tokenizer(directory: Path) -> str | None:

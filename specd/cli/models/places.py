@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _REPOSITORY = "models--"  # how the directory of a model begins in the hub's cache
 _INCOMPLETE = "blobs/*.incomplete"
 _CONFIG = "config.json"
+_MOST_SUGGESTIONS = 3
 
 
 class Origin(Enum):
@@ -92,27 +94,71 @@ def places_in_hub(cache: Path) -> list[ModelPlace]:
 
 def places_in(directory: Path) -> Iterator[ModelPlace]:
     """Yield the models in a directory: itself, or the directories in it, also by owner. Raises StartupError."""
+    for path, name in directories_in(directory):
+        yield _of_directory(path, name, Origin.DIRECTORY)
+
+
+def directories_in(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the directories of the models in a directory, with their names. Raises StartupError."""
     directory = directory.expanduser()
     if not directory.is_dir():
-        raise StartupError(f"--dir is {str(directory)!r}, which is not a directory: name one that holds models")
+        raise StartupError(
+            f"models were to be in {str(directory)!r}, which is not a directory: name one that holds models"
+        )
     try:
         if _is_model(directory):
-            yield _of_directory(directory, directory.resolve().name, Origin.DIRECTORY)
+            yield directory, directory.resolve().name
             return
         for child in _children(directory):
             if _is_model(child):
-                yield _of_directory(child, child.name, Origin.DIRECTORY)
+                yield child, child.name
             else:
                 for each in filter(_is_model, _children(child)):
-                    yield _of_directory(each, f"{child.name}/{each.name}", Origin.DIRECTORY)
+                    yield each, f"{child.name}/{each.name}"
     except OSError as error:
-        raise StartupError(f"--dir {directory} cannot be read: {error}") from error
+        raise StartupError(f"the directory {directory} cannot be read: {error}") from error
+
+
+def place_named(name: str, places: list[ModelPlace]) -> ModelPlace:
+    """Return the model of a name or of a directory. Raises StartupError, with names that resemble it."""
+    found = [each for each in places if printable(each.name) == name]
+    if not found and Path(name).expanduser().is_dir():
+        found = list(places_in(Path(name)))[:1]
+    if found:
+        return found[0]
+    shown = [printable(each.name) for each in places]
+    by_lower_case = {form.lower(): each for each in shown for form in (each.rpartition("/")[2], each)}
+    close = get_close_matches(name.lower(), by_lower_case, 2 * _MOST_SUGGESTIONS, 0.5)
+    near = list(dict.fromkeys(by_lower_case[each] for each in close))[:_MOST_SUGGESTIONS]
+    hint = f": did you mean {' or '.join(near)}?" if near else ": 'specd models list' shows the models"
+    raise StartupError(f"this machine has no model {printable(name)!r}{hint}")
+
+
+def directory_here(name: str) -> Path | None:
+    """Return the files of a model, a directory or a repository in the hub's cache; None if this machine has none.
+
+    It finds the revision of `main` alone, and does not need the hub's client.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    root = hub_cache() / f"{_REPOSITORY}{name.replace('/', '--')}"
+    try:
+        snapshot = root / "snapshots" / (root / "refs" / "main").read_text()
+    except (OSError, ValueError):
+        return None
+    return snapshot if snapshot.is_dir() else None
+
+
+def included_directories() -> list[Path]:
+    """Return the directories of the models that come with specd."""
+    paths = map(Path, (EMBEDDED_TARGET, EMBEDDED_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT))
+    return [path for path in paths if path.is_dir()]
 
 
 def _included() -> Iterator[ModelPlace]:
-    for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT):
-        if Path(path).is_dir():
-            yield _of_directory(Path(path), Path(path).name, Origin.INCLUDED)
+    for path in included_directories():
+        yield _of_directory(path, path.name, Origin.INCLUDED)
 
 
 def _place(root: Path, repository: CachedRepoInfo | None, problems: Iterable[str]) -> ModelPlace:

@@ -80,6 +80,13 @@ def num_threads() -> int:
     return _LOADED.num_threads
 
 
+def use_threads(count: int) -> None:
+    """Compute products with this many threads from now on, at most the number that OpenBLAS was loaded with."""
+    if _LOADED.library is not None:
+        _LOADED.num_threads = count
+        _set_num_threads(count)
+
+
 def core() -> str:
     """Return OpenBLAS's name of the processor of its kernels, or "" without OpenBLAS."""
     return _LOADED.core

@@ -33,12 +33,19 @@ class Streams(threading.local):
     def __init__(self) -> None:
         device = mx.default_device()
         count = openblas.num_threads() if device.type == mx.cpu else 1
-        self.all: list[Any] = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
+        self.made: list[Any] = [mx.default_stream(device), *(mx.new_stream(device) for _ in range(count - 1))]
+        self.all = self.made
         # Whether the other cores are idle, so that sharing out few rows pays as well.
         self.owns_all_cores = True
 
 
 STREAMS = Streams()
+
+
+def use_threads(count: int) -> None:
+    """Compute with this many threads from now on, as a process that was started with them. For the loading thread."""
+    openblas.use_threads(count)
+    STREAMS.all = STREAMS.made[:count]
 
 
 def has_several_cores() -> bool:

@@ -89,7 +89,7 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[C
     tell_supervisor(stage="calibrating")
     with taking_turns("calibration", timeout_seconds=_TURNS * seconds):
         started_at = time.perf_counter()
-        costs = yield from _measure_curves(model, workload, seconds)
+        costs = yield from measure_curves(model, workload, seconds)
         rounding = 0.0 if workload.proposes else (yield from measure_rounding(model, seconds))
     log.info(
         "calibrated",
@@ -102,15 +102,17 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[C
     return calibration
 
 
-def _measure_curves(model: LoadedModel, workload: Workload, seconds: float) -> Steps[StepCosts]:
+def measure_curves(
+    model: LoadedModel, workload: Workload, seconds: float, *, several: Sequence[int] = _SESSIONS
+) -> Steps[StepCosts]:
+    """Measure a workload by size, for each of `several` numbers of sessions that the model can compute together."""
     started_at = time.perf_counter()
     measured: dict[int, dict[int, float]] = {}
     context = model.info.context_length
     cached_len = min(_CACHED_TOKENS, context // 2, context - workload.num_fed(min(workload.sizes)))
     fitting = [size for size in workload.sizes if cached_len + workload.num_fed(size) <= context]
-    several = _SESSIONS if model.batches else _SESSIONS[:1]
     caches: list[BareCache | HeadTrial] = []
-    for i, sessions in enumerate(several, start=1):
+    for i, sessions in enumerate(several if model.batches else several[:1], start=1):
         while len(caches) < sessions:
             caches.append((yield from _begin(model, cached_len)))
         sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]

@@ -1,0 +1,158 @@
+"""`--draft auto` and `specd pair` on real models: the measured best is chosen, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specd.cli.pairs.chooser import DraftChooser
+from specd.machine import total_memory
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.e2e.processes import complaint, processes_mentioning, run_specd
+from tests.e2e.terminal import CTRL_C, Terminal
+from tests.thorough import examples
+from tests.worker.draft_families import save_family
+from tests.worker.models import copy_variant
+
+_SECONDS = 180.0  # for a machine that has much else to do
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Variables that keep the user's models and records out of a test. Its processes end with it."""
+    variables = {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "TMPDIR": str(tmp_path),
+        "OPENBLAS_NUM_THREADS": "2",
+    }
+    for name in ("XDG_CACHE_HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, variables[name])
+    monkeypatch.setattr("specd.cli.pairs.chooser.hub_cache", lambda: tmp_path / "hub")
+    monkeypatch.setattr("specd.cli.pairs.listing.hub_cache", lambda: tmp_path / "hub")
+    yield variables
+    for pid in processes_mentioning(str(tmp_path)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def pair_of(target: Path, directory: Path, *options: str, **variables: str) -> dict[str, Any]:
+    arguments = ("pair", str(target), "--dir", str(directory), "--json", *options)
+    done = run_specd(*arguments, timeout_seconds=_SECONDS, **variables)
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+@pytest.mark.parametrize("number", examples(range(10), 1))
+def test_the_best_draft_of_a_family_is_chosen_and_remembered(
+    number: int, tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow draft is accepted as often or more, and the foreign one would be perfect, but for two tokens."""
+    family = save_family(tmp_path / "models", number)
+    shown = pair_of(family.target, tmp_path / "models", **places)
+    assert shown["draft"] == family.best.name
+    assert shown["setting"] == str(family.best)
+    by_name = {each["name"]: each for each in shown["candidates"]}
+    best, slow = by_name[family.best.name], by_name[family.slow.name]
+    assert [name for name, each in by_name.items() if each["chosen"]] == [family.best.name]
+    assert 0.5 < best["acceptance"] <= slow["acceptance"]
+    assert slow["speedup"] < 1.05 <= best["speedup"]
+    assert best["speedup"] == pytest.approx(best["tokens_per_second"] / shown["tokens_per_second"])
+    (reason,) = (each["reason"] for each in shown["unfit"] if each["name"] == family.foreign.name)
+    assert "have different tokenizers" in reason
+
+    monkeypatch.setattr(subprocess, "Popen", None)  # no trial, and nothing else either
+    chooser = DraftChooser(str(family.target), [tmp_path / "models"])
+    chooser._threads = {"target": 2, "draft": 1}  # this process has one
+    remembered = chooser.recall()
+    assert remembered is not None
+    assert remembered.setting == str(family.best)
+
+
+def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places: dict[str, str]) -> None:
+    family = save_family(tmp_path / "models", 0)
+    options = ("--target", str(family.target), "--draft-dirs", str(tmp_path / "models"))
+    for is_first in (True, False):
+        with Terminal("up", *options, "--listen", "127.0.0.1:0", "--no-metrics", **places, COLUMNS="300") as terminal:
+            terminal.wait_for("try +specd generate --address .*\n")
+            assert bool(re.search("measuring once which draft is best for target-0: best-0", terminal.text)) == is_first
+            assert len(terminal.screen) <= 6
+            (line,) = (line for line in terminal.screen if line.startswith("draft "))
+            told = rf"draft +best-0 and look-up \(chosen of 3, \d+\.\dx; specd pair {re.escape(str(family.target))}\)$"
+            assert re.match(told, line.rstrip()), line
+            terminal.type(CTRL_C)
+            assert terminal.exit_code() == 0
+
+
+def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[str, str]) -> None:
+    """Its weights are sound by their headers, but have another shape than its config says."""
+    models = tmp_path / "models"
+    copy_variant(EMBEDDED_TARGET, models / "target", {})
+    copy_variant(EMBEDDED_DRAFT, models / "broken", {"config.json": {"hidden_size": 128}})
+    shown = pair_of(models / "target", models, **places)
+    (broken,) = (each for each in shown["candidates"] if each["name"] == "broken")
+    assert broken["tokens_per_second"] is None
+    assert "broken" in broken["failure"]
+    assert shown["draft"] == Path(EMBEDDED_DRAFT).name
+
+
+def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: Path, places: dict[str, str]) -> None:
+    done = run_specd("pair", Path(EMBEDDED_TARGET).name, timeout_seconds=_SECONDS, **places)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^pycode-3\.6m-8bit +\d+% +\d+ +[\d.]+ +[\d.]+ +14\.3 MB +chosen$", done.stdout, re.MULTILINE)
+    assert re.search(r"^look-up alone +by the text", done.stdout, re.MULTILINE)
+    assert "t5-code-3m-8bit does not fit: " in done.stdout
+    assert re.search(r"^pycode-47m-4bit alone: 188\.8 MB of weights on cpu", done.stdout, re.MULTILINE)
+    wrong = run_specd("pair", "pycode-47m-4bi", **places)
+    assert wrong.returncode == 2
+    assert "did you mean pycode-47m-4bit" in complaint(wrong.stderr)
+
+
+def save_huge(directory: Path, num_bytes: int) -> Path:
+    """Save a model whose weights would have this many bytes, in a file without blocks."""
+    copy_variant(EMBEDDED_TARGET, directory, {}, without=["model.safetensors"])
+    rows = num_bytes // 4096
+    tensor = {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [0, rows * 4096]}
+    header = json.dumps({"model.embed_tokens.weight": tensor, **_small_tensors(rows * 4096)}).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + rows * 4096 + 64 * 4)
+    return directory
+
+
+def _small_tensors(start: int) -> dict[str, Any]:
+    """Return as many tensors as a config may have layers."""
+    return {
+        f"w{i}": {"dtype": "F32", "shape": [1], "data_offsets": [start + 4 * i, start + 4 * i + 4]} for i in range(64)
+    }
+
+
+@pytest.mark.parametrize("command", [("up", "--listen", "127.0.0.1:0", "--no-metrics", "--target"), ("pair",)])
+def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(
+    tmp_path: Path, places: dict[str, str], command: tuple[str, ...]
+) -> None:
+    huge = save_huge(tmp_path / "huge", 2 * total_memory())
+    message = complaint(run_specd(*command, str(huge), **places).stderr)
+    numbers = re.search(r"the weights of huge need ([\d,.]+) GB of memory, but this machine has ([\d,.]+) GB", message)
+    assert numbers is not None, message
+    needed, there = (float(each.replace(",", "")) for each in numbers.groups())
+    assert needed == pytest.approx(2 * there, rel=0.01)
+    assert "choose smaller or more quantised models" in message
+
+
+def test_a_draft_too_large_for_the_memory_is_refused_with_both_numbers(tmp_path: Path, places: dict[str, str]) -> None:
+    huge = save_huge(tmp_path / "huge", 2 * total_memory())
+    done = run_specd("up", "--draft", str(huge), "--listen", "127.0.0.1:0", "--no-metrics", **places)
+    assert done.returncode == 2
+    message = complaint(done.stderr)
+    assert re.search(r"need 188\.8 MB of memory and those of its draft huge [\d,.]+ GB, [\d,.]+ GB together", message)
+    assert "--draft lookup" in message
