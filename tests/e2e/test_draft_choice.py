@@ -8,15 +8,21 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specd.cli.pairs.candidates import Candidate
+from specd.cli.pairs.choice import choose
 from specd.cli.pairs.chooser import DraftChooser
+from specd.cli.pairs.record import PairRecord
+from specd.cli.pairs.trial import tried
 from specd.machine import total_memory
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.startup_error import StartupError
 from tests.e2e.processes import complaint, processes_mentioning, run_specd
 from tests.e2e.terminal import CTRL_C, Terminal
 from tests.thorough import examples
@@ -103,6 +109,39 @@ def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[
     assert broken["tokens_per_second"] is None
     assert "broken" in broken["failure"]
     assert shown["draft"] == Path(EMBEDDED_DRAFT).name
+
+
+_PLAYED = """
+import json, os, sys
+request = json.loads(sys.stdin.readline())
+if request.get("known") is None:
+    print(json.dumps({"target": {"seconds": {"1": 0.01}, "device": "cpu"}}))
+for key in request["drafts"]:
+    if key == "deadly":
+        sys.stdout.flush()
+        os.kill(os.getpid(), 9)
+    rounds = {"1": {"rounds": 9, "accepted": 9, "rejected": 0}}
+    print(json.dumps({"draft": key, "trial": {"rounds": rounds, "seconds": {"1": 0.001}, "failure": ""}}))
+"""
+
+
+def test_a_draft_that_ends_the_trial_has_a_failure_and_the_others_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specd.cli.pairs.trial._COMMAND", (sys.executable, "-c", _PLAYED))
+    candidates = [Candidate(key, key, f"/{key}") for key in ("first", "deadly", "last")]
+    told: list[str] = []
+    record = tried(PairRecord(), "/target", candidates, {}, told.append)
+    assert list(record.drafts) == ["first", "deadly", "last"]
+    assert "exit code -9" in record.drafts["deadly"].failure
+    assert not record.drafts["last"].failure
+    assert told[0] == "the target"
+    assert choose(candidates, record).setting == "/first"
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import sys; sys.stdin.readline()"])
+def test_a_target_that_cannot_be_measured_is_an_error(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr("specd.cli.pairs.trial._COMMAND", (sys.executable, "-c", program))
+    with pytest.raises(StartupError, match="the trial of the target has failed"):
+        tried(PairRecord(), "/target", [Candidate("a", "a", "/a")], {})
 
 
 def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: Path, places: dict[str, str]) -> None:

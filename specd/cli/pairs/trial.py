@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -58,8 +59,9 @@ def _run(
     with subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()  # it stays open: the process ends with it
+        with contextlib.suppress(BrokenPipeError):  # the exit code says more
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()  # it stays open: the process ends with it
         for line in process.stdout:
             answer: dict[str, Any] = json.loads(line)
             if "target" in answer:
