@@ -33,7 +33,7 @@ _SECONDS = 180.0  # for a machine that has much else to do
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Variables that keep the user's models and records out of a test. Its processes end with it."""
     variables = {
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
@@ -50,7 +50,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
         os.kill(pid, signal.SIGKILL)
 
 
-def pair_of(target: Path, directory: Path, *options: str, **variables: str) -> dict[str, Any]:
+def pair_of(target: Path, directory: Path, *options: str, **variables: Any) -> dict[str, Any]:
     arguments = ("pair", str(target), "--dir", str(directory), "--json", *options)
     done = run_specd(*arguments, timeout_seconds=_SECONDS, **variables)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def pair_of(target: Path, directory: Path, *options: str, **variables: str) -> d
 
 @pytest.mark.parametrize("number", examples(range(10), 1))
 def test_the_best_draft_of_a_family_is_chosen_and_remembered(
-    number: int, tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slow draft is accepted as often or more, and the foreign one would be perfect, but for two tokens."""
     family = save_family(tmp_path / "models", number)
@@ -84,7 +84,7 @@ def test_the_best_draft_of_a_family_is_chosen_and_remembered(
     assert remembered.setting == str(family.best)
 
 
-def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places: dict[str, str]) -> None:
+def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places: dict[str, Any]) -> None:
     family = save_family(tmp_path / "models", 0)
     options = ("--target", str(family.target), "--draft-dirs", str(tmp_path / "models"))
     for is_first in (True, False):
@@ -99,7 +99,7 @@ def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places:
             assert terminal.exit_code() == 0
 
 
-def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[str, str]) -> None:
+def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[str, Any]) -> None:
     """Its weights are sound by their headers, but have another shape than its config says."""
     models = tmp_path / "models"
     copy_variant(EMBEDDED_TARGET, models / "target", {})
@@ -144,7 +144,7 @@ def test_a_target_that_cannot_be_measured_is_an_error(monkeypatch: pytest.Monkey
         tried(PairRecord(), "/target", [Candidate("a", "a", "/a")], {})
 
 
-def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: Path, places: dict[str, str]) -> None:
+def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: Path, places: dict[str, Any]) -> None:
     done = run_specd("pair", Path(EMBEDDED_TARGET).name, timeout_seconds=_SECONDS, **places)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^pycode-3\.6m-8bit +\d+% +\d+ +[\d.]+ +[\d.]+ +14\.3 MB +chosen$", done.stdout, re.MULTILINE)
@@ -177,7 +177,7 @@ def _small_tensors(start: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", [("up", "--listen", "127.0.0.1:0", "--no-metrics", "--target"), ("pair",)])
 def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(
-    tmp_path: Path, places: dict[str, str], command: tuple[str, ...]
+    tmp_path: Path, places: dict[str, Any], command: tuple[str, ...]
 ) -> None:
     huge = save_huge(tmp_path / "huge", 2 * total_memory())
     message = complaint(run_specd(*command, str(huge), **places).stderr)
@@ -188,7 +188,7 @@ def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(
     assert "choose smaller or more quantised models" in message
 
 
-def test_a_draft_too_large_for_the_memory_is_refused_with_both_numbers(tmp_path: Path, places: dict[str, str]) -> None:
+def test_a_draft_too_large_for_the_memory_is_refused_with_both_numbers(tmp_path: Path, places: dict[str, Any]) -> None:
     huge = save_huge(tmp_path / "huge", 2 * total_memory())
     done = run_specd("up", "--draft", str(huge), "--listen", "127.0.0.1:0", "--no-metrics", **places)
     assert done.returncode == 2

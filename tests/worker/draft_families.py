@@ -92,7 +92,7 @@ def _grown(
             if "o_proj" in name or "down_proj" in name:
                 weights[name] = mx.zeros_like(weights[name])
         elif "down_proj.weight" in name:
-            weights[name] = mx.pad(own[name], ((0, 0), (0, inner - own_inner)))
+            weights[name] = mx.pad(own[name], [(0, 0), (0, inner - own_inner)])
         elif "gate_proj.weight" in name or "up_proj.weight" in name:
             weights[name] = mx.concatenate([own[name], weights[name][own_inner:]])
         else:

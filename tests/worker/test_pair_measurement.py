@@ -18,6 +18,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.self_draft import ModelDraft
+from tests.worker.head_files import save_bigram
 from tests.worker.models import copy_variant
 
 
@@ -92,3 +93,15 @@ def test_a_target_without_a_head_has_no_trial_of_one() -> None:
     request = {"target": EMBEDDED_TARGET, "drafts": {OWN_HEAD: ""}, "threads": {"target": 1, "draft": 1}}
     _, head = measure_pairs(request, "")
     assert "no head" in head["trial"]["failure"]
+
+
+def test_a_head_is_measured_with_its_target(tmp_path: Path) -> None:
+    """This head is always right."""
+    save_bigram(tmp_path / "bigram", "qwen3_5")
+    request = {"target": str(tmp_path / "bigram"), "drafts": {OWN_HEAD: ""}, "threads": {"target": 1, "draft": 1}}
+    first, head = measure_pairs(request, "")
+    trial = DraftTrial.restored(head["trial"])
+    assert trial.failure == ""
+    worth = worth_of(TargetTrial.restored(first["target"]), trial)
+    assert worth is not None
+    assert worth.acceptance > 0.9
