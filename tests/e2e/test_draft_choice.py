@@ -157,7 +157,7 @@ def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: P
 
 
 def save_huge(directory: Path, num_bytes: int) -> Path:
-    """Save a model whose weights would have this many bytes, in a file without blocks."""
+    """Save a model with weights of this many bytes, in a file without blocks."""
     copy_variant(EMBEDDED_TARGET, directory, {}, without=["model.safetensors"])
     rows = num_bytes // 4096
     tensor = {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [0, rows * 4096]}
