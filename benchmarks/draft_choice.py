@@ -41,7 +41,7 @@ save_family(Path(sys.argv[1]), int(sys.argv[2]))
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each family, and the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--families", type=int, default=10)
+    parser.add_argument("--families", type=int, nargs="+", default=range(10), help="numbers of families")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         places = {"XDG_CACHE_HOME": str(directory / "cache"), "HF_HUB_CACHE": str(directory / "hub")}
         environment = {**os.environ, **places, "SPECD_LOG_LEVEL": "error"}
         models = directory / "models"
-        for number in range(options.families):
+        for number in options.families:
             _run(_SAVE, environment, models, number)
-        for number in range(options.families):
+        for number in options.families:
             first, again = (_run(_CHOOSE, environment, models / f"target-{number}", models) for _ in range(2))
             right = Path(first["draft"]).name == Path(again["draft"]).name == f"best-{number}"
             results.append({"family": number, "right": right, "first": first, "again": again})

@@ -38,7 +38,8 @@ def up(settings: UpSettings) -> None:
     draft = AutoDraft(settings)
     preflight = _checked(draft.settings)
     start_logging("up")
-    if draft.is_open and draft.measure(_new_console() if is_brief else None):
+    assert preflight.target is not None
+    if draft.is_open and draft.measure(preflight.target, _new_console() if is_brief else None):
         preflight = _checked(draft.settings)
     asyncio.run(_up(preflight, draft, is_brief))
 

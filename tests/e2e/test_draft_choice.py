@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -23,7 +24,8 @@ from specd.cli.pairs.trial import tried
 from specd.machine import total_memory
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.startup_error import StartupError
-from tests.e2e.processes import complaint, processes_mentioning, run_specd
+from tests.e2e.fake_hub import FakeHub
+from tests.e2e.processes import complaint, eventually, processes_mentioning, run_specd
 from tests.e2e.terminal import CTRL_C, Terminal
 from tests.thorough import examples
 from tests.worker.draft_families import save_family
@@ -97,6 +99,45 @@ def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places:
             assert re.match(told, line.rstrip()), line
             terminal.type(CTRL_C)
             assert terminal.exit_code() == 0
+
+
+def test_a_target_is_downloaded_for_its_trial_if_a_model_here_has_its_tokens(
+    tmp_path: Path, places: dict[str, Any]
+) -> None:
+    """The second repository has tokens of its own, so it is left to its worker."""
+    families = [save_family(tmp_path / "models", number) for number in (1, 2)]
+    files = {
+        f"org/{each.target.name}": {path.name: path.read_bytes() for path in each.target.iterdir()} for each in families
+    }
+    for path in families[1].best, families[1].slow, families[1].foreign:
+        shutil.rmtree(path)
+    for family in families:
+        shutil.rmtree(family.target)
+    variables = {**places, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "COLUMNS": "300"}
+    options = ("--draft-dirs", str(tmp_path / "models"), "--listen", "127.0.0.1:0", "--no-metrics")
+    drafts = (r"best-1 and look-up \(chosen of 2, \d+\.\dx; specd pair org/target-1\)", "look-up")
+    for family, draft in zip(families, drafts, strict=True):
+        name = f"org/{family.target.name}"
+        with FakeHub(files) as hub, Terminal("up", "--target", name, *options, **variables, HF_ENDPOINT=hub.url) as up:
+            up.wait_for("try +specd generate --address .*\n")
+            (line,) = (line for line in up.screen if line.startswith("draft "))
+            assert re.match(f"draft +{draft}$", line.rstrip()), line
+            assert [path for path, _ in hub.sent].count("model.safetensors") == 1
+            up.type(CTRL_C)
+            assert up.exit_code() == 0
+
+
+async def test_ctrl_c_ends_a_trial(tmp_path: Path, places: dict[str, Any]) -> None:
+    target = copy_variant(EMBEDDED_TARGET, tmp_path / "target", {})
+    with Terminal("up", "--target", target, "--listen", "127.0.0.1:0", "--no-metrics", **places) as terminal:
+        terminal.wait_for("measuring once which draft is best for target: the target")
+        await eventually(lambda: bool(processes_mentioning("specd.bench.pair_trial")))
+        terminal.type(CTRL_C)
+        assert terminal.exit_code() in {0, 256 - signal.SIGINT}
+        assert "\x1b[?25h" in terminal.shown[terminal.shown.rindex("\x1b[?25l") :]  # the cursor is back
+        assert "Traceback" not in terminal.text
+        assert "KeyboardInterrupt" not in terminal.text
+    await eventually(lambda: not processes_mentioning("specd.bench.pair_trial"))
 
 
 def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[str, Any]) -> None:

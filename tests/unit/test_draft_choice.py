@@ -20,6 +20,7 @@ from specd.cli.pairs.chooser import DraftChooser
 from specd.cli.pairs.memory import ModelMemory, PairMemory
 from specd.cli.pairs.record import PairRecord, record_path
 from specd.cli.pairs.siblings import siblings_of
+from specd.model_info import ModelInfo, short_name_of
 from specd.pair_worth import DraftTrial, rounds_along
 from specd.settings import EMBEDDED_TARGET, load_settings
 from specd.startup_error import StartupError
@@ -296,3 +297,12 @@ def test_siblings_to_download_are_those_of_the_family() -> None:
     assert siblings_of("Qwen3-8B-4bit", ["mlx-community/Qwen3-0.6B-4bit"]) == []
     for name in ("mlx-community/Qwen3-0.6B-4bit", "mlx-community/Qwen3-Next-80B-A3B-4bit", "org/Qwen3-8B-x/y", "llama"):
         assert siblings_of(name, []) == []
+
+
+def test_a_model_in_the_hubs_cache_has_the_name_of_its_repository() -> None:
+    path = "/home/me/.cache/huggingface/hub/models--org--small-model/snapshots/0a1b"
+    assert short_name_of(path) == "small-model"
+    assert short_name_of("org/small-model") == short_name_of("/models/small-model") == "small-model"
+    info = ModelInfo(path, "llama", "", "", 1, 1, (), "", "")
+    assert info.public_name == "org/small-model"
+    assert info.short_name == "small-model"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,9 @@ from specd.cli.pairs.record import PairRecord, record_path
 from specd.cli.pairs.trial import tried
 from specd.pair_worth import TargetTrial
 from specd.settings import DraftWorkerSettings, TargetWorkerSettings, load_settings
+from specd.startup_error import StartupError
 from specd.worker.model.fingerprint import quick_fingerprint
+from specd.worker.model.outline import Outline, outline_of
 
 
 class DraftChooser:
@@ -74,6 +76,12 @@ class DraftChooser:
         """Whether all of the target's files are on this machine, so that it can be measured without a download."""
         return self._directory is not None and self._summary.state is State.COMPLETE
 
+    def has_tokens_of(self, target: Outline) -> bool:
+        """Return whether a model on this machine has the tokens of a target that is still to be downloaded."""
+        places = [each for each in self._places if each.directory is not None and each.name != self.target]
+        served = [summary for summary in map(summary_of, places) if summary.served and not summary.is_head]
+        return bool(target.vocabulary) and any(_vocabulary(each) == target.vocabulary for each in served)
+
     @staticmethod
     def _needs_trial(record: PairRecord, candidates: Sequence[Candidate]) -> bool:
         return any(not each.is_head for each in candidates) and bool(record.missing(candidates))
@@ -106,3 +114,10 @@ class DraftChooser:
             return record_path(quick_fingerprint(self._directory), self._threads) if self._directory else None
         except OSError:  # the files are not complete
             return None
+
+
+def _vocabulary(summary: ModelSummary) -> Mapping[str, int]:
+    try:
+        return outline_of(str(summary.place.directory)).vocabulary
+    except StartupError:  # its tokenizer is damaged
+        return {}

@@ -114,9 +114,9 @@ class _Report:
         table = Table(Column("draft", no_wrap=True, overflow="fold"), *columns, box=None, pad_edge=False)
         for each in self._choice.ranked:
             table.add_row(*map(Text, self._cells(each)))
-        alone = f"{self._trial.tokens_per_second:.1f}" if self._trial else "-"
+        alone = f"{self._trial.tokens_per_second:.1f} or more" if self._trial else "-"
         mark = "" if self._choice.chosen else "chosen"
-        table.add_row("look-up alone", "by the text", "", f"{alone} or more", "1.00 or more", "none", mark)
+        table.add_row("look-up alone", "by the text", "", alone, "1.00 or more", "none", mark)
         console.print(table)
         lines = [f"{each.candidate.name} has no result: {each.failure}" for each in self._choice.ranked if each.failure]
         lines += [f"{each.name} does not fit: {each.reason}" for each in self._candidates.unfit]

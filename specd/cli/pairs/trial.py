@@ -56,7 +56,14 @@ def _run(
 ) -> tuple[PairRecord, list[Candidate], int]:
     """Run one process; return the record with its answers, the candidates without one, and the exit code."""
     tell("the target" if not record.target else waiting[0].name)
-    with subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    started = subprocess.Popen(
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process alone, and the trial ends with it
+    )
+    with started as process:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the exit code says more
