@@ -49,6 +49,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
         try:
             incarnation = self._incarnation()
         except SpecdError as error:
+            await context.read()  # gRPC loses a status that meets a write of the caller
             await context.abort_with_status(to_status(error))
         await context.send_initial_metadata(((INCARNATION, incarnation),))
         writer = FrameWriter(context.write)
