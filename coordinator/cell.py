@@ -125,7 +125,8 @@ class Cell:
         if not model.decodes_like(self._model):
             raise RefusedModelError(
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
-                f"{self._model.name}, with other weights or another tokenizer: restart the coordinator"
+                f"{self._model.name}, with other weights, adapters or another tokenizer: restart the "
+                "coordinator"
             )
         for other in self.targets.ready:
             if other is not link and other.life.incarnation == link.incarnation:

@@ -30,13 +30,14 @@ from coordinator.sessions.prompt import (
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.session_keeper import SessionKeeper
+from coordinator.sessions.session_model import find_model, models_of
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.sources import available_sources
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
-from specd.errors import InvalidRequestError, NotFoundError
+from specd.errors import InvalidRequestError
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
 from specd.sampling import check_count, check_token_ids
@@ -146,16 +147,17 @@ class Coordinator:
 
     @property
     def served_model(self) -> ModelInfo:
-        """The model that requests can name: the target as it is now, or was last."""
+        """The model of requests that name none: the target as it is now, or was last."""
         return self.replicas.workers.model or self.model
 
     def check_model(self, name: str) -> None:
-        """Raise NotFoundError unless this is the name of the served model, or empty."""
-        served = self.served_model.public_name
-        if name and name != served:
-            raise NotFoundError(
-                "MODEL_NOT_FOUND", f"model is {name[:200]!r}: the one that is served is {served!r} (ListModels)"
-            )
+        """Raise NotFoundError unless this is the name of a served model, or empty."""
+        find_model(self.served_model, name)
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        """The models that requests can name: the served model, then the same with each of its adapters."""
+        return models_of(self.served_model)
 
     @property
     def draft_model(self) -> ModelInfo | None:

@@ -18,13 +18,15 @@ STAGES = ("draft", "verify", "queue", "wire", "coordinator")
 class SessionSetup:
     """The setup of a session for each worker, sent once: its id, its sampling, and the source that its tokens answer.
 
-    Models without an encoder have no source. Only sessions of one `namespace` share cached prefixes.
+    Models without an encoder have no source. Only sessions of one `namespace` share cached prefixes. `adapter` is the
+    name of the adapter of the target that decides the text, "" for none.
     """
 
     session_id: str
     sampling: Sampling
     source: Sequence[int] = ()
     namespace: bytes = field(kw_only=True)
+    adapter: str = ""
 
     @property
     def has_short_messages(self) -> bool:

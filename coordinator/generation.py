@@ -30,6 +30,7 @@ from coordinator.sessions.place import Place, Prompt
 from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest
 from coordinator.sessions.resumption import prompt_fingerprint
+from coordinator.sessions.session_model import model_for
 from coordinator.sources import Sources
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.errors import WorkerError
@@ -143,6 +144,7 @@ class Generation:
             self._kept.token_ids = array("I", request.resumption.session_token_ids)
         self._is_kept = False
         try:
+            self._choose_model()
             with structlog.contextvars.bound_contextvars(session_id=self._kept.session_id):
                 yield
         except SpecdError as error:
@@ -152,6 +154,17 @@ class Generation:
             if not self._is_kept:
                 sessions.abandon(self._kept)
                 keeper.release(self._kept.session_id, request.client)
+
+    def _choose_model(self) -> None:
+        """Choose the target or one of its adapters, for all turns of the session."""
+        target, session = self._shared.model, self._kept
+        self._model = model_for(target, self._request.model, session)
+        if not session.num_turns:
+            session.adapter = target.adapter(self._model.name)
+
+    @property
+    def _adapter(self) -> str:
+        return self._kept.adapter.name if self._kept.adapter is not None else ""
 
     async def _open(self, place: Place) -> None:
         """Encode the prompt, wait for the request's turn, and start its streams and planner."""
@@ -176,7 +189,11 @@ class Generation:
         blocks: Sequence[bytes] = ()
         if len(shared.replicas.all) > 1:  # a single target is no choice
             blocks = await asyncio.to_thread(
-                blocks_of, session.token_ids, namespace=request.namespace, source=prompt.source
+                blocks_of,
+                session.token_ids,
+                namespace=request.namespace,
+                source=prompt.source,
+                adapter=self._adapter,
             )
         place.prompt = Prompt(prompt_len, session.max_tokens, blocks)
         await shared.admission.admit(place, session.prompt_len + session.max_tokens, len(prompt.source))
@@ -209,8 +226,10 @@ class Generation:
             self._proposer: Proposer = GrammarProposer(sources, matcher, forced)
         else:
             self._proposer = Proposer(sources)
+        # With another adapter, other proposals are accepted.
+        learner = f"{request.client}\0{self._adapter}" if self._adapter else request.client
         self._planner = replica.planner.begin(
-            setup.sampling, self._sources, client=request.client, is_paused=lambda: place.is_paused
+            setup.sampling, self._sources, client=learner, is_paused=lambda: place.is_paused
         )
         self._statistics = SessionStatistics(prompt_len, clock() - self._arrived_at)
         begin_trace = shared.begin_trace
@@ -298,7 +317,7 @@ class Generation:
 
     def _session_of(self, prompt: EncodedPrompt) -> tuple[Session, SessionSetup]:
         """Return the session that continues a prompt, and its setup. Raises InvalidRequestError."""
-        request, model = self._request, self._shared.model
+        request, model = self._request, self._model
         max_tokens = request.check(model, prompt)
         if len(prompt.source) > (trained := model.trained_source_length):
             log.warning("a source is longer than any in the training", tokens=len(prompt.source), trained=trained)
@@ -319,7 +338,10 @@ class Generation:
                 suppressed_token_ids=tuple(sorted(session.eos_token_ids | session.stop_token_ids)),
                 suppressed_before=len(prompt.token_ids) + stop.min_tokens,
             )
-        return session, SessionSetup(session.session_id, sampling, prompt.source, namespace=request.namespace)
+        setup = SessionSetup(
+            session.session_id, sampling, prompt.source, namespace=request.namespace, adapter=self._adapter
+        )
+        return session, setup
 
     def _in_form(self, session: Session, prompt: EncodedPrompt, form: Grammar) -> tuple[SessionMatcher, SessionGrammar]:
         """Return the grammar of the reply's tokens, and a matcher of the session's, which must keep it.
@@ -342,7 +364,7 @@ class Generation:
         shared, request = self._shared, self._request
         end = shared.decode_text(prompt.token_ids[-PROMPT_END_TOKENS:]) if prompt.chat else ""
         num_tokens = len(request.resumption.token_ids) + self._session.max_tokens
-        beginning = Beginning(prompt_fingerprint(shared.model, prompt), num_tokens, end)
+        beginning = Beginning(prompt_fingerprint(self._model, prompt), num_tokens, end)
         if not request.returns_prompt:
             return beginning
         return replace(beginning, prompt_token_ids=prompt.token_ids, source_token_ids=prompt.source)

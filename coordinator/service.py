@@ -139,7 +139,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.ListModelsResponse:
         """List the models that a request can name."""
         async with reporting_errors(context, self._metrics.errors):
-            return generation_pb2.ListModelsResponse(models=[_public(self._coordinator.get().served_model)])
+            return generation_pb2.ListModelsResponse(models=map(_public, self._coordinator.get().models))
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context
@@ -199,6 +199,7 @@ def request_from(request: generation_pb2.GenerateRequest, traceparent: str, call
             _reasoning(request.stop),
         ),
         session_id=request.session_id,
+        model=request.model,
         resumption=Resumption(
             tuple(request.resumption.token_ids),
             request.resumption.prompt_fingerprint,

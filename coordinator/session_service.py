@@ -15,6 +15,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import InvalidRequestError
+from specd.model_info import ModelInfo
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.reporting import reporting_errors
@@ -47,7 +48,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             sessions = store.list(current_caller().name, before=_last_use(request.page_token))
             page = sessions[:most]
             return session_pb2.ListSessionsResponse(
-                sessions=[_session(store, session) for session in page],
+                sessions=[_session(store, session, coordinator.served_model) for session in page],
                 next_page_token=f"{page[-1].use:x}" if len(sessions) > len(page) else "",
             )
 
@@ -62,7 +63,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             # Everything is read before the wait, because another turn can change the session during it.
             token_ids = session.token_ids
             response = session_pb2.GetSessionResponse(
-                session=_session(coordinator.sessions, session), token_ids=token_ids, source_token_ids=session.source
+                session=_session(coordinator.sessions, session, coordinator.served_model),
+                token_ids=token_ids,
+                source_token_ids=session.source,
             )
             response.text = await asyncio.to_thread(coordinator.decode_text, token_ids)  # there can be many
             return response
@@ -102,7 +105,7 @@ def _checked(session_id: str) -> str:
     return session_id
 
 
-def _session(store: SessionStore, session: KeptSession) -> session_pb2.Session:
+def _session(store: SessionStore, session: KeptSession, target: ModelInfo) -> session_pb2.Session:
     expires_at = store.expires_at(session)
     return session_pb2.Session(
         session_id=session.session_id,
@@ -112,6 +115,7 @@ def _session(store: SessionStore, session: KeptSession) -> session_pb2.Session:
         created_at=_timestamp(session.created_at),
         last_used_at=_timestamp(session.last_used_at),
         expires_at=_timestamp(expires_at) if expires_at is not None else None,
+        model=session.adapter.name if session.adapter is not None else target.public_name,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.coordinator import Coordinator
 from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.session_model import model_for
 from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
 
@@ -41,8 +42,10 @@ async def count_tokens(
             request = replace(request, prompt=await coordinator.encode_text(request.prompt))
         if request.session_id:
             await coordinator.keeper.refresh(request.client, request.session_id)
-        prompt = await coordinator.encode(request, _session(coordinator, request))
-    model, num_tokens = coordinator.model, len(prompt.token_ids)
+        session = _session(coordinator, request)
+        model = model_for(coordinator.model, request.model, session)
+        prompt = await coordinator.encode(request, session)
+    num_tokens = len(prompt.token_ids)
     try:
         max_tokens = request.check(model, prompt)
         fits = coordinator.admission.capacities.fits_alone(num_tokens + max_tokens, len(prompt.source))

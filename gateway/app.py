@@ -27,7 +27,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.openapi import openapi_document
 from gateway.page import page_routes
 from gateway.responses.endpoint import respond
-from gateway.served_model import ModelCard, not_found
+from gateway.served_model import ModelCard
 from gateway.service import Service
 from gateway.tokenizing import detokenize, tokenize
 
@@ -88,16 +88,14 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
 
 
 async def list_models(service: Service, _: Mapping[str, Any], caller: Requester) -> Answer:
-    """List the one model that is served. Raises ApiError: clients try their token with this."""
-    served = await service.models.ask(caller)
-    return Answer(json={"object": "list", "data": [describe(served.model)]})
+    """List the models that are served. Raises ApiError: clients try their token with this."""
+    models = await service.models.ask(caller)
+    return Answer(json={"object": "list", "data": [describe(served.model) for served in models]})
 
 
 async def show_model(service: Service, path: Mapping[str, Any], caller: Requester) -> Answer:
-    """Describe a model. Raises ApiError if it is not the one that is served."""
-    served = await service.models.ask(caller)
-    if path["name"] != served.model.model_id:
-        raise not_found(path["name"], served.model)
+    """Describe a model. Raises ApiError if it is not served."""
+    served = await service.models.find(path["name"], caller)
     return Answer(json=describe(served.model))
 
 
@@ -151,6 +149,8 @@ def describe(model: ModelCard) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "specd",
+        "root": model.parent or model.model_id,
+        "parent": model.parent or None,
         "max_model_len": model.context_length,
         "context_length": model.context_length,
         "meta": {"n_ctx": model.context_length, "n_ctx_train": model.context_length, "n_vocab": model.vocabulary_size},

@@ -101,7 +101,7 @@ class SamplingFields(StrictModel):
     """How tokens are chosen and proposed, and what ends a reply. null is the same as leaving a field out."""
 
     model: Annotated[str, Field(max_length=1024)] | None = Field(
-        None, description="The model's id; without it, the one that is served."
+        None, description="The model's id, or an adapter's; without it, the model itself."
     )
     temperature: Temperature | None = Field(
         None, description="0 is greedy, else from 0.01 to 100. Default 1, as OpenAI."

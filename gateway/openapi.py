@@ -27,7 +27,7 @@ _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("/detokenize", "Return the text of tokens.", DetokenizeFields),
 )
 _GETS = (
-    ("/v1/models", "List the served model.", ""),
+    ("/v1/models", "List the served models.", ""),
     ("/v1/models/{name}", "Describe a model.", "name"),
     ("/health", "Report whether a request could be answered now.", ""),
     ("/metrics", "Metrics in Prometheus's text format.", ""),

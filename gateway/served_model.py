@@ -23,6 +23,7 @@ from gateway.reply.reader import ReplyReader
 from gateway.wording import to_api_error
 from specd.client import AsyncClient, GenerationOptions, ServiceDescription
 from specd.errors import SpecdError
+from specd.model_info import ModelInfo
 from specd.text.chat import Chat
 from specd.version import __version__
 from specd.vocabulary import TokenSource
@@ -34,7 +35,10 @@ UNAUTHENTICATED = 401
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The model that the coordinator serves, as its clients name it, and what decides the tokens of a seed."""
+    """A model that the coordinator serves, as its clients name it, and what decides the tokens of a seed.
+
+    `parent` is the name of the model that an adapter adapts, "" for the target itself.
+    """
 
     model_id: str
     context_length: int
@@ -43,11 +47,17 @@ class ModelCard:
     chat_template: str
     special_tokens: Mapping[int, str]
     details: Mapping[str, Any] = field(default_factory=dict)
+    parent: str = ""
 
     @classmethod
-    def of(cls, service: ServiceDescription) -> ModelCard:
-        """Return the card of the model that a coordinator describes."""
+    def all_of(cls, service: ServiceDescription) -> list[ModelCard]:
+        """Return the cards of the models that a coordinator describes: the target, then its adapters."""
         target = service.target
+        return [cls.of(service, model) for model in (target, *map(target.with_adapter, target.adapters))]
+
+    @classmethod
+    def of(cls, service: ServiceDescription, target: ModelInfo) -> ModelCard:
+        """Return the card of a target, or of one with an adapter."""
         # What decides which token follows: the weights, and the device and the library that compute with them.
         deciding = (target.fingerprint, target.vocabulary_fingerprint, target.precision, target.device, __version__)
         digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
@@ -65,6 +75,7 @@ class ModelCard:
                 "sources": {each.value: each.label for each in TokenSource if each.value in service.sources},
                 "chat": bool(service.chat_template),
             },
+            parent=target.parent,
         )
 
 
@@ -161,10 +172,11 @@ class KnownModel:
 
 
 class ServedModels:
-    """Remembers the model, so that a request does not wait for its description.
+    """Remembers the models, so that a request does not wait for their description.
 
-    The coordinator serves one model for as long as it lives, and another one after a restart at most. So a description
-    is renewed after some seconds beside the request that finds it old, and before the request after an error.
+    The coordinator serves one target with its adapters for as long as it lives, and other ones after a restart at most.
+    So a description is renewed after some seconds beside the request that finds it old, and before the request after an
+    error.
     """
 
     def __init__(
@@ -174,44 +186,50 @@ class ServedModels:
         asks_for_tokens: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `asks_for_tokens`, there is no model while the coordinator serves who has none."""
+        """With `asks_for_tokens`, there are no models while the coordinator serves who has none."""
         self._client = client
         self._asks_for_tokens = asks_for_tokens
         self._clock = clock
-        self._served: KnownModel | None = None
+        self._served: list[KnownModel] = []  # the target first
         self._asked_at = 0.0
         self._renewing: asyncio.Task[None] | None = None
 
     async def get(self, caller: Requester) -> KnownModel:
-        """Return the model. Raises ApiError if the coordinator does not describe it."""
-        if self._served is None:
-            return await self.ask(caller)
+        """Return the target. Raises ApiError if the coordinator does not describe it."""
+        if not self._served:
+            return (await self.ask(caller))[0]
         if self._clock() > self._asked_at + _FRESH_SECONDS and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew(caller))
-        return self._served
+        return self._served[0]
 
-    async def ask(self, caller: Requester) -> KnownModel:
-        """Ask the coordinator for the model, which also says whether the caller may ask. Raises ApiError."""
-        model = await self._described(caller.token)
+    async def ask(self, caller: Requester) -> Sequence[KnownModel]:
+        """Ask the coordinator for the models, which also says whether the caller may ask. Raises ApiError."""
+        models = await self._described(caller.token)
         if self._asks_for_tokens:
             await self._check_that_strangers_are_refused()
         self._asked_at = self._clock()
-        if self._served is None or self._served.model != model:
-            self._served = KnownModel(model)
+        if [served.model for served in self._served] != models:
+            self._served = [*map(KnownModel, models)]
         return self._served
 
     async def named(self, name: str | None, caller: Requester) -> KnownModel:
-        """Return the model if it is the one of this name, or there is none. Raises ApiError."""
-        served = await self.get(caller)
-        if name and name != served.model.model_id:
-            served = await self.ask(caller)  # it may be another one by now
-            if name != served.model.model_id:
-                raise not_found(name, served.model)
-        return served
+        """Return the model of this name, without one the target. Raises ApiError."""
+        target = await self.get(caller)
+        if not name:
+            return target
+        # There may be other ones by now.
+        return _find(name, self._served) or await self.find(name, caller)
+
+    async def find(self, name: str, caller: Requester) -> KnownModel:
+        """Ask the coordinator for the model of this name. Raises ApiError."""
+        models = await self.ask(caller)
+        if (found := _find(name, models)) is None:
+            raise _not_found(name, models)
+        return found
 
     def forget(self) -> None:
         """Ask anew at the next request: the coordinator failed, and may come back with another model."""
-        self._served = None
+        self._served = []
 
     async def _check_that_strangers_are_refused(self) -> None:
         try:
@@ -223,9 +241,9 @@ class ServedModels:
         everyone = "everyone could use this gateway: start the coordinator with --tokens, or the gateway with --tls-ca"
         raise ApiError(503, "open_to_everyone", everyone)
 
-    async def _described(self, token: str) -> ModelCard:
+    async def _described(self, token: str) -> list[ModelCard]:
         try:
-            return ModelCard.of(await self._client.describe(token=token, timeout_seconds=_DESCRIBE_SECONDS))
+            return ModelCard.all_of(await self._client.describe(token=token, timeout_seconds=_DESCRIBE_SECONDS))
         except SpecdError as error:
             raise to_api_error(error) from error
 
@@ -237,11 +255,12 @@ class ServedModels:
             self._renewing = None
 
 
-def not_found(name: str, model: ModelCard) -> ApiError:
+def _find(name: str, models: Sequence[KnownModel]) -> KnownModel | None:
+    return next((known for known in models if known.model.model_id == name), None)
+
+
+def _not_found(name: str, models: Sequence[KnownModel]) -> ApiError:
     """Return the error of a model that is not served."""
-    return ApiError(
-        404,
-        "model_not_found",
-        f"there is no model {name[:200]!r} here: the one that is served is {model.model_id!r}",
-        param="model",
-    )
+    served = ", ".join(repr(known.model.model_id) for known in models)
+    which = f"the one that is served is {served}" if len(models) == 1 else f"those that are served are {served}"
+    return ApiError(404, "model_not_found", f"there is no model {name[:200]!r} here: {which}", param="model")

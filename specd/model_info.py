@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import PurePath
 from typing import Protocol
 
 # The largest tokenizer.json files have 35 MB.
 MAX_TOKENIZER_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """An adapter of a model: its name, and a digest of its config and all its weights."""
+
+    name: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -26,15 +35,13 @@ class ModelInfo:
     decoder_start_token_id: int | None = None
     trained_source_length: int = 0
     whole_fingerprint: str = ""
+    adapters: tuple[AdapterInfo, ...] = ()
+    parent: str = ""
 
     @property
     def public_name(self) -> str:
-        """The name by which clients know the model: the repository's name, or the last part of a directory."""
-        path = PurePath(self.name)
-        if repository := _repository_of(path):
-            return repository
-        is_path = path.is_absolute() or self.name.startswith((".", "~")) or len(path.parts) > 2
-        return path.name if is_path else self.name
+        """The name by which clients know the model."""
+        return public_name_of(self.name)
 
     @property
     def short_name(self) -> str:
@@ -49,14 +56,42 @@ class ModelInfo:
     def decodes_like(self, other: ModelInfo) -> bool:
         """Return whether a session can probably continue on the other model.
 
-        Both must have the same config, samples of the weights, tokenizer and end tokens. Only `whole_fingerprint`,
-        which takes longer, is certain.
+        Both must have the same config, samples of the weights, tokenizer and end tokens, and the same adapters. Only
+        `whole_fingerprint`, which takes longer, is certain of the weights.
         """
-        return (self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids) == (
-            other.fingerprint,
-            other.vocabulary_fingerprint,
-            other.eos_token_ids,
+        return self._decoding == other._decoding
+
+    @property
+    def _decoding(self) -> tuple[object, ...]:
+        return self.fingerprint, self.vocabulary_fingerprint, self.eos_token_ids, frozenset(self.adapters)
+
+    def adapter(self, name: str) -> AdapterInfo | None:
+        """Return the adapter of this name, None without one."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+
+    def with_adapter(self, adapter: AdapterInfo) -> ModelInfo:
+        """Return the description of this model with one of its adapters, by the adapter's name."""
+        short, whole = (
+            known and sha256(f"{known} {adapter.fingerprint}".encode()).hexdigest()
+            for known in (self.fingerprint, self.whole_fingerprint)
         )
+        return replace(
+            self,
+            name=adapter.name,
+            fingerprint=short[:32],
+            whole_fingerprint=whole,
+            adapters=(),
+            parent=self.public_name,
+        )
+
+
+def public_name_of(name: str) -> str:
+    """Return the name by which clients know a model: the repository's name, or the last part of a directory."""
+    path = PurePath(name)
+    if repository := _repository_of(path):
+        return repository
+    is_path = path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2
+    return path.name if is_path else name
 
 
 def short_name_of(name: str) -> str:

@@ -41,6 +41,9 @@ class RankSettings(BaseModel):
     def _check_follower(self) -> Self:
         if self.follow and self.ranks > 1:
             raise ValueError(f"ranks is {self.ranks} and follow is {self.follow}: only rank 0 has a number of ranks")
+        adapters: str = getattr(self, "adapters", "")
+        if self.takes_part and adapters:
+            raise ValueError("adapters are set for a model in several ranks, which has none: leave out one of the two")
         return self
 
     @property

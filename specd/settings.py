@@ -18,6 +18,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from specd.adapter_settings import AdapterSettings
 from specd.addresses import is_local, split_addresses
 from specd.machine import default_blas_threads, given_blas_threads, part_of_memory
 from specd.rank_settings import RankSettings
@@ -198,7 +199,7 @@ class ListenerSettings(CertificateSettings):
         return self
 
 
-class WorkerSettings(ListenerSettings):
+class WorkerSettings(ListenerSettings, AdapterSettings):
     """Settings of both workers."""
 
     model: str

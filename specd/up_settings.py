@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specd.adapter_settings import Adapters
 from specd.addresses import is_local
 from specd.setting_types import Address, Directories, DraftTokens, File, MetricsAddress, ModelOrNone, Seconds
 from specd.settings import (
@@ -47,6 +48,14 @@ class UpSettings(Settings):
     )
     draft_in_target: bool = Field(
         False, description="Compute the draft, a model or a head, in the target worker, without a draft worker."
+    )
+    target_adapters: Adapters = Field(
+        "",
+        description="LoRA adapters of mlx-lm for the target, NAME=DIR with commas between them. A request chooses one "
+        "by naming it as its model.",
+    )
+    draft_adapters: Adapters = Field(
+        "", description="Adapters for the draft in the same form, which proposes with the one of the target's name."
     )
     targets: int = Field(
         1,
@@ -149,6 +158,11 @@ class UpSettings(Settings):
         if self.draft_in_target and not self.self_draft:
             pair = f"--draft {self.draft or 'none'} and --draft-in-target"
             raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")
+        if self.target_ranks > 1 and self.target_adapters:
+            pair = f"--target-ranks {self.target_ranks} and --target-adapters"
+            raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")
+        if self.draft_adapters and not self.draft_worker_model:
+            raise StartupError("wrong settings: --draft-adapters needs a draft worker: leave it out, or set --draft")
         wanted = given if self.draft else False
         return {} if wanted is None else {"lookup": wanted}
 

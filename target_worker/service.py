@@ -109,7 +109,7 @@ def _verify(
         pad=partial(_pad, worker, request.position + len(token_ids)),
         # The grammar's mask of a token needs the token before it.
         runs_ahead=not will_draft and allowed is None and _runs_ahead(worker, request.position + len(token_ids)),
-        logit_rounding=worker.logit_rounding,
+        logit_rounding=worker.rounding_of(session.cache),
         allowed=allowed,
     )
     if drafter is not None and not will_draft:

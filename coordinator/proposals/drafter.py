@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -135,7 +136,11 @@ class Drafter(Source):
 
     def _open_stream(self) -> DraftStream:
         if self._stream is None:
-            self._stream = self._worker.open_stream(self._setup)
+            # A draft without the adapter proposes as for the target alone: that costs acceptance, and changes no token.
+            model, setup = self._worker.model, self._setup
+            if model is None or model.adapter(setup.adapter) is None:
+                setup = replace(setup, adapter="")
+            self._stream = self._worker.open_stream(setup)
             self._drafts.count(self._worker, 1)
             self._cached = CachedPrefix()
         return self._stream

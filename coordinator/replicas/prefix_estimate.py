@@ -11,13 +11,16 @@ from dataclasses import dataclass
 BLOCK_TOKENS = 64
 
 
-def blocks_of(token_ids: Sequence[int], *, namespace: bytes, source: Sequence[int] = ()) -> tuple[bytes, ...]:
+def blocks_of(
+    token_ids: Sequence[int], *, namespace: bytes, source: Sequence[int] = (), adapter: str = ""
+) -> tuple[bytes, ...]:
     """Return a digest for each whole block of a prompt, which depends on all tokens before its end.
 
-    Prompts of different namespaces or sources share no block, as they share no cached prefix. It takes about a
-    microsecond for each block, so it belongs beside the event loop.
+    Prompts of different namespaces, sources or adapters share no block, as they share no cached prefix. It takes about
+    a microsecond for each block, so it belongs beside the event loop.
     """
-    digest = hashlib.blake2b(hashlib.sha256(namespace).digest() + array("I", source).tobytes(), digest_size=16)
+    root = hashlib.sha256(namespace).digest() + hashlib.sha256(adapter.encode()).digest()
+    digest = hashlib.blake2b(root + array("I", source).tobytes(), digest_size=16)
     data, blocks = array("I", token_ids).tobytes(), []
     size = BLOCK_TOKENS * array("I").itemsize
     for start in range(0, len(data) - size + 1, size):

@@ -83,6 +83,7 @@ class StopConditions:
 class GenerationRequest:
     """A Generate in plain values; generation.proto explains the fields. Without `session_id` it begins a session.
 
+    `model` is the name of the target or of one of its adapters, "" for that of the session or else the target.
     `traceparent` is the caller's W3C trace context, if it has sent one. `client` is the client's name, "" where clients
     have no credentials, and `client_limits` are its limits.
     """
@@ -96,6 +97,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopConditions = field(default_factory=StopConditions)
     session_id: str = ""
+    model: str = ""
     resumption: Resumption = field(default_factory=Resumption)
     returns_prompt: bool = False
     echo: bool = False

@@ -32,7 +32,7 @@ class Resumption:
         min_tokens: int,
         end_tokens: frozenset[int],
     ) -> None:
-        """Check that the generation can continue behind the tokens.
+        """Check that the generation of a model, with its adapter, can continue behind the tokens.
 
         Raises InvalidRequestError, which names field and value, and CannotResumeError for another model or prompt.
         """

@@ -8,6 +8,7 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from coordinator.sessions.session_store import KeptSession
+from specd.model_info import AdapterInfo
 from specd.text.chat import Chat
 
 
@@ -20,6 +21,7 @@ def pack(session: KeptSession) -> bytes:
         "num_turns": session.num_turns,
         "token_ids": b64encode(session.token_ids.tobytes()).decode(),
         "source": b64encode(session.source.tobytes()).decode(),
+        "adapter": session.adapter and [session.adapter.name, session.adapter.fingerprint],
         "chat": chat
         and {
             "messages": [dict(message) for message in chat.messages],
@@ -43,6 +45,7 @@ def unpack(session_id: str, client: str, data: bytes) -> KeptSession:
         token_ids=_tokens_from(value["token_ids"]),
         chat=_chat_from(value["chat"]),
         source=_tokens_from(value["source"]),
+        adapter=_adapter_from(value.get("adapter")),  # an older version wrote none
         num_turns=int(value["num_turns"]),
         busy=False,
     )
@@ -52,6 +55,13 @@ def _tokens_from(text: str) -> array[int]:
     tokens = array("I")
     tokens.frombytes(b64decode(text, validate=True))
     return tokens
+
+
+def _adapter_from(value: list[str] | None) -> AdapterInfo | None:
+    if value is None:
+        return None
+    name, fingerprint = map(str, value)
+    return AdapterInfo(name, fingerprint)
 
 
 def _chat_from(value: dict[str, Any] | None) -> Chat | None:

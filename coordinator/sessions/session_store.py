@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specd.errors import ConflictError, NotFoundError
+from specd.model_info import AdapterInfo
 
 if TYPE_CHECKING:
     from specd.text.chat import Chat
@@ -27,7 +28,7 @@ class KeptSession:
     Times are unix seconds, except for `idle_since`, which comes from a clock that does not jump. `size` is its part of
     the budget: its tokens, or more for a conversation with much text that the template left out. `use` orders a
     client's sessions by their last use, in microseconds. Only the store changes both. A turn replaces `token_ids` and
-    never changes the array, which others may still read.
+    never changes the array, which others may still read. The first turn decides the `adapter` that computes all turns.
     """
 
     session_id: str
@@ -38,6 +39,7 @@ class KeptSession:
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     chat: Chat | None = None
     source: array[int] = field(default_factory=lambda: array("I"))
+    adapter: AdapterInfo | None = None
     num_turns: int = 0
     busy: bool = True
     size: int = 0

@@ -67,7 +67,7 @@ _FAILED_WRITE = "Internal error from Core"
 class WorkerStream(Generic[Request, Response]):
     """One bidirectional call. Requests are numbered, and an answer to an older one is dropped.
 
-    The first request carries the session's sampling, source and namespace.
+    The first request carries the session's sampling, source, namespace and adapter.
     """
 
     def __init__(self, call: Any, setup: SessionSetup, incarnation: str, *, worker: str) -> None:
@@ -119,6 +119,7 @@ class WorkerStream(Generic[Request, Response]):
             request.sampling.CopyFrom(to_session_sampling(self._setup.sampling))
             request.source_token_ids.extend(self._setup.source)
             request.namespace = self._setup.namespace
+            request.adapter = self._setup.adapter
         self._request = request
         self._is_at_work = True
         self._sent_at = time.perf_counter()

@@ -21,6 +21,10 @@ from specd.vocabulary import DraftSource
 class RequestOptions:
     """The options of a request that `generate` and `chat` have, by their names in GenerationOptions."""
 
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The target, which is the default, or an adapter of it.", show_default=False),
+    ] = ""
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(

@@ -29,6 +29,7 @@ from specd.settings import (
 from specd.startup_error import StartupError
 from specd.supervisor import target_names
 from specd.up_settings import UpSettings
+from specd.worker.model.adapter_files import read_adapters
 from specd.worker.model.directory import is_repository
 from specd.worker.model.outline import Outline, check_draft, outline_of
 
@@ -143,12 +144,22 @@ class Preflight:
         if self.settings.draft_in_target or not TargetWorkerSettings.is_given("self_draft"):
             self.options["target-worker"]["self_draft"] = self.settings.self_draft or "none"
         for process, role, cls, model in kinds:
+            adapters = self._adapters_of(process)
             if model:
+                with self._noted():
+                    read_adapters(adapters, model)
                 loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)
                 if loaded is not None:
                     self._check_metrics(process, loaded, listeners)
                     if process == "target-worker" and loaded.metrics_listen:
                         self._move_metrics_of_other_targets(loaded.metrics_listen)
+
+    def _adapters_of(self, process: str) -> str:
+        """Return the adapters of a worker, and pass them on to it; without any, it has those of its own settings."""
+        adapters = self.settings.target_adapters if process == "target-worker" else self.settings.draft_adapters
+        if adapters:
+            self.options.setdefault(process, {})["adapters"] = adapters
+        return adapters
 
     def _move_metrics_of_other_targets(self, metrics_listen: str) -> None:
         for name in target_names(self.settings.targets)[1:]:

@@ -17,7 +17,7 @@ class GenerationOptions(TypedDict, total=False):
     Left out, a field has the server's default: 256 tokens, chosen greedily, with k and source chosen each round.
     """
 
-    # The model, by its name in `models()`; "" is the only one.
+    # The target or one of its adapters, by its name in `models()`; "" is the model of the session, or else the target.
     model: str
     max_tokens: int | None
     cut_max_tokens: bool

@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 from specd.cache_footprint import CacheFootprint
 from specd.errors import InvalidRequestError, about
 from specd.grammar import Grammar, GrammarKind, ReasoningTokens, SessionGrammar
-from specd.model_info import ModelInfo
+from specd.model_info import AdapterInfo, ModelInfo
 from specd.sampling import Acceptance, Margin, RankedToken, Sampling, TokenDistribution, TokenLogProbabilities
 from specd.step_costs import StepCosts
 from specd.v1 import generation_pb2, model_pb2, sampling_pb2, target_pb2
@@ -255,7 +255,9 @@ def model_from(message: model_pb2.Model) -> ModelInfo:
     values = {field.name: getattr(message, field.name) for field in dataclasses.fields(ModelInfo)}
     if not message.HasField("decoder_start_token_id"):
         values["decoder_start_token_id"] = None
-    return ModelInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+    values["eos_token_ids"] = tuple(message.eos_token_ids)
+    values["adapters"] = tuple(AdapterInfo(each.name, each.fingerprint) for each in message.adapters)
+    return ModelInfo(**values)
 
 
 def to_model(model: ModelInfo) -> model_pb2.Model:

@@ -26,7 +26,7 @@ from specd.v1 import model_pb2 as specd_dot_v1_dot_model__pb2
 from specd.v1 import sampling_pb2 as specd_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/draft.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\xdd\x01\n\x0eProposeRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.specd.v1.SessionSampling\x12\x17\n\x0fmin_confidences\x18\x06 \x03(\x02\x12\x18\n\x10source_token_ids\x18\t \x03(\r\x12\x11\n\tnamespace\x18\n \x01(\x0cJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"\xce\x01\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\"\n\x04time\x18\x04 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\x12\n\nreused_len\x18\x05 \x01(\r\x12\x32\n\rdistributions\x18\x06 \x03(\x0b\x32\x1b.specd.v1.TokenDistribution\x12\x13\n\x0b\x63onfidences\x18\x07 \x03(\x02J\x04\x08\x08\x10\t2R\n\x0c\x44raftService\x12\x42\n\x07Propose\x12\x18.specd.v1.ProposeRequest\x1a\x19.specd.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/draft.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\xee\x01\n\x0eProposeRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.specd.v1.SessionSampling\x12\x17\n\x0fmin_confidences\x18\x06 \x03(\x02\x12\x18\n\x10source_token_ids\x18\t \x03(\r\x12\x11\n\tnamespace\x18\n \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\tJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"\xce\x01\n\x0fProposeResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\"\n\x04time\x18\x04 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\x12\n\nreused_len\x18\x05 \x01(\r\x12\x32\n\rdistributions\x18\x06 \x03(\x0b\x32\x1b.specd.v1.TokenDistribution\x12\x13\n\x0b\x63onfidences\x18\x07 \x03(\x02J\x04\x08\x08\x10\t2R\n\x0c\x44raftService\x12\x42\n\x07Propose\x12\x18.specd.v1.ProposeRequest\x1a\x19.specd.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.draft_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROPOSEREQUEST']._serialized_start=82
-  _globals['_PROPOSEREQUEST']._serialized_end=303
-  _globals['_PROPOSERESPONSE']._serialized_start=306
-  _globals['_PROPOSERESPONSE']._serialized_end=512
-  _globals['_DRAFTSERVICE']._serialized_start=514
-  _globals['_DRAFTSERVICE']._serialized_end=596
+  _globals['_PROPOSEREQUEST']._serialized_end=320
+  _globals['_PROPOSERESPONSE']._serialized_start=323
+  _globals['_PROPOSERESPONSE']._serialized_end=529
+  _globals['_DRAFTSERVICE']._serialized_start=531
+  _globals['_DRAFTSERVICE']._serialized_end=613
 # @@protoc_insertion_point(module_scope)

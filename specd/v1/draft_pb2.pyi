@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences", "source_token_ids", "namespace")
+    __slots__ = ("round", "position", "token_ids", "num_draft_tokens", "sampling", "min_confidences", "source_token_ids", "namespace", "adapter")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class ProposeRequest(_message.Message):
     MIN_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -26,7 +27,8 @@ class ProposeRequest(_message.Message):
     min_confidences: _containers.RepeatedScalarFieldContainer[float]
     source_token_ids: _containers.RepeatedScalarFieldContainer[int]
     namespace: bytes
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+    adapter: str
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., min_confidences: _Optional[_Iterable[float]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("round", "token_ids", "cached_len", "time", "reused_len", "distributions", "confidences")

@@ -92,7 +92,7 @@ class TokenizerConfig(_message.Message):
     def __init__(self, chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device", "decoder_start_token_id", "trained_source_length", "whole_fingerprint")
+    __slots__ = ("name", "architecture", "fingerprint", "vocabulary_fingerprint", "vocabulary_size", "context_length", "eos_token_ids", "precision", "device", "decoder_start_token_id", "trained_source_length", "whole_fingerprint", "adapters", "parent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,8 @@ class Model(_message.Message):
     DECODER_START_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TRAINED_SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: str
@@ -117,7 +119,17 @@ class Model(_message.Message):
     decoder_start_token_id: int
     trained_source_length: int
     whole_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., decoder_start_token_id: _Optional[int] = ..., trained_source_length: _Optional[int] = ..., whole_fingerprint: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    parent: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., decoder_start_token_id: _Optional[int] = ..., trained_source_length: _Optional[int] = ..., whole_fingerprint: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., parent: _Optional[str] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class WorkerTime(_message.Message):
     __slots__ = ("queue_seconds", "compute_seconds", "num_sessions", "step_tokens")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specd/v1/session.proto\x12\x08specd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.specd.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"s\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.specd.v1.Session\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x10source_token_ids\x18\x04 \x03(\r\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\xe4\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_turns\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xfa\x01\n\x0eSessionService\x12M\n\x0cListSessions\x12\x1d.specd.v1.ListSessionsRequest\x1a\x1e.specd.v1.ListSessionsResponse\x12G\n\nGetSession\x12\x1b.specd.v1.GetSessionRequest\x1a\x1c.specd.v1.GetSessionResponse\x12P\n\rDeleteSession\x12\x1e.specd.v1.DeleteSessionRequest\x1a\x1f.specd.v1.DeleteSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specd/v1/session.proto\x12\x08specd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.specd.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"s\n\x12GetSessionResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.specd.v1.Session\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x10source_token_ids\x18\x04 \x03(\r\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\xf3\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_turns\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\x08 \x01(\t2\xfa\x01\n\x0eSessionService\x12M\n\x0cListSessions\x12\x1d.specd.v1.ListSessionsRequest\x1a\x1e.specd.v1.ListSessionsResponse\x12G\n\nGetSession\x12\x1b.specd.v1.GetSessionRequest\x1a\x1c.specd.v1.GetSessionResponse\x12P\n\rDeleteSession\x12\x1e.specd.v1.DeleteSessionRequest\x1a\x1f.specd.v1.DeleteSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,7 +45,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETESESSIONRESPONSE']._serialized_start=419
   _globals['_DELETESESSIONRESPONSE']._serialized_end=442
   _globals['_SESSION']._serialized_start=445
-  _globals['_SESSION']._serialized_end=673
-  _globals['_SESSIONSERVICE']._serialized_start=676
-  _globals['_SESSIONSERVICE']._serialized_end=926
+  _globals['_SESSION']._serialized_end=688
+  _globals['_SESSIONSERVICE']._serialized_start=691
+  _globals['_SESSIONSERVICE']._serialized_end=941
 # @@protoc_insertion_point(module_scope)

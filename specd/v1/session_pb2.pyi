@@ -54,7 +54,7 @@ class DeleteSessionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "num_tokens", "num_turns", "busy", "created_at", "last_used_at", "expires_at")
+    __slots__ = ("session_id", "num_tokens", "num_turns", "busy", "created_at", "last_used_at", "expires_at", "model")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Session(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     LAST_USED_AT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     num_tokens: int
     num_turns: int
@@ -69,4 +70,5 @@ class Session(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     last_used_at: _timestamp_pb2.Timestamp
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, session_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_turns: _Optional[int] = ..., busy: _Optional[bool] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, session_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_turns: _Optional[int] = ..., busy: _Optional[bool] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...

@@ -26,7 +26,7 @@ from specd.v1 import model_pb2 as specd_dot_v1_dot_model__pb2
 from specd.v1 import sampling_pb2 as specd_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15specd/v1/target.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\x96\x02\n\rVerifyRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08proposal\x18\x04 \x03(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.specd.v1.SessionSampling\x12\x32\n\rdistributions\x18\x06 \x03(\x0b\x32\x1b.specd.v1.TokenDistribution\x12\x18\n\x10source_token_ids\x18\x07 \x03(\r\x12\x11\n\tnamespace\x18\x08 \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\t \x01(\r\x12\x17\n\x0fmin_confidences\x18\n \x03(\x02\"\xe9\x02\n\x0eVerifyResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x12\n\ncached_len\x18\x04 \x01(\r\x12\"\n\x04time\x18\x05 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\x12\n\nreused_len\x18\x06 \x01(\r\x12:\n\x11log_probabilities\x18\x07 \x03(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\x12\x41\n\x18prompt_log_probabilities\x18\x08 \x03(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\x12!\n\x07margins\x18\t \x03(\x0b\x32\x10.specd.v1.Margin\x12-\n\rself_proposal\x18\n \x01(\x0b\x32\x16.specd.v1.SelfProposal\"i\n\x0cSelfProposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x02\x12\"\n\x04time\x18\x03 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\",\n\x06Margin\x12\r\n\x05value\x18\x01 \x01(\x02\x12\x13\n\x0bis_near_tie\x18\x02 \x01(\x08\x32P\n\rTargetService\x12?\n\x06Verify\x12\x17.specd.v1.VerifyRequest\x1a\x18.specd.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15specd/v1/target.proto\x12\x08specd.v1\x1a\x14specd/v1/model.proto\x1a\x17specd/v1/sampling.proto\"\xa7\x02\n\rVerifyRequest\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08proposal\x18\x04 \x03(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.specd.v1.SessionSampling\x12\x32\n\rdistributions\x18\x06 \x03(\x0b\x32\x1b.specd.v1.TokenDistribution\x12\x18\n\x10source_token_ids\x18\x07 \x03(\r\x12\x11\n\tnamespace\x18\x08 \x01(\x0c\x12\x18\n\x10num_draft_tokens\x18\t \x01(\r\x12\x17\n\x0fmin_confidences\x18\n \x03(\x02\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\"\xe9\x02\n\x0eVerifyResponse\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x12\n\ncached_len\x18\x04 \x01(\r\x12\"\n\x04time\x18\x05 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\x12\n\nreused_len\x18\x06 \x01(\r\x12:\n\x11log_probabilities\x18\x07 \x03(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\x12\x41\n\x18prompt_log_probabilities\x18\x08 \x03(\x0b\x32\x1f.specd.v1.TokenLogProbabilities\x12!\n\x07margins\x18\t \x03(\x0b\x32\x10.specd.v1.Margin\x12-\n\rself_proposal\x18\n \x01(\x0b\x32\x16.specd.v1.SelfProposal\"i\n\x0cSelfProposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x02\x12\"\n\x04time\x18\x03 \x01(\x0b\x32\x14.specd.v1.WorkerTime\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\",\n\x06Margin\x12\r\n\x05value\x18\x01 \x01(\x02\x12\x13\n\x0bis_near_tie\x18\x02 \x01(\x08\x32P\n\rTargetService\x12?\n\x06Verify\x12\x17.specd.v1.VerifyRequest\x1a\x18.specd.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.target_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFYREQUEST']._serialized_start=83
-  _globals['_VERIFYREQUEST']._serialized_end=361
-  _globals['_VERIFYRESPONSE']._serialized_start=364
-  _globals['_VERIFYRESPONSE']._serialized_end=725
-  _globals['_SELFPROPOSAL']._serialized_start=727
-  _globals['_SELFPROPOSAL']._serialized_end=832
-  _globals['_MARGIN']._serialized_start=834
-  _globals['_MARGIN']._serialized_end=878
-  _globals['_TARGETSERVICE']._serialized_start=880
-  _globals['_TARGETSERVICE']._serialized_end=960
+  _globals['_VERIFYREQUEST']._serialized_end=378
+  _globals['_VERIFYRESPONSE']._serialized_start=381
+  _globals['_VERIFYRESPONSE']._serialized_end=742
+  _globals['_SELFPROPOSAL']._serialized_start=744
+  _globals['_SELFPROPOSAL']._serialized_end=849
+  _globals['_MARGIN']._serialized_start=851
+  _globals['_MARGIN']._serialized_end=895
+  _globals['_TARGETSERVICE']._serialized_start=897
+  _globals['_TARGETSERVICE']._serialized_end=977
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("round", "position", "token_ids", "proposal", "sampling", "distributions", "source_token_ids", "namespace", "num_draft_tokens", "min_confidences")
+    __slots__ = ("round", "position", "token_ids", "proposal", "sampling", "distributions", "source_token_ids", "namespace", "num_draft_tokens", "min_confidences", "adapter")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class VerifyRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -30,7 +31,8 @@ class VerifyRequest(_message.Message):
     namespace: bytes
     num_draft_tokens: int
     min_confidences: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ..., num_draft_tokens: _Optional[int] = ..., min_confidences: _Optional[_Iterable[float]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SessionSampling, _Mapping]] = ..., distributions: _Optional[_Iterable[_Union[_sampling_pb2.TokenDistribution, _Mapping]]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[bytes] = ..., num_draft_tokens: _Optional[int] = ..., min_confidences: _Optional[_Iterable[float]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("round", "num_accepted", "next_token_id", "cached_len", "time", "reused_len", "log_probabilities", "prompt_log_probabilities", "margins", "self_proposal")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,43 +13,30 @@ import mlx.core as mx
 import structlog
 
 from specd.cache_footprint import CacheFootprint
-from specd.errors import StartupError
-from specd.identity.certificates import Certificates, load_certificates
+from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
 from specd.machine import available_memory
-from specd.model_info import pair_conflict
 from specd.rpc.access import Guard
 from specd.rpc.deferred import Deferred
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
 from specd.settings import TargetWorkerSettings, WorkerSettings
-from specd.supervised import tell_supervisor
 from specd.v1 import model_pb2_grpc
-from specd.vocabulary import OWN_HEAD
 from specd.worker.cpu.scheduling_policy import schedule_in_batches
 from specd.worker.engine.engine import Engine
-from specd.worker.engine.forward import bare_cache
 from specd.worker.engine.jobs import Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.engine.scheduler import StepTime
-from specd.worker.heads.head import Head
-from specd.worker.model.calibration import PROPOSALS, Calibration, Workload, calibrate, keep, measure
-from specd.worker.model.directory import find
-from specd.worker.model.files import is_head
-from specd.worker.model.fingerprint import whole_fingerprint
-from specd.worker.model.head_trial import HeadTrial
-from specd.worker.model.loader import LoadedModel, load
-from specd.worker.model.sharding import Shard
+from specd.worker.loading import LoadedWorker, load_worker
+from specd.worker.model.calibration import Workload, keep
+from specd.worker.model.loader import LoadedModel
 from specd.worker.model_service import ModelService
-from specd.worker.ranks.gathering import Gathering
 from specd.worker.ranks.ranks import Ranks
-from specd.worker.sampling.sampler import NonFiniteLogitsError
 from specd.worker.session.capacity import CacheCapacity
 from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.memory_watch import MemoryWatch
 from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
-from specd.worker.session.proposal import rehearse as rehearse_proposal
 from specd.worker.session.self_draft import ModelDraft, SelfDraft
 from specd.worker.session.stream import Worker
 
@@ -62,12 +45,6 @@ log = structlog.get_logger()
 # The time after which the engine's thread yields Python to the event loop. The default of 5 ms is as long as a step of
 # a draft, and messages of other sessions would come a step late (eight sessions measured 4 to 7 % faster).
 _SWITCH_SECONDS = 0.0005
-# A GPU plans each new width, which takes 0.1 s for 36 layers on an H100, and has kernels for tiles of these sizes: CUDA
-# compiles those for quantised weights at their first use, for half a minute each. Within a session, that would break
-# every deadline.
-_TILES_ON_GPU = (16, 32, 64, 128, 256)
-# The most seconds for the first passes of each width and length of buffers.
-_REHEARSAL_SECONDS = 8.0
 # The time after which idle followers learn which sessions have ended.
 _FLUSH_SECONDS = 1.0
 # The most seconds that a start waits for the fingerprint of the whole model.
@@ -111,13 +88,13 @@ async def run_worker(
         stopping: asyncio.Future[Any] = asyncio.ensure_future(server.wait_for_stop())
         chunk = PrefillChunk(settings.prefill_chunk_seconds, has_few_sizes=not on_cpu)
         loading: asyncio.Future[Any] = engine.submit(
-            _load(settings, certificates, blas, workload, rehearse, self_draft, ranks)
+            load_worker(settings, certificates, blas, workload, rehearse, self_draft, ranks)
         )
         await asyncio.wait({stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # no state is lost, and this is the only way to interrupt a download
         try:
-            loaded: _Loaded = loading.result().result
+            loaded: LoadedWorker = loading.result().result
             model, costs = loaded.model, loaded.calibration.costs
             facts = {"model": model.info.name, "device": model.info.device, "precision": model.info.precision}
             add_build_info(registry, process, **{**facts, "model": model.info.public_name})
@@ -143,11 +120,11 @@ async def run_worker(
                     runs_ahead=not on_cpu and loaded.ranks is None,  # a plan has the tokens as numbers
                     whole_fingerprint=loaded.fingerprint,
                     logit_rounding=loaded.calibration.logit_rounding,
+                    adapter_roundings=loaded.adapter_roundings,
                     self_draft=drafting,
                 )
             )
-            if drafting is not None:
-                facts["draft"] = drafting.info.name
+            facts |= _beside(model, drafting)
             await server.set_serving(True)
             server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **facts)
             # A draft computes its prefixes again in less time.
@@ -162,6 +139,12 @@ async def run_worker(
             await asyncio.to_thread(engine.stop)  # it waits for the running step
             if loading.done() and not loading.exception() and (others := loading.result().result.ranks) is not None:
                 others.close()
+
+
+def _beside(model: LoadedModel, drafting: SelfDraft | None) -> dict[str, str]:
+    """Return the facts about what computes beside a model."""
+    adapters = {"adapters": ", ".join(model.adapters)} if model.adapters else {}
+    return adapters | ({"draft": drafting.info.name} if drafting is not None else {})
 
 
 def _watches(
@@ -188,11 +171,11 @@ async def _flush(engine: Engine, ranks: Ranks) -> None:
 
 
 def _observer(
-    workload: Workload, loaded: _Loaded, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: SelfDraft | None
+    workload: Workload, loaded: LoadedWorker, metrics: WorkerMetrics, chunk: PrefillChunk, drafting: SelfDraft | None
 ) -> Callable[[StepTime], None]:
     """Return what learns from the engine's steps."""
     network, costs = loaded.model.network, loaded.calibration.costs
-    chunks = {id(network): chunk}
+    chunks = {id(each.network): chunk for each in loaded.model.with_adapters}
     if isinstance(drafting, ModelDraft):
         chunks[id(drafting.model.network)] = drafting.chunk
 
@@ -214,7 +197,7 @@ def _observer(
 
 
 def _share_prefix_cache(
-    settings: WorkerSettings, loaded: _Loaded, *, on_cpu: bool
+    settings: WorkerSettings, loaded: LoadedWorker, *, on_cpu: bool
 ) -> tuple[PrefixCache, SelfDraft | None]:
     """Return the prefix cache of the target, and its draft.
 
@@ -241,110 +224,3 @@ async def end_if_stuck(engine: Engine, seconds: float, end: Callable[[], None]) 
         await asyncio.sleep(min(seconds / 10, 1.0))
     log.error("a step hangs, ending the process", seconds=round(engine.busy_seconds, 1))
     end()
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    model: LoadedModel
-    fingerprint: Future[str]
-    calibration: Calibration
-    draft: tuple[LoadedModel, Calibration] | None  # a target's own draft model, or its head
-    ranks: Ranks | None = None
-
-
-def _load(
-    settings: WorkerSettings,
-    certificates: Certificates | None,
-    blas: str,
-    workload: Workload,
-    rehearse: Callable[[LoadedModel], Steps[None]],
-    self_draft: str,
-    ranks: TargetWorkerSettings | None,
-) -> Steps[_Loaded]:
-    if ranks is not None:
-        return (yield from _load_part(ranks, certificates, blas, workload, rehearse))
-    has_head = self_draft == OWN_HEAD or (self_draft and is_head(find(self_draft)))
-    model = _read(settings, settings.model, blas, head=self_draft if has_head else "")
-    fingerprint = whole_fingerprint(model.files)  # in the background
-    draft = _read(settings, self_draft, blas) if self_draft and not has_head else None
-    if draft is not None:
-        _check_pair(model, draft)
-    calibration = yield from _prepare(settings, model, workload, rehearse)
-    if draft is not None:
-        costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
-        return _Loaded(model, fingerprint, calibration, (draft, costs))
-    if model.head is not None:
-        log.info("the target drafts with a head", head=model.head.info.name)
-        costs = yield from _prepare(settings, model.head, PROPOSALS, None)
-        return _Loaded(model, fingerprint, calibration, (model.head, costs))
-    return _Loaded(model, fingerprint, calibration, None)
-
-
-def _load_part(
-    settings: TargetWorkerSettings,
-    certificates: Certificates | None,
-    blas: str,
-    workload: Workload,
-    rehearse: Callable[[LoadedModel], Steps[None]],
-) -> Steps[_Loaded]:
-    """Load rank 0's part of a model, together with the followers."""
-    tell_supervisor(stage="waiting for followers")
-    gathering = Gathering(settings, certificates)
-    model = _read(settings, settings.model, blas, part=gathering.part)
-    fingerprint = whole_fingerprint(model.files)
-    others = gathering.ranks(fingerprint)
-    others.attach(model.network)
-    calibration = yield from _prepare(settings, model, workload, rehearse)
-    others.costs = calibration.costs
-    return _Loaded(model, fingerprint, calibration, None, others)
-
-
-def _read(settings: WorkerSettings, name: str, blas: str, *, head: str = "", part: Shard | None = None) -> LoadedModel:
-    log.info("loading", model=name, blas=blas)
-    tell_supervisor(stage="loading")
-    quantised = {"kv_bits": settings.kv_bits, "kv_group_size": settings.kv_group_size}
-    return load(name, blas=blas, is_optimized=True, head=head, part=part, **quantised)
-
-
-def _check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise StartupError if a draft cannot propose for a target."""
-    if conflict := pair_conflict(target.info, draft.info):
-        raise StartupError(conflict)
-
-
-def _prepare(
-    settings: WorkerSettings,
-    model: LoadedModel,
-    workload: Workload,
-    rehearse: Callable[[LoadedModel], Steps[None]] | None,
-) -> Steps[Calibration]:
-    tell_supervisor(stage="warming up")
-    yield from warm_up(model, workload.widths, rehearse)
-    return (yield from calibrate(model, workload, settings.calibration_seconds))
-
-
-def warm_up(
-    model: LoadedModel, widths: Sequence[int], rehearse: Callable[[LoadedModel], Steps[None]] | None
-) -> Steps[None]:
-    """Run each kind of computation once: a job of the worker, if there is one, and on a GPU passes of these widths."""
-    started_at = time.perf_counter()
-    passes: Sequence[int] = ()
-    if mx.default_device().type != mx.cpu:
-        passes = (*widths, *_TILES_ON_GPU)
-        log.info("warming up: the first time on a machine this compiles kernels, which can take minutes")
-    for width in passes:
-        if width > model.info.context_length:
-            continue
-        if isinstance(model.network, Head):
-            yield from HeadTrial(model.network, width).read()
-        else:
-            cache = bare_cache(model.network, batches=model.batches, static=model.static)
-            yield from measure([cache], Workload((width,)), width)
-    if model.static is not None:
-        model.static.rehearse(_REHEARSAL_SECONDS)
-    # A model that gives NaN reports it in the answer to a request.
-    if rehearse is not None:
-        with contextlib.suppress(NonFiniteLogitsError):
-            yield from rehearse(model)
-    mx.clear_cache()
-    log.info("warmed up", seconds=round(time.perf_counter() - started_at, 2))

@@ -87,6 +87,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "specd.worker.cpu",
         "specd.worker.model.directory",
         "specd.worker.model.outline",  # what can be told of a model without MLX
+        "specd.worker.model.adapter_files",  # the same of its adapters
         "specd.worker.model.conversion",  # only when it runs: it needs MLX
     ),
     "specd.bench": (*FLOOR, "specd.v1", "specd.rpc", "specd.text", "specd.client", "specd.bench", "specd.worker"),

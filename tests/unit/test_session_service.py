@@ -15,11 +15,13 @@ from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_store import SessionStore
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.errors import error_info
+from specd.model_info import AdapterInfo, ModelInfo
 from specd.rpc.access import anyone
 from specd.rpc.deferred import Deferred
 from specd.rpc.refusals import refusing_server
 from specd.v1 import session_pb2, session_pb2_grpc
 
+MODEL = ModelInfo("base", "llama", "", "", 16, 100, (), "", "", adapters=(AdapterInfo("sql", "d1"),))
 NOW = 1_700_000_000.25
 IDLE_SECONDS = 60.0
 
@@ -28,6 +30,7 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.now = NOW
         self.keeper = SessionKeeper()
+        self.served_model = MODEL
         self.sessions = SessionStore(IDLE_SECONDS, 100, lambda: self.now, lambda: self.now)
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
@@ -72,12 +75,12 @@ async def test_a_session_is_listed_shown_and_deleted(
     store.finish(store.begin("a", ""), [5, 6, 7], None)
     coordinator.now += 2
     store.finish(store.acquire("a", ""), [5, 6, 7, 8], None)
-    store.begin("b", "")
+    store.begin("b", "").adapter = AdapterInfo("sql", "d1")
 
     listed = (await stub.ListSessions(session_pb2.ListSessionsRequest())).sessions
-    assert [(s.session_id, s.busy, s.num_tokens, s.num_turns) for s in listed] == [
-        ("b", True, 0, 0),
-        ("a", False, 4, 2),
+    assert [(s.session_id, s.busy, s.num_tokens, s.num_turns, s.model) for s in listed] == [
+        ("b", True, 0, 0, "sql"),
+        ("a", False, 4, 2, "base"),
     ]
     assert [s.HasField("expires_at") for s in listed] == [False, True]
 

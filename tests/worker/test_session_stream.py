@@ -119,7 +119,14 @@ def streams() -> Iterator[Streams]:
 
 def ask(begin: Callable[[SessionCache], Steps[None]]) -> Any:
     return SimpleNamespace(
-        source_token_ids=(), namespace=b"", round=1, position=0, token_ids=(), begin=begin, HasField=lambda name: False
+        source_token_ids=(),
+        namespace=b"",
+        adapter="",
+        round=1,
+        position=0,
+        token_ids=(),
+        begin=begin,
+        HasField=lambda name: False,
     )
 
 

@@ -16,10 +16,10 @@ from mlx_lm.models.cache import KVCache
 import specd.worker.session.proposal
 import target_worker.verification
 from specd.user_cache import keep_compiled_kernels
-from specd.worker import main as module
+from specd.worker import loading as module
 from specd.worker.engine.forward import BareCache
 from specd.worker.engine.jobs import Steps
-from specd.worker.main import warm_up
+from specd.worker.loading import warm_up
 from specd.worker.model.calibration import Workload, measure
 from specd.worker.model.loader import LoadedModel
 from tests.worker.driving import finish

@@ -15,8 +15,8 @@ class ServiceDescription:
     """The models behind a coordinator, and the limits of a request; generation.proto explains the fields.
 
     `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
-    chosen in each round. `sources` may propose tokens. `chat_template` is "" of a model that does not chat.
-    `special_tokens` are the target's, by id.
+    chosen in each round. A request can name the target's `adapters` as its model. `sources` may propose tokens.
+    `chat_template` is "" of a model that does not chat. `special_tokens` are the target's, by id.
     """
 
     target: ModelInfo

@@ -26,11 +26,16 @@ class SessionHistory:
         self.token_ids: tuple[int, ...] = ()
         self.chat: Chat | None = None
         self._source: tuple[int, ...] = ()
+        self._model = ""  # which the first turn names, for a session that is restored
         self._is_known = not session_id
 
     def turn(self, prompt: Prompt, options: GenerationOptions) -> Turn:
         """Return the next turn: a text, new messages, or None to go on from the end. Raises what `to_request` does."""
         request = to_request(prompt, options, session_id=self.session_id)
+        if self.session_id:
+            request.model = request.model or self._model
+        else:
+            self._model = request.model
         restored = None
         if self.session_id and self._is_known:
             restored = generation_pb2.GenerateRequest()

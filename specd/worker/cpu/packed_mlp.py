@@ -38,12 +38,16 @@ class PackedMLP(Module):
     the model's own, which must compute the units one by one. One stream that computes all parts gives the same bits.
     """
 
+    plain: Module
+
     def __init__(self, mlp: Module, most_parts: int) -> None:
         """Compute an MLP in at most this many parts of equal size."""
         super().__init__()  # type: ignore[no-untyped-call]
         gate, up, down = (mlp[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
         num_parts = next(parts for parts in range(most_parts, 0, -1) if len(gate) % parts == 0)
         self.num_outputs: int = mlp["down_proj"].num_outputs
+        # The MLP itself, with the same memory. It is no child, so that a walk over the network finds each weight once.
+        object.__setattr__(self, "plain", mlp)
         self.whole = _with(mlp, gate, up, down, num_parts)
         self.parts = [
             _with(mlp, *some, 1)

@@ -47,6 +47,12 @@ class StaticStep:
         self._compiled = mx.compile(self._describe)
         self.compiles_one = True  # whether it also computes single tokens; the loader measures which way is faster
 
+    def of(self, network: Module) -> StaticStep:
+        """Return the same for a network with the same caches and other weights, which a compiled pass holds."""
+        other = StaticStep(network, self.context_length, self.bytes_per_token)
+        other.compiles_one = self.compiles_one
+        return other
+
     @staticmethod
     def suits(network: Module) -> bool:
         """Return whether a network has only caches that it can compute with."""

@@ -82,7 +82,7 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[C
     workers of a pair, which start together, take turns: when both measured at once, a target seemed slower with one
     token than with seven.
     """
-    path = _path(model, workload)
+    path = _path(model, repr(workload))
     known = _load(path)
     if known is not None:
         return known
@@ -100,6 +100,23 @@ def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[C
     calibration = Calibration(costs, rounding)
     keep(model, workload, calibration)
     return calibration
+
+
+def calibrate_rounding(model: LoadedModel, seconds: float) -> Steps[float]:
+    """Measure the rounding of a model with an adapter, or return that of an earlier start.
+
+    It takes up to half of this many seconds. Step costs are those of the model alone, to which low-rank layers add
+    little.
+    """
+    path = _path(model, "rounding")
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return float(path.read_text())
+    rounding = yield from measure_rounding(model, seconds)
+    log.info("measured the rounding of an adapter", adapter=model.info.name, logit_rounding=f"{rounding:.1e}")
+    if path is not None:
+        _write(path, repr(rounding))
+    return rounding
 
 
 def measure_curves(
@@ -142,14 +159,17 @@ def _begin(model: LoadedModel, num_tokens: int) -> Steps[BareCache | HeadTrial]:
 
 def keep(model: LoadedModel, workload: Workload, calibration: Calibration) -> None:
     """Keep the calibration of a model's workload for the next start."""
-    path = _path(model, workload)
-    if path is None:
-        return
+    path = _path(model, repr(workload))
+    if path is not None:
+        content = {"seconds": calibration.costs.measured, "logit_rounding": calibration.logit_rounding}
+        _write(path, json.dumps(content))
+
+
+def _write(path: Path, text: str) -> None:
     # Written under another name and renamed, because another worker may read the file now.
     partial = path.with_suffix(f".{os.getpid()}")
     try:
-        content = {"seconds": calibration.costs.measured, "logit_rounding": calibration.logit_rounding}
-        partial.write_text(json.dumps(content))
+        partial.write_text(text)
         partial.rename(path)
     except OSError as error:
         log.warning("cannot keep the calibration; the next start measures them again", path=str(path), error=str(error))
@@ -210,11 +230,12 @@ def _feed(caches: Sequence[BareCache], width: int) -> mx.array:
     return mx.stack([mx.argmax(rows, axis=-1) for rows in outputs])
 
 
-def _path(model: LoadedModel, workload: Workload) -> Path | None:
+def _path(model: LoadedModel, what: str) -> Path | None:
+    """Return the file for a measurement of a model."""
     directory = user_cache_directory()
     if directory is None:
         return None
-    machine = (platform.machine(), str(os.cpu_count()), repr(workload))
+    machine = (platform.machine(), str(os.cpu_count()), what)
     versions = (_VERSION, __version__, version("mlx"), version("mlx-lm"))
     key = "\n".join((model.info.fingerprint, model.info.device, model.info.precision, *machine, *versions))
     return directory / f"step-costs-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"

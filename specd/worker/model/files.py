@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ _MOST_BYTES = {
     "*.safetensors.index.json": 64 * 2**20,
     "config.json": 2**20,
     "generation_config.json": 2**20,
+    "adapter_config.json": 2**20,
     "*.jinja": 2**20,
     "*": MAX_TOKENIZER_BYTES,
 }
@@ -106,8 +107,13 @@ def check_plain(directory: Path) -> None:
     """Raise StartupError unless the files that may be read are plain, belong to the model, and are not too large."""
     if not (directory / "config.json").is_file():
         raise StartupError(f"{directory} has no config.json, so it is not a model: name a model's directory")
+    check_plain_files(directory, wanted_in(directory))
+
+
+def check_plain_files(directory: Path, paths: Iterable[Path]) -> None:
+    """Raise StartupError unless files of a directory are plain, belong to it, and are not too large."""
     root = Path(os.path.realpath(directory))
-    for path in wanted_in(directory):
+    for path in paths:
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(place) for place in _places(root)):
             raise StartupError(

@@ -96,7 +96,7 @@ def whole_fingerprint(files: Sequence[FileState]) -> Future[str]:
         _go_last()
         started_at = time.time()
         try:
-            fingerprint = _digest(files)
+            fingerprint = digest_of(files)
             is_settled = all(
                 max(file.modified_ns, file.changed_ns) < (started_at - _SETTLED_SECONDS) * 1e9 for file in files
             )
@@ -113,7 +113,8 @@ def whole_fingerprint(files: Sequence[FileState]) -> Future[str]:
     return future
 
 
-def _digest(files: Sequence[FileState]) -> str:
+def digest_of(files: Sequence[FileState]) -> str:
+    """Return the hexadecimal SHA-256 of files. Raises RuntimeError if one of them has changed since its state."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for state in files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from specd.worker.layers.full import QuantizedCache, quantize_caches
 from specd.worker.layers.parts import flatten
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model import gpt2
+from specd.worker.model.adapter_files import AdapterFiles
+from specd.worker.model.adapters import Adapter, check_fit, check_logits
 from specd.worker.model.context import context_length
 from specd.worker.model.directory import find
 from specd.worker.model.files import POSITIONS, SOURCE_POSITIONS, check_files, check_tokenizer, positive_number
@@ -59,7 +61,8 @@ class LoadedModel:
 
     `batches` is whether it computes tokens of several sessions in one pass, `static` its compiled pass, and `sharing`
     the rows that sessions share, where these are faster. `files` are the states of its files. With a `head`, the
-    network returns [batch, length, rows + size], the hidden states behind the logits.
+    network returns [batch, length, rows + size], the hidden states behind the logits. `adapters` are the same model
+    with each of its adapters, by the adapter's name; they have the same weights in memory.
     """
 
     network: Module
@@ -72,6 +75,12 @@ class LoadedModel:
     sharing: Sharing | None = None
     files: tuple[FileState, ...] = ()
     head: LoadedModel | None = None
+    adapters: Mapping[str, LoadedModel] = field(default_factory=dict)
+
+    @property
+    def with_adapters(self) -> list[LoadedModel]:
+        """The model alone, and with each of its adapters."""
+        return [self, *self.adapters.values()]
 
 
 def load(
@@ -83,6 +92,7 @@ def load(
     kv_group_size: int = 64,
     head: str = "",
     part: Shard | None = None,
+    adapters: Sequence[AdapterFiles] = (),
 ) -> LoadedModel:
     """Load a model from a local directory or a Hugging Face repository.
 
@@ -91,15 +101,17 @@ def load(
     forms for a CPU; otherwise the network is mlx-lm's own. With 8 or 4 `kv_bits`, the caches of full attention are
     quantised in groups of `kv_group_size`. `head` names a head for the model, a directory or a repository; OWN_HEAD is
     the one in the model's own files, if it has one. With `part`, only this rank's part is read, and all ranks compute
-    the trials of the model together; then the network is mlx-lm's own.
+    the trials of the model together; then the network is mlx-lm's own. `adapters` are for a model without head and
+    parts.
 
     Raises StartupError if the model does not exist, or if specd cannot serve it.
     """
+    assert not (adapters and (head or part))
     directory = find(name)
     check_files(directory)
     check_tokenizer(name, directory)
     try:
-        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size, head, part)
+        return _load(name, directory, blas, is_optimized, kv_bits, kv_group_size, head, part, adapters)
     except StartupError:
         raise
     except Exception as error:  # values in a config can cause any error of MLX, mlx-lm and this module
@@ -115,13 +127,14 @@ def _load(
     kv_group_size: int,
     head_name: str,
     part: Shard | None,
+    adapter_files: Sequence[AdapterFiles],
 ) -> LoadedModel:
     files = hashed_files(directory)
     on_cpu = mx.default_device().type == mx.cpu
     fingerprint = quick_fingerprint(directory)
     if not on_cpu:
         keep_compiled_kernels(f"{mx.device_info().get('architecture', 'gpu')}-{fingerprint[:8]}")
-    network, config, tokenizer = read(name, directory, lazy=part is not None)
+    network, config, tokenizer = read(name, directory, lazy=part is not None, adapters=adapter_files)
     if on_cpu:
         network.set_dtype(mx.float32)  # scales become float32 first, so that dequantising does not round to 16 bits
         network = dequantize_model(network)
@@ -139,6 +152,7 @@ def _load(
             name, network, positive_number(name, config.get("text_config") or config, POSITIONS)
         )
         expected = trial_logits(network, batches=False)
+        adapters = [Adapter.read(network, each) for each in adapter_files]
     except (ValueError, RuntimeError) as error:  # for example, the device has no kernel for a layer
         raise StartupError(f"cannot compute with the model {name}: {error}") from error
     if on_cpu and is_optimized and part is None:  # replaced layers share out their work to several streams
@@ -155,6 +169,7 @@ def _load(
             f"specd cannot serve the model {name}: it gives other logits after a rewind, so its caches are of an "
             "unknown kind"
         )
+    check_logits(network, adapters, batches=batches)
     head = _with_head(network, directory, batches, head_name) if head_name else None
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
@@ -183,19 +198,17 @@ def _load(
         device=device,
         decoder_start_token_id=start_token(directory, config, size) if has_encoder(network) else None,
         trained_source_length=trained_source_length if has_encoder(network) else 0,
+        adapters=tuple(adapter.info for adapter in adapters),
     )
     if not batches:
         log.warning(
             "the model cannot compute several sessions at once, so they take turns", architecture=info.architecture
         )
-    template = tokenizer.chat_template
-    if isinstance(template, dict):  # several templates by name; the others are for tools and retrieval
-        template = template.get("default")
-    return LoadedModel(
+    model = LoadedModel(
         network,
         info,
         backend.to_str().encode(),
-        TokenizerConfig(chat_template=template or "", special_tokens=tokenizer.special_tokens_map),
+        TokenizerConfig(chat_template=_template_of(tokenizer), special_tokens=tokenizer.special_tokens_map),
         batches=batches,
         static=static,
         sharing=sharing,
@@ -203,6 +216,23 @@ def _load(
         files=files,
         head=_described(head, info) if head is not None else None,
     )
+    return replace(model, adapters={adapter.info.name: _adapted(model, adapter) for adapter in adapters})
+
+
+def _template_of(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several templates by name; the others are for tools and retrieval
+        template = template.get("default")
+    return template or ""
+
+
+def _adapted(model: LoadedModel, adapter: Adapter) -> LoadedModel:
+    """Return a model with an adapter, in the same forms. Its sessions share no rows: buffers would take more memory."""
+    network = adapter.on(model.network)
+    static = model.static.of(network) if model.static is not None else None
+    if static is not None and not agree(trial_logits(network, static=static), trial_logits(network)):
+        raise adapter.files.wrong("its compiled pass gives other logits: merge it into its model (mlx_lm.fuse)")
+    return replace(model, network=network, info=model.info.with_adapter(adapter.info), static=static, sharing=None)
 
 
 def _divide(name: str, network: Module, fingerprint: str, part: Shard | None) -> str:
@@ -259,16 +289,24 @@ def _classes(config: dict[str, Any]) -> tuple[type[Module], type]:
     return network, arguments
 
 
-def read(name: str, directory: Path, *, lazy: bool = False) -> tuple[Module, dict[str, Any], Any]:
+def read(
+    name: str, directory: Path, *, lazy: bool = False, adapters: Sequence[AdapterFiles] = ()
+) -> tuple[Module, dict[str, Any], Any]:
     """Return the network, its configuration and the tokenizer, as mlx-lm creates them.
 
-    With `lazy`, weights are read when they are used. Raises StartupError.
+    With `lazy`, weights are read when they are used; otherwise after a check that the `adapters` fit. Raises
+    StartupError.
     """
     try:
-        network, config = load_model(directory, lazy=lazy, get_model_classes=_classes)
+        network, config = load_model(directory, lazy=lazy or bool(adapters), get_model_classes=_classes)
+        check_fit(network, adapters)
+        if adapters:
+            mx.eval(network.parameters())
         # Otherwise transformers asks on the terminal whether it may run the tokenizer's own code.
         safely = {"trust_remote_code": False}
         tokenizer = load_tokenizer(directory, safely, eos_token_ids=_as_list(config.get("eos_token_id")))
+    except StartupError:
+        raise
     except SystemExit as error:  # mlx-lm exits after printing the name of the package
         raise StartupError(f"cannot load the model {name}: its class needs a package that is not installed") from error
     except Exception as error:  # a config or a weight file can cause any error of mlx-lm and transformers

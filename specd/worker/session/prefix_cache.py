@@ -15,8 +15,9 @@ from specd.worker.layers.session_layers import SessionLayers
 # which a client or a template has changed, and as many fit into the first pass of a session anyway.
 _MAX_LOST = 32
 
-# A prefix is useful only with the same namespace, which is the sessions that share prefixes, and the same source.
-_Root = tuple[bytes, tuple[int, ...]]
+# A prefix is useful only with the same namespace, which is the sessions that share prefixes, and with the same adapter
+# and source, on which its keys and values depend.
+_Root = tuple[bytes, str, tuple[int, ...]]
 # A root, followed by tokens.
 _Key = tuple[_Root | int, ...]
 
@@ -38,7 +39,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """Entries with a namespace, a source, tokens and their layers, sorted by the first three.
+    """Entries with a namespace, an adapter, a source, tokens and their layers, sorted by the first four.
 
     Namespaces share only the budget. The reuse of a prefix, which shows in the time of the first token, tells what
     other clients have asked (CVE-2025-46570): so clients that are told apart have namespaces of their own. If memory is
@@ -69,16 +70,18 @@ class PrefixCache:
         return len(self._entries)
 
     def take(
-        self, token_ids: Sequence[int], source: Sequence[int] = (), namespace: bytes = b""
+        self, token_ids: Sequence[int], source: Sequence[int] = (), namespace: bytes = b"", adapter: str = ""
     ) -> SessionLayers | None:
         """Return layers that hold the longest prefix of `token_ids` in a namespace, for the caller to write to.
+
+        They were computed with the same adapter of the model, "" for none.
 
         The layers also hold the source. An entry that is longer by a few tokens at most moves to the caller at no cost,
         as when a conversation continues. From a longer entry, which may serve others, the prefix is copied: that pays
         for any prefix, and for the source alone. Returns None without a cached prefix, or if windows no longer hold the
         end of it. So with windows a session mostly continues one, and rarely shares a beginning.
         """
-        wanted = _key(namespace, source, token_ids)
+        wanted = _key(namespace, adapter, source, token_ids)
         alike = [entry for entry in self._alike(wanted) if entry.key[0] == wanted[0]]
         # Between two entries with equally long prefixes, the shorter entry.
         candidates = [(entry.layers.can_serve(_shared_len(entry, wanted)), -entry.num_tokens) for entry in alike]
@@ -95,13 +98,13 @@ class PrefixCache:
         self._remove(entry)
         return entry.layers
 
-    def store(self, token_ids: Sequence[int], layers: SessionLayers, namespace: bytes = b"") -> None:
+    def store(self, token_ids: Sequence[int], layers: SessionLayers, namespace: bytes = b"", adapter: str = "") -> None:
         """Keep `layers`, which hold exactly `token_ids` and now belong to the prefix cache.
 
         An entry that is a prefix of another one is dropped, if the longer one can be rewound to its length. The buffers
         are not shrunk: their room for up to a few hundred more tokens counts in full.
         """
-        key = _key(namespace, layers.source, token_ids)
+        key = _key(namespace, adapter, layers.source, token_ids)
         place = self._place(key)
         longer = self._entries[place] if place < len(self._entries) else None
         if longer and _starts_with(longer.key, key) and longer.layers.can_serve(len(token_ids)) == len(token_ids):
@@ -171,8 +174,8 @@ def _shared_len(entry: _Entry, wanted: _Key) -> int:
     return max(common - 1, 0) if entry.layers.companion is not None else common
 
 
-def _key(namespace: bytes, source: Sequence[int], token_ids: Sequence[int]) -> _Key:
-    return (namespace, tuple(source)), *token_ids
+def _key(namespace: bytes, adapter: str, source: Sequence[int], token_ids: Sequence[int]) -> _Key:
+    return (namespace, adapter, tuple(source)), *token_ids
 
 
 def _starts_with(key: _Key, prefix: _Key) -> bool:

@@ -29,20 +29,18 @@ class SessionCache:
     committed (a draft feeds tokens before Python knows them, and can be stopped in between). `known_len` is the number
     of tokens that certainly belong to the session: those of the last request, and in the target also those accepted
     since. The tokens behind them in the cache were only proposed. `source` is for an encoder to read before the first
-    token. The session may share cached prefixes with sessions that have the same `namespace`. `reused_len` is the
+    token. `adapter` is the name of the adapter of the model that computes the session, "" for none. The session may
+    share cached prefixes with sessions of the same `adapter` that have the same `namespace`. `reused_len` is the
     number of tokens, with those of the source, that came from the prefix cache when the session began. The arrays
     belong to the engine's thread, so only jobs may call the methods.
     """
 
     def __init__(self, model: LoadedModel, prefixes: PrefixCache | None = None) -> None:
         """Begin empty. The first tokens can come from `prefixes`, where `keep` leaves the layers."""
-        self.network = model.network
-        self.batches = model.batches
-        self.static = model.static
-        self.sharing = model.sharing
+        self._model = model
         self._vocabulary_size = model.info.vocabulary_size
         self._prefixes = prefixes
-        self.layers = SessionLayers(model.network)
+        self._use(model, adapter="")
         self.source: tuple[int, ...] = ()
         self.namespace = b""
         self._reading: Iterator[Sequence[mx.array]] | None = None  # of a source; the next request continues it
@@ -51,6 +49,19 @@ class SessionCache:
         self.reused_len = 0
         self._ahead: list[Any] = []
         self._expected: int | None = None
+
+    def choose(self, adapter: str) -> None:
+        """Compute with an adapter of the model, by its name, from the first token on."""
+        assert not self.num_fed
+        self._use(self._model.adapters[adapter], adapter)
+
+    def _use(self, model: LoadedModel, adapter: str) -> None:
+        self.network = model.network
+        self.batches = model.batches
+        self.static = model.static
+        self.sharing = model.sharing
+        self.adapter = adapter
+        self.layers = SessionLayers(model.network)
 
     @property
     def num_ahead(self) -> int:
@@ -176,7 +187,7 @@ class SessionCache:
             known_len = min(self.known_len, self.cached_len)
             self._rewind(known_len if self.layers.can_serve(known_len) == known_len else self.cached_len)
             if (self.token_ids or self.layers.source) and self._is_finite():
-                self._prefixes.store(self.token_ids, self.layers, self.namespace)
+                self._prefixes.store(self.token_ids, self.layers, self.namespace, self.adapter)
         self.free()
 
     def free(self) -> None:
@@ -198,7 +209,7 @@ class SessionCache:
     def _take_over(self, token_ids: Sequence[int]) -> None:
         if self._prefixes is None:
             return
-        layers = self._prefixes.take(token_ids, self.source, self.namespace)
+        layers = self._prefixes.take(token_ids, self.source, self.namespace, self.adapter)
         if layers is not None:
             self.layers, self._reading = layers, None
             self.token_ids = list(token_ids[: layers.num_fed])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from specd.worker.session.metrics import WorkerMetrics
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.self_draft import SelfDraft, SessionDrafter
 from specd.worker.session.session_cache import SessionCache, free_on_error
-from specd.worker.session.validation import check_namespace, check_source
+from specd.worker.session.validation import check_adapter, check_namespace, check_source
 
 log = structlog.get_logger()
 
@@ -43,8 +43,9 @@ class Worker:
     """A loaded model, its engine, the caches of its sessions, and the prefix cache.
 
     `fingerprint` digests all bytes of the model; it is "" if they cannot be read. `logit_rounding` is measured at the
-    calibration, for near ties. A target may have a draft of its own, `self_draft`. `incarnation` is a random id of this
-    life of the process, in `Describe` and in the initial metadata of each stream.
+    calibration, for near ties, and `adapter_roundings` are the same of the model with each of its adapters. A target
+    may have a draft of its own, `self_draft`. `incarnation` is a random id of this life of the process, in `Describe`
+    and in the initial metadata of each stream.
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class Worker:
     runs_ahead: bool = False  # whether a target computes while an answer travels
     whole_fingerprint: Future[str] = field(default_factory=Future)
     logit_rounding: float = 0.0
+    adapter_roundings: Mapping[str, float] = field(default_factory=dict)
     self_draft: SelfDraft | None = None
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
     grammar_masks: GrammarMasks = field(init=False)
@@ -89,6 +91,10 @@ class Worker:
         object.__setattr__(self, "description", description)  # the dataclass is frozen
         object.__setattr__(self, "grammar_masks", GrammarMasks(self.model, self._observe_masks))
         object.__setattr__(self, "tokenizer_config", tokenizer_config)
+
+    def rounding_of(self, cache: SessionCache) -> float:
+        """Return the rounding of the logits of a session's model."""
+        return self.adapter_roundings.get(cache.adapter, self.logit_rounding)
 
     def _observe_masks(self, seconds: float) -> None:
         self.metrics.mask_seconds.observe(seconds)
@@ -123,6 +129,8 @@ class _Request(Protocol):
     def source_token_ids(self) -> Sequence[int]: ...
     @property
     def namespace(self) -> bytes: ...
+    @property
+    def adapter(self) -> str: ...
     @property
     def sampling(self) -> sampling_pb2.SessionSampling: ...
     def HasField(self, field_name: Literal["sampling"]) -> bool: ...  # noqa: N802
@@ -206,11 +214,11 @@ class SessionStreams(Generic[Request, Result, Response]):
                     structlog.contextvars.bind_contextvars(request=request.round)
                     if latest is None:
                         _set_up(worker, session, request)
-                    elif request.HasField("sampling") or request.source_token_ids or request.namespace:
+                    elif _has_set_up(request):
                         raise InvalidRequestError(
                             "CONTRADICTION",
-                            "sampling, source_token_ids or namespace is set in a later request: set them in the first "
-                            "request of a stream only",
+                            "sampling, source_token_ids, namespace or adapter is set in a later request: set them in "
+                            "the first request of a stream only",
                         )
                     steps = self._begin(worker, session, request)
                     if latest is None and session.masks is not None:
@@ -268,6 +276,10 @@ def worker_time(done: Done[Any]) -> model_pb2.WorkerTime:
     )
 
 
+def _has_set_up(request: _Request) -> bool:
+    return bool(request.HasField("sampling") or request.source_token_ids or request.namespace or request.adapter)
+
+
 def _set_up(worker: Worker, session: WorkerSession, request: _Request) -> None:
     """Set up a session by its first request. Raises InvalidRequestError."""
     model = worker.model.info
@@ -276,6 +288,9 @@ def _set_up(worker: Worker, session: WorkerSession, request: _Request) -> None:
     sampling.check(vocabulary_size=vocabulary_size, model_name=model.name)
     check_source(model, request.source_token_ids)
     check_namespace(request.namespace)
+    check_adapter(model, request.adapter)
+    if request.adapter:
+        session.cache.choose(request.adapter)
     session.sampler = Sampler(sampling, model.vocabulary_size)
     if worker.self_draft is not None:
         session.drafter = worker.self_draft.begin(sampling, model.vocabulary_size)

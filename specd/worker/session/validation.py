@@ -22,6 +22,17 @@ def check_namespace(namespace: bytes) -> None:
         )
 
 
+def check_adapter(model: ModelInfo, adapter: str) -> None:
+    """Check the adapter in the first request of a stream, "" for none. Raises InvalidRequestError."""
+    names = [each.name for each in model.adapters]
+    if adapter and adapter not in names:
+        raise InvalidRequestError(
+            "OUT_OF_RANGE",
+            f"adapter is {adapter[:200]!r}: this worker has {', '.join(names) or 'no adapters'} (--adapters)",
+            metadata=about("adapter", adapter[:200], ", ".join(names)),
+        )
+
+
 def check_source(model: ModelInfo, source: Sequence[int]) -> None:
     """Check the source in the first request of a stream against the worker's model. Raises InvalidRequestError."""
     if source and not model.has_encoder:
