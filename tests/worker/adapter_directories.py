@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from mlx_lm.utils import dequantize_model, load_model
+
+from specd.worker.model.adapters import _copied
 
 # The layers that mlx-lm's own examples adapt.
 QUERIES_AND_VALUES = ("self_attn.q_proj", "self_attn.v_proj")
@@ -18,7 +21,7 @@ QUERIES_AND_VALUES = ("self_attn.q_proj", "self_attn.v_proj")
 
 def save_adapter(
     directory: Path,
-    model: str,
+    base: Any,
     *,
     seed: int,
     rank: int = 8,
@@ -26,14 +29,13 @@ def save_adapter(
     size: float = 0.05,
     num_layers: int = -1,
     keys: Sequence[str] | None = None,
-    **changes: Any,
 ) -> str:
-    """Save a random adapter of a model, and return its directory.
+    """Save a random adapter of a network, or of a model's directory, and return its directory.
 
     `size` is the standard deviation of the second matrices, which training begins with zeros; without `keys`, all
-    linear layers of the last `num_layers` blocks have low-rank ones. `changes` are other entries of the config.
+    linear layers of the last `num_layers` blocks have low-rank ones.
     """
-    network, _ = load_model(Path(model), lazy=True)
+    network = _copied(base if isinstance(base, Module) else load_model(Path(base), lazy=True)[0], {})
     parameters: dict[str, Any] = {"rank": rank, "scale": scale, "dropout": 0.0}
     if keys is not None:
         parameters["keys"] = [*keys]
@@ -46,7 +48,7 @@ def save_adapter(
         for name, w in trained
         if name.endswith(("lora_a", "lora_b"))
     }
-    return write_adapter(directory, weights, num_layers=num_layers, lora_parameters=parameters, **changes)
+    return write_adapter(directory, weights, num_layers=num_layers, lora_parameters=parameters)
 
 
 def write_adapter(directory: Path, weights: dict[str, mx.array], **config: Any) -> str:

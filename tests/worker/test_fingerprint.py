@@ -71,7 +71,7 @@ def test_files_that_decide_nothing_do_not_count(directory: Path) -> None:
 @pytest.mark.usefixtures("settled")
 def test_it_is_kept_while_the_files_stay_as_they_are(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = whole(directory)
-    monkeypatch.setattr(fingerprint, "_digest", lambda _: pytest.fail("it was known"))
+    monkeypatch.setattr(fingerprint, "digest_of", lambda _: pytest.fail("it was known"))
     assert whole_fingerprint(hashed_files(directory)).result(timeout=0) == before
 
 
