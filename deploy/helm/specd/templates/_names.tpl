@@ -32,13 +32,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end }}
 
 {{- /*
-Coordinators refuse a target with other weights than the first one's, and processes of one release belong together. So
-workers have a label for model, image and TLS, the Services of workers select it, and coordinators are replaced with it:
-a change leads new coordinators to new workers, and old ones keep the old.
+Coordinators refuse a target with other weights or adapters than the first one's, and processes of one release belong
+together. So workers have a label for model, image and TLS, the Services of workers select it, and coordinators are
+replaced with it: a change leads new coordinators to new workers, and old ones keep the old.
 */}}
 {{- define "specd.revision" -}}
 {{- $root := index . 0 -}}{{- $values := index . 1 -}}
-{{- $settings := pick $values.settings "self-draft" "kv-bits" "kv-group-size" -}}
+{{- $settings := pick $values.settings "self-draft" "kv-bits" "kv-group-size" "adapters" -}}
 {{- list $values.model $settings $root.Values.tls.enabled (include "specd.workerImage" .) | toJson | sha256sum | trunc 10 }}
 {{- end }}
 
