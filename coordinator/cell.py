@@ -125,7 +125,7 @@ class Cell:
         if not model.decodes_like(self._model):
             raise RefusedModelError(
                 f"the target worker at {link.address} now serves {model.name}, but the sessions here are those of "
-                f"{self._model.name}, with other weights, adapters or another tokenizer: restart the "
+                f"{self._model.name}, with other weights or another tokenizer, or with other adapters: restart the "
                 "coordinator"
             )
         for other in self.targets.ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from specd import AsyncClient
 from specd.errors import InvalidRequestError, NotFoundError, error_info
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Stack
+from specd.supervisor import Child, Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import Resumption, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters
@@ -23,7 +24,7 @@ from specd.worker.model.loader import LoadedModel, load
 from tests.e2e.calls import error_of
 from tests.e2e.completions import Completion, complete
 from tests.e2e.faults import ENVIRONMENT, eventually, kill, scrape
-from tests.e2e.processes import complaint, run_specd
+from tests.e2e.processes import complaint, run_specd, start_specd
 from tests.e2e.reference import sample_with_mlx_lm
 from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
@@ -230,6 +231,23 @@ async def test_over_http_the_model_names_the_adapter(adapted: Adapted, client: R
         other = await http.post("/v1/completions", {"model": BASE, "prompt": "\n", "session_id": session_id})
         assert other.status_code == 400
         assert "began with the model 'sql'" in other.json()["error"]["message"]
+
+
+async def test_a_target_with_other_adapters_is_refused(adapted: Adapted, client: RawClient, tmp_path: Path) -> None:
+    """One has an adapter of the same name with other weights, so no session may move to it."""
+    other = save_adapter(tmp_path / "sql", EMBEDDED_TARGET, seed=9, keys=QUERIES_AND_VALUES)
+    adapters = f"sql={other},org/chat={adapted.directories['org/chat']}"
+    flags = ("--adapters", adapters, "--listen", f"unix:{tmp_path}/other", "--metrics-listen", "none")
+    worker = Child("target-worker", [sys.executable, "-m", "specd", "target-worker", *flags], ENVIRONMENT)
+    await worker.start()
+    try:
+        addresses = ",".join((adapted.stack.target.facts["address"], worker.facts["address"]))
+        options = (f"--target={addresses}", "--draft=none", f"--listen=unix:{tmp_path}/coordinator")
+        async with start_specd("coordinator", *options, "--metrics-listen", "none") as coordinator:
+            event = await coordinator.next_event("refused a worker")
+            assert "with other adapters" in event["error"]
+    finally:
+        await worker.stop()
 
 
 # -- Starts

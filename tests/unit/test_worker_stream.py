@@ -23,7 +23,7 @@ from coordinator.workers.description import check_description
 from coordinator.workers.errors import WorkerError, WorkerLostError
 from coordinator.workers.stream import WorkerStream
 from specd.cache_footprint import CacheFootprint
-from specd.model_info import ModelInfo
+from specd.model_info import AdapterInfo, ModelInfo
 from specd.rpc.messages import INCARNATION, step_costs_from
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
@@ -264,6 +264,11 @@ MODEL = ModelInfo("m", "llama", "f", "v", 100, 1000, (0,), "float32", "cpu")
         {"name": "x" * 5000},
         {"device": "cpu\nevent=forged"},
         {"whole_fingerprint": "\x1b[31m"},
+        {"adapters": (AdapterInfo("a", "1"), AdapterInfo("a", "2"))},
+        {"adapters": (AdapterInfo("m", "1"),)},
+        {"adapters": (AdapterInfo("a", ""),)},
+        {"adapters": (AdapterInfo("a\n", "1"),)},
+        {"adapters": tuple(AdapterInfo(f"a{i}", "1") for i in range(2000))},
     ],
 )
 def test_models_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:

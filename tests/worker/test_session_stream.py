@@ -154,6 +154,17 @@ async def test_a_stream_that_ends_well_leaves_its_cache(streams: Streams, end: s
     assert await streams.settle() == [(1, 2, 3, 4, 5)]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_adapter_is_one_of_the_worker_and_is_named_first(streams: Streams, is_first: bool) -> None:
+    context, serving = streams.open() if is_first else await streams.open_with_prompt()
+    request = ask(hold_prompt)
+    request.adapter = "sql"
+    await context.requests.put(request)
+    with pytest.raises(ConnectionAbortedError, match="no adapters" if is_first else "adapter is set in a later"):
+        await serving
+    assert await streams.settle() == []
+
+
 @pytest.mark.parametrize("failing", [fail, refuse])
 async def test_a_stream_that_fails_leaves_nothing(streams: Streams, failing: Callable[..., Steps[None]]) -> None:
     context, serving = await streams.open_with_prompt()

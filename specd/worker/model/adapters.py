@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al., arXiv 2106.09685) beside a network whose weights all of them share."""
+"""Low-rank adapters (Hu et al., arXiv 2106.09685) beside a network. All of them share its weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Adapter:
     def on(self, network: Module) -> Module:
         """Return a network that computes with the adapter: it has the layers of `network`, and these before some.
 
-        It shares all arrays and all other modules, whatever has replaced them since the adapter was read. Only the
+        It shares all arrays and all other modules, also those that were replaced since the adapter was read. Only the
         modules on the way to a low-rank layer are copied.
         """
         places: dict[str, Any] = {}
