@@ -136,6 +136,7 @@ def _say_where(stack: Stack, preflight: Preflight, auto: AutoDraft, console: Con
     page = f"{stack.gateway.facts['url']}/" if stack.gateway else "none; --http 127.0.0.1:8080 adds it and OpenAI's API"
     for name, value in (
         ("model", f"{short_name_of(target['model'])} ({target['precision']}, {target['device']}){number}"),
+        ("adapter", target.get("adapters", "")),
         ("draft", (" and ".join(sources) or "none") + _chosen(auto)),
         ("address", stack.address),
         ("page", page),

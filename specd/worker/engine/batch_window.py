@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from weakref import WeakKeyDictionary
 
 from specd.step_costs import MovingAverage
@@ -92,14 +92,19 @@ class BatchWindow:
             slope = max((self._tokens_seconds / self._weight - mean_tokens * mean_seconds) / variance, 0.0)
             self._fixed_seconds = max(mean_seconds - slope * mean_tokens, 0.0)
 
-    def ends_at(self, idle_since: float, now: float) -> float:
-        """Return the time until which to wait for others; a time in the past if there is no session to wait for."""
+    def ends_at(
+        self, idle_since: float, now: float, can_join: Callable[[Hashable], bool] = lambda session: True
+    ) -> float:
+        """Return the time until which to wait for others; a time in the past if there is no session to wait for.
+
+        `can_join` is whether a session can share the step: one with another adapter cannot.
+        """
         is_worth_it = self._away_seconds.value <= self._worth_waiting * self._fixed_seconds
         end = idle_since
         for session, answered_at in tuple(self._answered_at.items()):
             if self._is_given_up(answered_at, now):
                 del self._answered_at[session]
-            elif is_worth_it:
+            elif is_worth_it and can_join(session):
                 end = max(end, answered_at + 2 * self._away_seconds.value)
         return min(end, idle_since + max(self._worth_waiting, 1.0) * self._fixed_seconds)
 

@@ -99,7 +99,8 @@ class Scheduler(Generic[JobT]):
         if not self._rounds:
             return [], None
         if not self._prefills and not self._is_step_full():
-            wait_until = self.window.ends_at(self._idle_since, now)
+            network = _network_of(self._rounds[0].session)
+            wait_until = self.window.ends_at(self._idle_since, now, lambda other: _network_of(other) is network)
             if wait_until > now:
                 return [], wait_until
         return _take(self._rounds), None
@@ -115,6 +116,11 @@ class Scheduler(Generic[JobT]):
     def _is_step_full(self) -> bool:
         num_tokens = sum(job.feed.num_tokens for job in self._rounds)
         return len(self._rounds) >= MAX_STEP_ROWS or num_tokens >= MAX_STEP_TOKENS
+
+
+def _network_of(session: Hashable) -> object:
+    """Return the network that computes a session; None of one without a cache."""
+    return getattr(session, "network", None)
 
 
 def _take(waiting: deque[JobT]) -> list[JobT]:
