@@ -233,6 +233,22 @@ async def test_over_http_the_model_names_the_adapter(adapted: Adapted, client: R
         assert "began with the model 'sql'" in other.json()["error"]["message"]
 
 
+async def test_a_target_with_a_draft_of_its_own(
+    adapted: Adapted, client: RawClient, reference: Callable[[str, float], list[int]]
+) -> None:
+    """The draft has no adapters, and proposes for the sessions of all of them."""
+    adapters = ",".join(f"{name}={path}" for name, path in adapted.directories.items())
+    options = {"target-worker": {"adapters": adapters, "self-draft": EMBEDDED_DRAFT}}
+    async with (
+        Stack(target=EMBEDDED_TARGET, draft="", environment=ENVIRONMENT, options=options) as stack,
+        RawClient(stack.address) as own,
+    ):
+        completions = await asyncio.gather(*(generate(own, name, 4, 0.8) for name in NAMES))
+    for name, completion in zip(NAMES, completions, strict=True):
+        assert completion.token_ids == reference(name, 0.8)
+        assert completion.statistics.proposed_tokens > 0
+
+
 async def test_a_target_with_other_adapters_is_refused(adapted: Adapted, client: RawClient, tmp_path: Path) -> None:
     """One has an adapter of the same name with other weights, so no session may move to it."""
     other = save_adapter(tmp_path / "sql", EMBEDDED_TARGET, seed=9, keys=QUERIES_AND_VALUES)

@@ -23,6 +23,7 @@ from specd.worker.engine.engine import Engine
 from specd.worker.engine.forward import bare_cache, enable_batches, forward
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.engine.static_step import StaticStep
+from specd.worker.layers.full import QuantizedCache
 from specd.worker.model.adapter_files import read_adapters
 from specd.worker.model.adapters import Adapter, _copied, check_logits
 from specd.worker.model.loader import LoadedModel, load
@@ -72,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(model, expected)
 
 
-def request(served: Served, cache: SessionCache, position: int, token_ids: Sequence[int]) -> Steps[np.ndarray]:
+def request(cache: SessionCache, position: int, token_ids: Sequence[int]) -> Steps[np.ndarray]:
     """Hold the first tokens, append others, and return the logits after the last ones."""
     fed = yield from cache.prefill(position, token_ids, CHUNK)
     logits = yield from cache.feed(mx.array(fed))
@@ -104,10 +105,10 @@ def test_every_adapter_gives_other_tokens(served: Served) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_width_gives_the_logits_of_mlx_lm_also_after_rewinds(served: Served, name: str) -> None:
     draw, cache = random.Random(name), served.cache(name)
-    finish(request(served, cache, 0, some_tokens(draw, 50)))
+    finish(request(cache, 0, some_tokens(draw, 50)))
     for width in (*range(1, 9), *range(8, 0, -1), 40):
         position = draw.randint(20, cache.cached_len)
-        check(served, cache, finish(request(served, cache, position, some_tokens(draw, width))))
+        check(served, cache, finish(request(cache, position, some_tokens(draw, width))))
 
 
 def test_the_weights_of_the_base_are_in_memory_once(served: Served) -> None:
@@ -146,7 +147,7 @@ async def test_sessions_with_other_adapters_are_computed_at_once(tmp_path: Path)
         yield
 
     def checking(served: Served, cache: SessionCache, position: int, token_ids: Sequence[int]) -> Steps[None]:
-        check(served, cache, (yield from request(served, cache, position, token_ids)))
+        check(served, cache, (yield from request(cache, position, token_ids)))
 
     async def turns(served: Served, seed: int, adapter: str) -> None:
         draw, cache = random.Random(seed), served.cache(adapter)
@@ -177,7 +178,7 @@ def test_a_prefix_serves_sessions_of_its_own_adapter_alone(served: Served) -> No
         for name in NAMES:
             cache = served.cache(name, prefixes)
             token_ids = [*beginning, *some_tokens(draw, 3)]
-            check(served, cache, finish(request(served, cache, 0, token_ids)))
+            check(served, cache, finish(request(cache, 0, token_ids)))
             assert cache.reused_len == (60 if turn else 0), f"{name} took tokens of another"
             cache.keep()
     assert prefixes.num_entries >= len(NAMES)
@@ -201,6 +202,18 @@ def test_a_quantised_base(tmp_path: Path) -> None:
     assert mx.array_equal(adapted(tokens), expected(tokens))
     assert not mx.array_equal(network(tokens), expected(tokens))
     assert any(array.dtype == mx.uint32 for array in arrays_in(adapted).values())
+
+
+def test_quantised_caches(tmp_path: Path) -> None:
+    files = read_adapters(f"a={save_adapter(tmp_path / 'a', EMBEDDED_DRAFT, seed=1)}", EMBEDDED_DRAFT)
+    model = load(EMBEDDED_DRAFT, blas="", kv_bits=8, kv_group_size=32, adapters=files)
+    cache = SessionCache(model)
+    cache.choose("a")
+    tokens = some_tokens(random.Random(2), 30)
+    logits = finish(request(cache, 0, tokens))
+    assert {type(each) for each in cache.layers.caches} == {QuantizedCache}
+    expected = np.array(adapted_by_mlx_lm(EMBEDDED_DRAFT, str(tmp_path / "a"))(mx.array([tokens]))[0])
+    assert np.abs(logits - expected[-len(logits) :]).max() < 0.1 * np.abs(expected).max()
 
 
 # Experts, recurrent states, both in turn, windows, other names of layers, and shared products.
