@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import structlog
@@ -86,21 +86,14 @@ def load_worker(
     if draft is not None:
         _check_pair(model, draft)
     calibration = yield from _prepare(settings, model, workload, rehearse)
-    if adapters:
-        roundings = yield from _prepare_adapters(settings, model, workload, rehearse)
-        loaded = LoadedWorker(model, fingerprint, calibration, None, adapter_roundings=roundings)
-        if draft is None:
-            return loaded
-        costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
-        return replace(loaded, draft=(draft, costs))
+    roundings = yield from _prepare_adapters(settings, model, workload, rehearse)
+    own_draft = None
     if draft is not None:
-        costs = yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal)
-        return LoadedWorker(model, fingerprint, calibration, (draft, costs))
-    if model.head is not None:
+        own_draft = draft, (yield from _prepare(settings, draft, PROPOSALS, rehearse_proposal))
+    elif model.head is not None:
         log.info("the target drafts with a head", head=model.head.info.name)
-        costs = yield from _prepare(settings, model.head, PROPOSALS, None)
-        return LoadedWorker(model, fingerprint, calibration, (model.head, costs))
-    return LoadedWorker(model, fingerprint, calibration, None)
+        own_draft = model.head, (yield from _prepare(settings, model.head, PROPOSALS, None))
+    return LoadedWorker(model, fingerprint, calibration, own_draft, adapter_roundings=roundings)
 
 
 def _beside_adapters(self_draft: str, adapters: Sequence[AdapterFiles]) -> str:

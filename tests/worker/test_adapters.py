@@ -18,12 +18,14 @@ from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 
 from specd.errors import StartupError
-from specd.settings import EMBEDDED_DRAFT
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT
+from specd.vocabulary import OWN_HEAD
 from specd.worker.engine.engine import Engine
 from specd.worker.engine.forward import bare_cache, enable_batches, forward
 from specd.worker.engine.jobs import Feed, Steps
 from specd.worker.engine.static_step import StaticStep
 from specd.worker.layers.full import QuantizedCache
+from specd.worker.loading import _beside_adapters
 from specd.worker.model.adapter_files import read_adapters
 from specd.worker.model.adapters import Adapter, _copied, check_logits
 from specd.worker.model.loader import LoadedModel, load
@@ -347,6 +349,25 @@ def test_shapes_are_checked_before_weights_are_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(StartupError, match="does not match"):
         load(EMBEDDED_DRAFT, blas="", adapters=read_adapters(f"sql={directory}", EMBEDDED_DRAFT))
+
+
+def test_a_model_with_an_encoder_has_no_adapters(tmp_path: Path) -> None:
+    files = read_adapters(f"sql={written(tmp_path / 'a')}", EMBEDDED_T5_DRAFT)
+    with pytest.raises(StartupError, match="its model has an encoder"):
+        load(EMBEDDED_T5_DRAFT, blas="", adapters=files)
+
+
+def test_a_head_does_not_draft_beside_adapters(tmp_path: Path) -> None:
+    """A head that was asked for is an error, and one of the model's own, the default, is left out."""
+    files = read_adapters(f"sql={written(tmp_path / 'a')}", EMBEDDED_DRAFT)
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text('{"model_type": "qwen3_mtp"}')
+    head = str(tmp_path / "head")
+    with pytest.raises(StartupError, match="cannot draft for sessions with adapters: leave out --adapters"):
+        _beside_adapters(head, files)
+    assert _beside_adapters(OWN_HEAD, files) == ""
+    assert _beside_adapters(EMBEDDED_DRAFT, files) == EMBEDDED_DRAFT
+    assert [_beside_adapters(each, []) for each in (head, OWN_HEAD)] == [head, OWN_HEAD]
 
 
 def test_an_adapter_has_a_name_of_its_own(tmp_path: Path) -> None:
