@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from specd.worker.engine import batch_window
 from specd.worker.engine import scheduler as schedule
 from specd.worker.engine.engine import Engine
 from specd.worker.engine.jobs import EarlyResult, Encode, Evaluate, Feed, FirstResult, Steps
-from specd.worker.engine.scheduler import StepTime
+from specd.worker.engine.scheduler import Scheduler, StepTime
 from specd.worker.session.stream import Worker
 from target_worker.service import _pad
 from tests.worker.fake_model import FakeFeed, FakeModel, feed, held_up, hold_until, run_together, steps
@@ -273,3 +274,32 @@ async def test_a_verify_is_padded_unless_other_sessions_had_work_lately(engine: 
     for _ in range(batch_window._ACTIVE_STEPS + 1):
         await engine.submit(job(), one)
     assert (widths[0], widths[1], widths[-1]) == (8, 5, 8)
+
+
+@dataclass(eq=False)
+class Adapted:
+    """A session that the network with an adapter computes."""
+
+    network: str
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A round of a session that waits for its step."""
+
+    session: Hashable
+    feed: Feed
+
+
+@pytest.mark.parametrize(("adapter", "waits"), [("sql", True), ("chat", False), ("", False)])
+def test_a_step_waits_for_no_session_that_cannot_share_it(adapter: str, waits: bool) -> None:
+    """A session with another adapter has a step of its own."""
+    waiting, straggler = Scheduler[Waiting](), Adapted("sql")
+    own = cast(Feed, SimpleNamespace(wants_logits=True, num_tokens=1, network=adapter))
+    waiting.window.expect(1.0)
+    waiting.window.answered(straggler, 8.6)
+    waiting.window.arrived(straggler, 9.0)
+    waiting.window.answered(straggler, 9.0)  # it comes back after 0.4 seconds
+    waiting.add(Waiting(Adapted(adapter), own), 9.0)
+    jobs, wait_until = waiting.next_step(9.0)
+    assert (not jobs) == (wait_until is not None) == waits

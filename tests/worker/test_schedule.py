@@ -35,13 +35,6 @@ STRAGGLER = Session()
 
 
 @dataclass(eq=False)
-class Adapted:
-    """A session that is computed by the network with an adapter."""
-
-    network: str
-
-
-@dataclass(eq=False)
 class FakeJob:
     feed: Feed
     session: Hashable
@@ -229,18 +222,6 @@ def test_a_step_waits_for_a_straggler_and_for_no_longer_than_expected() -> None:
     schedule.add(one, 10.0)
     assert schedule.next_step(10.5)[0] == []
     assert schedule.next_step(10.9) == ([one], None)
-
-
-@pytest.mark.parametrize(("adapter", "waits"), [("sql", True), ("chat", False), ("", False)])
-def test_a_step_waits_for_no_session_that_cannot_share_it(adapter: str, waits: bool) -> None:
-    """A session with another adapter has a step of its own."""
-    straggler, waiting = Adapted("sql"), Adapted(adapter)
-    schedule = waiting_schedule(9.0)
-    schedule.window.arrived(STRAGGLER, 9.0)  # which is there, and is not waited for
-    schedule.window.answered(straggler, 9.0)
-    schedule.add(make_round(session=waiting), 9.0)
-    _, wait_until = schedule.next_step(9.0)
-    assert (wait_until is not None) == waits
 
 
 def test_the_wait_is_counted_from_the_first_that_waits() -> None:
