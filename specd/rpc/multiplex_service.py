@@ -12,7 +12,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 
-from specd.errors import InvalidRequestError, ResourceExhaustedError, SpecdError, to_status
+from specd.errors import InvalidRequestError, SpecdError, to_status
 from specd.rpc.frame_writer import FrameWriter
 from specd.rpc.limits import MAX_STREAMS
 from specd.rpc.messages import INCARNATION
@@ -73,8 +73,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
         end = End(code=code_pb2.CANCELLED)
         try:
             if num_streams > MAX_STREAMS:
-                error = ResourceExhaustedError("TOO_MANY_STREAMS", f"a call has at most {MAX_STREAMS} streams")
-                await stream.abort_with_status(to_status(error))
+                await stream.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a call has at most {MAX_STREAMS} streams")
             await self._serve(stream)
             end = End(code=code_pb2.OK)
         except _EndedError as ended:
