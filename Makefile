@@ -129,7 +129,7 @@ dashboards: $(READY) ## Regenerate the dashboards in deploy/grafana
 check-dashboards: dashboards ## Fail if the committed dashboards are not what their program gives
 	@git diff --exit-code --stat -- deploy/grafana/dashboards && test -z "$$(git status --porcelain -- deploy/grafana/dashboards)"
 
-page-image: $(READY) ## Draw the gateway's page over an answer into docs/images; needs chromium
+page-image: $(READY) ## Draw the gateway's page over answers into docs/images; needs chromium
 	@$(BIN)/python -m tests.gateway.page_image
 
 top-image: $(READY) ## Draw a frame of specd top over a load into docs/images

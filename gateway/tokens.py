@@ -26,7 +26,12 @@ def name_of(own: bytes, *, prefix: str = "") -> str:
 
 def sources_of(tokens: Sequence[CompletionToken]) -> list[dict[str, Any]]:
     """Return tokens as `token_sources` shows them."""
-    return [{"id": token.id, "text": token.text, "source": token.source.value} for token in tokens]
+    return [_with_source(token) for token in tokens]
+
+
+def _with_source(token: CompletionToken) -> dict[str, Any]:
+    shown = {"id": token.id, "text": token.text, "source": token.source.value}
+    return {**shown, "near_tie": True, "margin": token.margin} if token.near_tie else shown
 
 
 def round_of(delta: Delta) -> dict[str, int]:

@@ -8,10 +8,10 @@ export class ApiError extends Error {
   }
 }
 
-// Returns the model that is served: `id`, and details in `specd`. Throws ApiError.
-export async function servedModel(token) {
+// Returns the models that are served, each with its `id`, and details in `specd`. Throws ApiError.
+export async function servedModels(token) {
   const response = await send("/v1/models", { headers: headersFor(token) });
-  return (await response.json()).data[0];
+  return (await response.json()).data;
 }
 
 // Yields the chunks of a streamed answer. Throws ApiError, also for a stream that ends too soon; `signal` aborts it.

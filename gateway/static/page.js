@@ -1,51 +1,87 @@
 // The page: asks, and shows the answer as it comes. Text of the model only ever becomes text nodes.
 
-import { ApiError, chunksOf, servedModel } from "./api.js";
-import { drawCharts, percent, share } from "./charts.js";
+import { Answer } from "./answer.js";
+import { ApiError, chunksOf, servedModels } from "./api.js";
+import { curlOf, pythonOf } from "./commands.js";
+import { Conversation } from "./conversation.js";
+import { conversations, forget, forgetAll } from "./history.js";
+import { Progress } from "./progress.js";
+import { bodyOf, pathOf, streamed, tokensOf } from "./request.js";
+import { describeTokensIn, hideTip } from "./tokens.js";
 
 const RETRY_MS = 3000;
 const EXAMPLES = {
   chat: "Explain speculative decoding in three sentences.",
   text: 'class Vector:\n    """A vector in the plane."""\n\n    def __init__(self, x, y):\n',
 };
-const OTHER_TEXT =
-  "another text by the target alone: in 16 bits or on a GPU, rounding can decide between nearly equal tokens";
 
 const byId = (id) => document.getElementById(id);
-const number = (id) => (byId(id).value === "" ? undefined : Number(byId(id).value));
 const show = (id, text) => (byId(id).textContent = text);
+const token = () => byId("token").value.trim();
 
-let model = null;
+let models = []; // those that are served
+let model = null; // the one that is asked
 let running = null; // the AbortController of the answer that is coming
-let last = null; // the answer before, to compare with: its body, text and rate
+let last = null; // the answer before: its body and its progress, to compare with, and to copy
+let conversation = null;
+let editing = null; // the number of the turn that the next message replaces
 
 // -- The model
 
 async function connect() {
-  const token = byId("token").value.trim();
   try {
-    model = await servedModel(token);
+    models = await servedModels(token());
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    model = null;
-    show("model", error.status === 401 && !token ? "needs a token: enter it here" : error.message);
+    models = [];
+    show("model", error.status === 401 && !token() ? "needs a token: enter it here" : error.message);
     if (error.status === 401) byId("token").focus();
     else setTimeout(connect, RETRY_MS);
   }
-  byId("model").classList.toggle("wrong", model === null);
-  byId("generate").disabled = model === null || running !== null;
+  byId("model").classList.toggle("wrong", !models.length);
+  const names = models.map(({ id }) => Object.assign(document.createElement("option"), { value: id, textContent: id }));
+  byId("model-choice").replaceChildren(...names);
+  byId("chooser").hidden = models.length < 2;
+  choose(models.find(({ id }) => id === model?.id) ?? models[0] ?? null);
+}
+
+function choose(chosen) {
+  model = chosen;
+  setBusy(running !== null);
   if (model === null) return;
-  const { chat, draft, precision } = model.specd;
+  byId("model-choice").value = model.id;
   drawLegend();
+  const { chat, draft, precision } = model.specd;
   const others = Object.entries(sources()).filter(([source]) => !["draft", "prediction"].includes(source));
   const helpers = [...(draft ? [`draft ${draft}`] : []), ...others.map(([, label]) => label)].join(" and ") || "no draft";
   show("model", `${model.id} (${precision}) with ${helpers}`);
+  if (chat !== document.body.classList.contains("chat") || !byId("prompt").value) showKind(chat);
+}
+
+// Shows the page for a model that chats, or for one that completes texts.
+function showKind(chat) {
+  document.body.classList.toggle("chat", chat);
   show("prompt-label", chat ? "Message" : "Text to continue");
-  if (!byId("prompt").value) byId("prompt").value = chat ? EXAMPLES.chat : EXAMPLES.text;
+  show("reply-title", chat ? "Conversation" : "Answer");
+  show("generate", chat ? "Send" : "Generate");
+  show("keys", chat ? "Enter sends, Shift and Enter begins a line, Esc stops" : "Ctrl or ⌘ and Enter generates, Esc stops");
+  for (const id of ["turns", "past", "system-part", "regenerate"]) byId(id).hidden = !chat;
+  byId("completion").hidden = chat;
+  byId("completion").replaceChildren();
+  byId("prompt").rows = chat ? 3 : 5;
+  const [reply, request] = [byId("reply"), byId("request")];
+  if (chat) request.before(reply); // so that Tab goes the way that is seen
+  else reply.before(request);
+  last = null;
+  const before = byId("prompt").value;
+  if (!before || Object.values(EXAMPLES).includes(before)) byId("prompt").value = chat ? EXAMPLES.chat : EXAMPLES.text;
+  if (chat) open(conversations()[0]);
+  else newCompletion();
+  setBusy(running !== null);
 }
 
 // The names and labels of the sources of draft tokens, in order: their places choose their colours.
-const sources = () => model.specd.sources;
+const sources = () => model?.specd.sources ?? {};
 
 function drawLegend() {
   const items = Object.entries(sources()).map(([source, label], place) => legendItem(source, label, `source source-${place}`));
@@ -72,39 +108,128 @@ function classOf(source) {
   return place < 0 ? source : `${source} source source-${place}`;
 }
 
-// -- One answer
+const labelOf = (source) => (source === "target" ? "the target itself" : (sources()[source] ?? source));
+const view = { classOf, labelOf, isMarkdown: () => byId("markdown").checked };
 
-function bodyOfForm() {
-  const prompt = byId("prompt").value;
-  return {
-    ...(model.specd.chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
-    model: model.id,
-    max_tokens: number("max-tokens"),
-    temperature: number("temperature"),
-    seed: number("seed"),
-    draft_source: byId("draft-source").value,
-    num_draft_tokens: number("k"),
-  };
+// -- Conversations
+
+function open(data) {
+  conversation = new Conversation(byId("turns"), data, view, { edit });
+  byId("system").value = conversation.data.system;
+  byId("system-part").open = Boolean(conversation.data.system);
+  edit(null);
+  listConversations();
+  setBusy(running !== null);
+  byId("turns").scrollTop = byId("turns").scrollHeight;
 }
 
-async function generate(body, compared = null) {
+function listConversations() {
+  const kept = conversations();
+  if (!kept.some(({ id }) => id === conversation.data.id)) kept.unshift(conversation.data);
+  const options = kept.map(({ id, turns }) => {
+    const textContent = turns[0]?.content.slice(0, 60) ?? "new";
+    return Object.assign(document.createElement("option"), { value: id, textContent });
+  });
+  byId("conversation").replaceChildren(...options);
+  byId("conversation").value = conversation.data.id;
+}
+
+// Lets the next message replace the turn of this number, and those behind it; null lets it follow.
+function edit(number) {
+  if (number !== null && running) return;
+  editing = number;
+  conversation.edit(number);
+  show("state", number === null ? "" : "the message replaces this turn and those behind it; Esc keeps them");
+  if (number === null) return;
+  byId("prompt").value = conversation.turns[number].content;
+  byId("prompt").focus();
+}
+
+function send() {
+  const content = byId("prompt").value;
+  if (editing !== null) conversation.cut(editing);
+  edit(null);
+  conversation.data.system = byId("system").value.trim();
+  const body = bodyOf(model, { messages: [...conversation.messages(), { role: "user", content }] });
+  conversation.say(content);
+  byId("prompt").value = "";
+  generate(body, conversation.begin(), content);
+}
+
+function regenerate() {
+  const { turns } = conversation;
+  if (turns.at(-1)?.role === "assistant") conversation.cut(turns.length - 1);
+  conversation.data.system = byId("system").value.trim();
+  generate(bodyOf(model, { messages: conversation.messages() }), conversation.begin());
+}
+
+function newCompletion() {
+  const element = document.createElement("pre");
+  Object.assign(element, { id: "answer", className: "answer", tabIndex: 0 });
+  element.setAttribute("aria-label", "Answer");
+  byId("completion").replaceChildren(element);
+  return new Answer(element, classOf, labelOf);
+}
+
+// -- One answer
+
+// Generates into an answer; without one, the last answer again by the target alone. `said` is the message, if it is new.
+async function generate(body, answer = null, said = null) {
   running = new AbortController();
   setBusy(true);
-  const answer = new Answer(body, compared);
+  const progress = new Progress(Object.keys(sources()), answer ? null : last.progress, last?.progress);
+  const state = { timings: null, frame: null };
+  const draw = () => {
+    cancelAnimationFrame(state.frame); // it would draw over what is shown at the end
+    state.frame = null;
+    answer?.draw();
+    progress.draw();
+  };
+  if (answer) last = { body, progress };
+  draw();
+  let note = "";
   try {
-    const path = body.messages ? "/v1/chat/completions" : "/v1/completions";
-    const asked = { ...body, stream: true, token_sources: true };
-    for await (const chunk of chunksOf(path, asked, byId("token").value.trim(), running.signal)) answer.take(chunk);
-    answer.finish();
-    if (!compared) last = answer;
+    for await (const chunk of chunksOf(pathOf(body), streamed(body), token(), running.signal)) {
+      state.timings = chunk.timings ?? state.timings;
+      body.seed ??= chunk.seed; // so that it can be asked for again
+      take(chunk.choices[0], body, answer, progress);
+      state.frame ??= requestAnimationFrame(draw);
+    }
+    draw();
+    note = progress.finish(state.timings);
+    show("state", note);
   } catch (error) {
-    answer.draw();
-    if (running.signal.aborted) show("state", `stopped after ${answer.count} tokens`);
+    draw();
+    note = running.signal.aborted ? `stopped after ${progress.count} tokens` : "broken off";
+    if (running.signal.aborted) show("state", note);
     else fail(error);
   } finally {
     running = null;
+    if (answer && body.messages) settle(answer, note, progress, said);
     setBusy(false);
   }
+}
+
+function take(choice, body, answer, progress) {
+  if (choice?.delta) {
+    if (answer) answer.content += choice.delta.content ?? "";
+    if (answer) answer.reasoning += choice.delta.reasoning_content ?? "";
+  }
+  if (!choice?.tokens) return;
+  if (answer && body.prompt && !progress.count) answer.prefix = body.prompt; // a request that fails shows its error alone
+  if (answer?.prefix && !progress.count) answer.restart();
+  progress.take(choice);
+  if (answer) tokensOf(choice).forEach((each) => answer.tokens.add(each));
+}
+
+// Keeps an answer in the conversation. One without any token leaves the message to be sent again.
+function settle(answer, note, progress, said) {
+  if (progress.count) conversation.finish(answer, note);
+  else {
+    conversation.cut(conversation.turns.length - (said === null ? 1 : 2));
+    if (said !== null && !byId("prompt").value) byId("prompt").value = said;
+  }
+  listConversations();
 }
 
 function fail(error) {
@@ -118,131 +243,91 @@ function fail(error) {
 
 function setBusy(busy) {
   byId("generate").disabled = busy || model === null;
-  byId("again").disabled = busy || last === null;
+  byId("again").disabled = busy || !last?.progress.rate;
+  byId("regenerate").disabled = busy || model === null || !conversation?.turns.length;
   byId("stop").disabled = !busy;
-  byId("answer").setAttribute("aria-busy", busy);
+  for (const id of ["copy-curl", "copy-python"]) byId(id).disabled = model === null;
+  for (const id of ["conversation", "new", "delete", "delete-all", "model-choice"]) byId(id).disabled = busy;
+  byId("answer")?.setAttribute("aria-busy", busy);
   if (!busy) return;
   byId("error").hidden = true;
   show("state", "generating …");
 }
 
-// An answer as it comes. With `compared`, it is that one again by the target alone.
-class Answer {
-  constructor(body, compared) {
-    this.body = body;
-    this.compared = compared;
-    this.text = "";
-    this.count = 0;
-    this.sources = Object.fromEntries([...Object.keys(sources()), "target"].map((source) => [source, 0]));
-    this.rounds = [];
-    this.first = 0; // tokens of the first round
-    this.askedAt = performance.now();
-    if (!compared) byId("answer").replaceChildren();
-    this.draw();
-  }
+// -- Copies
 
-  take(chunk) {
-    this.timings = chunk.timings ?? this.timings;
-    this.body.seed ??= chunk.seed; // so that it can be asked for again
-    const choice = chunk.choices[0];
-    if (!choice?.tokens) return;
-    if (this.count) {
-      const by = (source) => choice.tokens.filter((token) => token.source === source).length;
-      this.rounds.push({ ...choice.round, acceptedBySource: Object.keys(sources()).map(by) });
-    } else {
-      this.beganAt = performance.now(); // the first round computes the prompt, and counts for no rate
-      this.first = choice.tokens.length;
-      if (this.body.prompt && !this.compared) append(this.body.prompt, "prompt"); // a request that fails shows its error alone
-    }
-    for (const { text, source } of choice.tokens) {
-      if (!this.compared) append(text, classOf(source));
-      this.text += text;
-      if (source in this.sources) this.sources[source] += 1;
-      this.count += 1;
-    }
-    this.frame ??= requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    cancelAnimationFrame(this.frame); // it would draw over what is shown at the end
-    this.frame = null;
-    const later = this.count - this.first;
-    const rate = later ? (1000 * later) / (performance.now() - this.beganAt) : 0;
-    if (this.compared) {
-      show("state", `the target alone: ${this.count} tokens`);
-      return showRates(this.compared.rate, rate, "now");
-    }
-    for (const [source, count] of Object.entries(this.sources)) show(`${source}-tokens`, count);
-    drawCharts(this.rounds);
-    show("first", this.count ? `${(this.beganAt - this.askedAt).toFixed(0)} ms` : "–");
-    show("acceptance", percent(share(this.rounds)));
-    show("length", later ? (later / this.rounds.length).toFixed(2) : "–");
-    showRates(rate, last?.alone ?? 0, "last time");
-  }
-
-  // Shows what the server measured, in place of what was seen here.
-  finish() {
-    this.draw();
-    const { predicted_per_second: rate, predicted_n: tokens, speedup } = this.timings;
-    if (this.compared) {
-      this.compared.alone = rate;
-      showRates(this.compared.rate, rate, "measured");
-      const isSame = this.text === this.compared.text;
-      show("state", isSame ? `the same text by the target alone, ${tokens} tokens` : OTHER_TEXT);
-      return;
-    }
-    this.rate = rate;
-    this.alone = speedup && rate / speedup;
-    showRates(rate, this.alone, "estimated");
-    const times = speedup ? `, ${speedup.toFixed(2)} times as fast as the target alone` : "";
-    show("state", `${tokens} tokens, ${rate.toFixed(1)} a second${times}`);
-  }
+// Copies what the form would send now; with an empty message, what was sent last.
+function copyAs(commandOf) {
+  const prompt = byId("prompt").value;
+  const isChat = model.specd.chat;
+  const messages = () => [...conversation.messages(editing ?? undefined), { role: "user", content: prompt }];
+  const body = prompt || !last ? bodyOf(model, isChat ? { messages: messages() } : { prompt }) : last.body;
+  const given = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined));
+  copy(commandOf(location.origin, pathOf(body), given, Boolean(token())));
 }
 
-function append(text, kind) {
-  const answer = byId("answer");
-  const atEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
-  if (answer.lastChild?.className === kind) answer.lastChild.append(text);
-  else {
-    const span = document.createElement("span");
-    span.className = kind;
-    span.append(text);
-    answer.append(span);
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    show("state", "copied");
+  } catch { // there is no clipboard without TLS but on this machine
+    byId("code-text").value = text;
+    byId("code").showModal();
+    byId("code-text").select();
   }
-  if (atEnd) answer.scrollTop = answer.scrollHeight;
-}
-
-// Shows tokens a second of specd and of the target alone; 0 is not known.
-function showRates(rate, alone, how) {
-  const most = Math.max(rate, alone, 1);
-  for (const [id, value] of [["rate", rate], ["alone", alone]]) {
-    byId(`${id}-bar`).setAttribute("width", `${(100 * value) / most}%`);
-    show(id, value ? value.toFixed(1) : "–");
-  }
-  show("alone-label", alone ? `target alone, ${how}` : "target alone");
-  show("speedup", rate && alone ? (rate / alone).toFixed(2) : "–");
 }
 
 // -- The controls
 
 byId("request").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!byId("generate").disabled) generate(bodyOfForm());
+  if (byId("generate").disabled) return;
+  if (model.specd.chat) send();
+  else generate(bodyOf(model, { prompt: byId("prompt").value }), newCompletion());
 });
 byId("again").addEventListener("click", () => {
-  generate({ ...last.body, num_draft_tokens: 0, draft_source: "none" }, last);
+  generate({ ...last.body, num_draft_tokens: 0, draft_source: "none" });
 });
+byId("regenerate").addEventListener("click", regenerate);
 byId("stop").addEventListener("click", () => running?.abort());
+byId("copy-curl").addEventListener("click", () => copyAs(curlOf));
+byId("copy-python").addEventListener("click", () => copyAs(pythonOf));
+byId("close-code").addEventListener("click", () => byId("code").close());
+byId("turns").addEventListener("click", ({ target }) => {
+  if (target instanceof Element && target.matches(".copy-code")) copy(target.closest(".code").querySelector("code").textContent);
+});
 byId("token").addEventListener("change", connect);
 byId("access").addEventListener("submit", (event) => event.preventDefault()); // by then it has changed
+byId("model-choice").addEventListener("change", ({ target }) => choose(models.find(({ id }) => id === target.value)));
+byId("conversation").addEventListener("change", ({ target }) => open(conversations().find(({ id }) => id === target.value)));
+byId("new").addEventListener("click", () => open(undefined));
+byId("delete").addEventListener("click", () => {
+  forget(conversation.data.id);
+  open(conversations()[0]);
+});
+byId("delete-all").addEventListener("click", () => {
+  if (!confirm("Delete all conversations that this browser keeps?")) return;
+  forgetAll();
+  open(undefined);
+});
+byId("markdown").addEventListener("change", () => conversation?.showAgain());
 byId("theme").addEventListener("click", () => {
   const dark = getComputedStyle(document.documentElement).colorScheme;
   const isDark = dark === "dark" || (dark === "light dark" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.style.colorScheme = isDark ? "light" : "dark";
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("request").requestSubmit();
+  if (event.key === "Escape") {
+    if (running) running.abort();
+    else if (editing !== null) edit(null);
+    hideTip();
+  }
+  if (event.key !== "Enter" || event.isComposing) return;
+  const sends = event.target === byId("prompt") && document.body.classList.contains("chat") && !event.shiftKey;
+  if (!sends && !event.ctrlKey && !event.metaKey) return;
+  event.preventDefault();
+  byId("request").requestSubmit();
 });
+for (const id of ["turns", "completion"]) describeTokensIn(byId(id));
 
 connect();

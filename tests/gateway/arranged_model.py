@@ -41,6 +41,11 @@ SCRIPTS = {
     "write": f"<tool_call>\n{json.dumps(_WRITE)}\n</tool_call>",
     "execute": f"<tool_call>\n{json.dumps(_EXECUTE)}\n</tool_call>",
     "markup": "<b>bold</b><img src=x onerror=\"document.title='broken'\">",
+    "markdown": (
+        "## Sums\n\nUse `sum` or **a loop**; see [the docs](https://example.org/sum) and [this](javascript:alert(1)).\n"
+        "\n1. first\n   - inner\n2. second\n\n| name | n |\n|---|---|\n| a_b_c | 1 |\n\n"
+        "```python\ndef add(a, b):\n    return a + b  # <b>\n```\n\n![x](https://example.org/x.png)"
+    ),
     "count": " ".join(map(str, range(1000))),
     "sunny": "It is sunny in Zürich: 21 °C.",
 }

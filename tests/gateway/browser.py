@@ -6,9 +6,13 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from specd.supervisor import Stack
+from tests.e2e.processes import PATIENCE_SECONDS
 
 CHROMIUM = shutil.which("chromium")
+expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -20,3 +24,18 @@ async def chromium() -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+def origin_of(stack: Stack) -> str:
+    """Return the address of the page of a stack."""
+    assert stack.gateway is not None
+    return f"http://{stack.gateway.facts['address']}/"
+
+
+async def open_with_token(page: Page, stack: Stack, secret: str) -> None:
+    """Open the page, and enter a token."""
+    await page.goto(origin_of(stack))
+    await expect(page.get_by_text("needs a token")).to_be_visible()
+    await page.get_by_label("Token", exact=True).fill(secret)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
+from playwright.async_api import Browser, Page
 
-from specd.settings import EMBEDDED_DRAFT
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.faults import PATIENT
+from tests.e2e.guarded import write_token
+from tests.e2e.processes import PATIENCE_SECONDS
 from tests.gateway.arranged_model import save_arranged_model
+from tests.gateway.browser import chromium
 from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
 from tests.worker.models import save_chat_target
@@ -68,3 +74,44 @@ async def arranged_http(arranged_stack: Stack) -> AsyncIterator[HttpClient]:
     """A client of its gateway that sees everything."""
     async with HttpClient(arranged_stack) as connected:
         yield connected
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A token, and the file that a coordinator knows it from."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens.jsonl"
+    return write_token(path, "somebody"), path
+
+
+@pytest.fixture(scope="module")
+async def guarded_stack(token: tuple[str, Path]) -> AsyncIterator[Stack]:
+    """The embedded pair, which completes code, for those who have a token."""
+    environment = {"SPECD_COORDINATOR_TOKENS": str(token[1])}
+    async with Stack(
+        target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=environment
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A new page, which neither loads anything from elsewhere nor does what its policy forbids."""
+    async with await browser.new_context(color_scheme="light") as context:
+        opened = await context.new_page()
+        opened.set_default_timeout(1000 * PATIENCE_SECONDS)
+        wrong: list[str] = []
+        requested: set[str] = set()
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+        opened.on("request", lambda request: requested.add(request.url))
+        yield opened
+        origin = re.match(r"http://[^/]+/", opened.url)
+        assert origin is not None
+        assert not [url for url in requested if not url.startswith(origin[0])]
+        assert not wrong

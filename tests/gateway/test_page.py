@@ -6,7 +6,6 @@ import io
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from PIL import Image, ImageChops
 from playwright.async_api import Browser, Page, expect
 from playwright.async_api import Error as BrowserError
 
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.faults import eventually
-from tests.e2e.guarded import write_token
-from tests.e2e.processes import PATIENCE_SECONDS, read_metric, wait_until_idle
+from tests.e2e.processes import read_metric, wait_until_idle
 from tests.gateway.arranged_model import SCRIPTS
-from tests.gateway.browser import CHROMIUM, chromium
+from tests.gateway.browser import CHROMIUM, open_with_token, origin_of
 from tests.gateway.http_client import HttpClient
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
@@ -32,66 +29,11 @@ FETCH_FROM_ELSEWHERE = """() => new Promise((resolve) => {
     addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
     fetch("http://127.0.0.1:1/").catch(() => setTimeout(() => resolve("nothing"), 2000));
 })"""
-expect.set_options(timeout=1000 * PATIENCE_SECONDS)
-
-
-@pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A token, and the file that a coordinator knows it from."""
-    path = tmp_path_factory.mktemp("tokens") / "tokens.jsonl"
-    return write_token(path, "somebody"), path
-
-
-@pytest.fixture(scope="module")
-async def guarded_stack(token: tuple[str, Path]) -> AsyncIterator[Stack]:
-    """The embedded pair, which completes code, for those who have a token."""
-    environment = {"SPECD_COORDINATOR_TOKENS": str(token[1])}
-    async with Stack(
-        target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=environment
-    ) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as running:
-        yield running
-
-
-@pytest.fixture
-async def page(browser: Browser) -> AsyncIterator[Page]:
-    """A new page, which neither loads anything from elsewhere nor does what its policy forbids."""
-    async with await browser.new_context(color_scheme="light") as context:
-        opened = await context.new_page()
-        opened.set_default_timeout(1000 * PATIENCE_SECONDS)
-        wrong: list[str] = []
-        requested: set[str] = set()
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-        opened.on("request", lambda request: requested.add(request.url))
-        yield opened
-        origin = re.match(r"http://[^/]+/", opened.url)
-        assert origin is not None
-        assert not [url for url in requested if not url.startswith(origin[0])]
-        assert not wrong
-
-
-def origin_of(stack: Stack) -> str:
-    assert stack.gateway is not None
-    return f"http://{stack.gateway.facts['address']}/"
 
 
 def counters_of(stack: Stack) -> list[float]:
     names = ("rounds", "proposed_tokens", "accepted_tokens")
     return [read_metric(stack.coordinator, f"specd_{name}_total") for name in names]
-
-
-async def open_with_token(page: Page, stack: Stack, secret: str) -> None:
-    await page.goto(origin_of(stack))
-    await expect(page.get_by_text("needs a token")).to_be_visible()
-    await page.get_by_label("Token", exact=True).fill(secret)
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
 
 
 async def test_tokens_come_in_the_colours_of_their_sources(
@@ -198,8 +140,8 @@ async def test_a_chat_model_is_asked_in_its_template_and_its_text_is_no_markup(
     page: Page, arranged_stack: Stack
 ) -> None:
     await page.goto(origin_of(arranged_stack))
-    await page.get_by_label("Message").fill("markup")
-    await page.get_by_role("button", name="Generate").click()
+    await page.get_by_label("Message", exact=True).fill("markup")
+    await page.get_by_role("button", name="Send").click()
     await expect(page.locator("#state")).to_contain_text("a second")
     assert await page.locator("#answer").text_content() == SCRIPTS["markup"]
     assert await page.locator("#answer b, #answer img").count() == 0
@@ -221,24 +163,25 @@ async def test_the_browser_would_let_no_text_become_markup(browser: Browser, arr
 
 async def test_it_is_used_with_the_keyboard_alone_and_everything_has_a_name(page: Page, arranged_stack: Stack) -> None:
     await page.goto(origin_of(arranged_stack))
-    await expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
     reached = []
-    for _ in range(11):
+    for _ in range(18):
         await page.keyboard.press("Tab")
-        reached.append(await page.evaluate("document.activeElement.id"))
+        reached.append(await page.evaluate("document.activeElement.id || document.activeElement.textContent"))
     assert reached == [
-        *("token", "theme", "prompt", "max-tokens", "temperature", "seed", "draft-source", "k"),
-        *("generate", "answer", ""),
+        *("token", "theme", "conversation", "new", "delete", "delete-all", "markdown"),
+        *("System message", "prompt", "max-tokens", "temperature", "seed", "draft-source", "k", "More parameters"),
+        *("generate", "copy-curl", "copy-python"),
     ]
     debugger = await page.context.new_cdp_session(page)
     tree = (await debugger.send("Accessibility.getFullAXTree"))["nodes"]
     names = [(node["role"]["value"], node["name"]["value"]) for node in tree if "name" in node]
-    for role, count in {"textbox": 2, "spinbutton": 4, "combobox": 1, "button": 4, "image": 2}.items():
+    for role, count in {"textbox": 2, "spinbutton": 4, "combobox": 2, "checkbox": 1, "button": 10, "image": 2}.items():
         named = [name for its_role, name in names if its_role == role]
         assert len(named) == len(set(named) - {""}) == count, (role, named)
 
-    await page.get_by_label("Message").fill("hello")
-    await page.keyboard.press("Control+Enter")
+    await page.get_by_label("Message", exact=True).fill("hello")
+    await page.keyboard.press("Enter")
     await expect(page.locator("#answer")).to_have_text(SCRIPTS["hello"])
     await expect(page.get_by_role("status").filter(has_text="a second")).to_be_visible()
 
@@ -275,15 +218,16 @@ async def picture_of(page: Page, *shown: str) -> Image.Image:
 
 
 @pytest.mark.parametrize("font", ["monospace", "DejaVu Sans Mono", "Liberation Mono"])
-@pytest.mark.parametrize("source", SOURCES)
-async def test_underscores_are_seen(page: Page, arranged_stack: Stack, source: str, font: str) -> None:
-    await page.goto(origin_of(arranged_stack))
-    underscores, spaces = [await picture_of(page, source, 4 * character, font) for character in ("_", "\u00a0")]
+@pytest.mark.parametrize("kind", ["draft source source-0", "lookup source source-1", "target", "target near-tie"])
+async def test_underscores_are_seen(page: Page, guarded_stack: Stack, kind: str, font: str) -> None:
+    await page.goto(origin_of(guarded_stack))
+    underscores, spaces = [await picture_of(page, kind, 4 * character, font) for character in ("_", "\u00a0")]
     assert max(ImageChops.difference(underscores, spaces).tobytes()) > 64  # of 255 shades
 
 
-async def test_it_fits_a_phone(page: Page, guarded_stack: Stack, token: tuple[str, Path]) -> None:
-    await page.set_viewport_size({"width": 390, "height": 844})
+@pytest.mark.parametrize("width", [390, 360])
+async def test_it_fits_a_phone(page: Page, guarded_stack: Stack, token: tuple[str, Path], width: int) -> None:
+    await page.set_viewport_size({"width": width, "height": 844})
     await open_with_token(page, guarded_stack, token[0])
     await expect(page.locator("#model")).to_contain_text("pycode-47m-4bit (float32) with draft pycode-3.6m-8bit")
     model, header = [await page.locator(selector).bounding_box() for selector in ("#model", "header")]
@@ -291,4 +235,4 @@ async def test_it_fits_a_phone(page: Page, guarded_stack: Stack, token: tuple[st
     assert header is not None
     assert model["height"] < 50  # two lines
     assert header["height"] < 844 / 5
-    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    assert await page.evaluate("document.documentElement.scrollWidth") == width
