@@ -40,6 +40,7 @@ COMMANDS = {
         "Make a private authority and its certificates for the processes, a client and Prometheus.",
     ),
     "token": ("specd.cli.token", "Make, list and revoke clients' tokens; a running coordinator reads the changes."),
+    "shell-completion": ("specd.cli.shell_completion", "Print a script that completes specd's commands in a shell."),
 }
 EXIT_CODES = (
     "Exit codes: 0: success. 1: a call or a check failed. 2: the usage or a setting is wrong, or a process cannot "
@@ -66,7 +67,7 @@ class _Commands(TyperGroup):
         group = getattr(imported, "app", None)
         if group is None:
             group = new_app(cmd_name)
-            group.command(epilog=EXIT_CODES)(getattr(imported, cmd_name))
+            group.command(epilog=EXIT_CODES)(getattr(imported, cmd_name.replace("-", "_")))
         return typer.main.get_command(group)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]

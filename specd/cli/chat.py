@@ -6,27 +6,40 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specd.cli.completion import LEGEND, print_retrying, print_tokens, summary
 from specd.cli.connection import Address, Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
+from specd.cli.line_reader import LineReader, line_reader
 from specd.cli.options import RequestOptions, with_request_options
+from specd.cli.rewindable_chat import RewindableChat, names_of_models
 from specd.client.client import Client
 from specd.client.events import Delta, Retrying
-from specd.client.options import GenerationOptions
-from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics
 from specd.client.stream import Stream
 from specd.errors import InvalidRequestError, SpecdError
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import DEFAULT_ADDRESS
 
-_HELP = "/stats shows statistics, /reset starts a new conversation, /exit ends. Ctrl-C stops an answer."
+_HELP = "/help lists the commands, /exit ends. Ctrl-C stops an answer."
+_COMMANDS = {
+    "/model [NAME]": "continue with another model; without a name, list them",
+    "/system [TEXT]": "change the system message, with - to none; without a text, show it",
+    "/undo": "forget the last answer and its message, which can be edited",
+    "/save FILE": "write the conversation to a new file: JSON for .json, otherwise Markdown",
+    "/stats": "show statistics",
+    "/reset": "start a new conversation",
+    "/help": "show this list",
+    "/exit": "end, as Ctrl-D does",
+}
+_KEYS = "Alt-Enter begins a line; a paste of several lines is one message. // begins a message with /."
 
 
 @contextmanager
@@ -50,6 +63,9 @@ def _cancelled_by_ctrl_c(stream: Stream) -> Iterator[None]:
 def chat(
     options: RequestOptions,
     system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = "",
+    history: Annotated[
+        bool, typer.Option(help="Keep the typed lines for later conversations, in a file of yours alone.")
+    ] = True,
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -62,26 +78,34 @@ def chat(
     credentials = ClientCredentials(tls_ca, tls_cert, tls_key, token, tls_name, insecure)
     request = options.checked()
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
-        TerminalConversation(client, system, request, lambda error: words_for(error, address, credentials)).run()
+        conversation = TerminalConversation(
+            RewindableChat(client, system, request), client, lambda error: words_for(error, address, credentials)
+        )
+        conversation.run(keeps_history=history)
 
 
 class TerminalConversation:
     """A conversation at the terminal."""
 
-    def __init__(
-        self, client: Client, system: str, options: GenerationOptions, words: Callable[[SpecdError], str]
-    ) -> None:
+    def __init__(self, talk: RewindableChat, client: Client, words: Callable[[SpecdError], str]) -> None:
+        self._talk = talk
         self._client = client
-        self._system = system
-        self._options = options
         self._words = words
-        self._session = client.session()
         self._turns: list[GenerationStatistics] = []
+        self._begun = ""  # the text with which the next message begins
         self._console = Console(highlight=False, soft_wrap=True)
         self._aside = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
-        self._commands: dict[str, Callable[[], None]] = {"/stats": self._show_statistics, "/reset": self._reset}
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/model": self._choose_model,
+            "/system": self._change_system,
+            "/undo": self._undo,
+            "/save": self._save,
+            "/stats": self._show_statistics,
+            "/reset": self._reset,
+            "/help": self._show_help,
+        }
 
-    def run(self) -> None:
+    def run(self, *, keeps_history: bool = False) -> None:
         """Talk until /exit or the end of the input.
 
         Raises SpecdError if the first answer fails, and at once for a model without a chat template.
@@ -93,19 +117,23 @@ class TerminalConversation:
                 f"{service.target.public_name} cannot chat, because it has no chat template: complete a text with "
                 f"specd generate 'TEXT'",
             )
+        words = {**dict.fromkeys((*self._commands, "/exit")), "/model": names_of_models(self._client)}
+        reader = line_reader(self._console, words, keeps_history=keeps_history)
         self._console.print(f"[bold]{service.target.name}[/]. {_HELP}")
         self._console.print(LEGEND)
-        while (line := self._read()) is not None:
-            if line.startswith("/"):
-                self._commands.get(line, self._show_help)()
+        while (line := self._read(reader)) is not None:
+            if line.startswith("/") and not line.startswith("//"):
+                name, *rest = line.split(maxsplit=1)
+                self._commands.get(name, self._refuse)(rest[0] if name in self._commands and rest else name)
             elif line:
-                self._answer(line)
-        self._delete(self._session)
+                self._answer(line.removeprefix("/"))
+        self._talk.close()
 
-    def _read(self) -> str | None:
-        """Return the user's line; None at the end of the input."""
+    def _read(self, reader: LineReader) -> str | None:
+        """Return the user's message; None at the end of the input."""
+        begun, self._begun = self._begun, ""
         try:
-            line = self._console.input("[bold]>[/] ").strip()
+            line = reader.read(begun).strip()
         except (EOFError, KeyboardInterrupt):
             self._console.print()
             return None
@@ -113,10 +141,8 @@ class TerminalConversation:
 
     def _answer(self, said: str) -> None:
         """Stream an answer. One that fails, or that Ctrl-C stops, does not become part of the conversation."""
-        user = {"role": "user", "content": said}
-        is_first = not self._session.messages
-        messages = [{"role": "system", "content": self._system}, user] if self._system and is_first else [user]
-        with self._session.chat(messages, **self._options) as stream, _cancelled_by_ctrl_c(stream):
+        is_first = not self._talk.num_turns
+        with self._talk.ask(said) as stream, _cancelled_by_ctrl_c(stream):
             try:
                 self._show(stream)
             except SpecdError as error:
@@ -129,6 +155,8 @@ class TerminalConversation:
                     self._turns.append(stream.completion().statistics)
                 except RuntimeError:  # it was cancelled before its end
                     self._aside.print("stopped: the conversation does not keep this answer")
+                else:
+                    self._talk.keep()
 
     def _show(self, stream: Stream) -> None:
         for event in stream:
@@ -138,7 +166,7 @@ class TerminalConversation:
                 print_retrying(self._aside, event)
         self._console.print()
 
-    def _show_statistics(self) -> None:
+    def _show_statistics(self, _: str) -> None:
         if not self._turns:
             self._console.print("no answer yet")
             return
@@ -158,16 +186,61 @@ class TerminalConversation:
         self._console.print(table)
         self._console.print(summary(last), style="dim")
 
-    def _reset(self) -> None:
-        self._delete(self._session)
-        self._session = self._client.session()
+    def _choose_model(self, name: str) -> None:
+        names = names_of_models(self._client)
+        if name == "/model":
+            current = self._talk.model or (names[0] if len(names) == 1 else "")
+            for each in names:
+                self._console.print(f"{'*' if each == current else ' '} {each}", markup=False)
+        elif name in names:
+            self._talk.set_model(name)
+            self._console.print(f"{name} continues the conversation", markup=False)
+        else:
+            known = ", ".join(names) or "no model that it names"
+            self._console.print(f"there is no model {name!r} here: the coordinator serves {known}", markup=False)
+
+    def _change_system(self, text: str) -> None:
+        if text == "/system":
+            self._console.print(self._talk.system or "no system message", markup=False)
+            return
+        self._talk.set_system("" if text == "-" else text)
+        self._console.print("the conversation has another system message now" if text != "-" else "no system message")
+
+    def _undo(self, _: str) -> None:
+        said = self._talk.undo()
+        if said is None:
+            self._console.print("no answer yet")
+            return
+        del self._turns[-1]
+        self._begun = said
+        self._console.print("forgot the last answer, and its message:")
+        self._console.print(said, markup=False)
+
+    def _save(self, name: str) -> None:
+        if name == "/save":
+            self._console.print("/save needs the name of a file")
+            return
+        path = Path(name).expanduser()
+        try:
+            self._talk.save(path)
+        except FileExistsError:
+            self._console.print(f"{path} is there already: name a new file", markup=False)
+        except OSError as error:
+            self._console.print(f"cannot write {path}: {error.strerror}", markup=False)
+        else:
+            self._console.print(f"saved {len(self._talk.messages)} messages to {path}", markup=False)
+
+    def _reset(self, _: str) -> None:
+        self._talk.clear()
         self._turns.clear()
         self._console.print("a new conversation")
 
-    def _show_help(self) -> None:
-        self._console.print(_HELP)
+    def _show_help(self, _: str) -> None:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for command, meaning in _COMMANDS.items():
+            table.add_row(escape(command), meaning)
+        self._console.print(table)
+        self._console.print(_KEYS)
 
-    @staticmethod
-    def _delete(session: ClientSession) -> None:
-        with session:  # leaving the context deletes the session
-            pass
+    def _refuse(self, name: str) -> None:
+        self._console.print(f"there is no command {name}. {_HELP}", markup=False)

@@ -15,6 +15,9 @@ from typing import Self
 from tests.e2e.processes import PATIENCE_SECONDS, environment
 
 CTRL_C, CTRL_D = "\x03", "\x04"
+UP, TAB, ALT_ENTER = "\x1b[A", "\t", "\x1b\r"
+# Nothing behind this terminal answers where its cursor is, which prompt_toolkit would wait for.
+_WITHOUT_ANSWERS = {"PROMPT_TOOLKIT_NO_CPR": "1"}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\].*?\x07)")
 
 # A process of its own makes the terminal, because this one has threads, and must not fork. Tests that run in the
@@ -34,7 +37,9 @@ class Terminal:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(**{"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color", **variables}),
+            env=environment(
+                **{"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color", **_WITHOUT_ANSWERS, **variables}
+            ),
             cwd=Path(__file__).parent,
         )
         self.shown = ""  # all of it, escape sequences included
@@ -82,6 +87,10 @@ class Terminal:
         assert self._process.stdin is not None
         self._process.stdin.write(keys.encode())
         self._process.stdin.flush()
+
+    def paste(self, text: str) -> None:
+        """Paste a text, as terminals do where a program asks them to mark what is pasted."""
+        self.type(f"\x1b[200~{text}\x1b[201~")
 
     def wait_for(self, pattern: str) -> str:
         """Wait until a pattern is seen behind the last one that was waited for, and return what it matched."""
