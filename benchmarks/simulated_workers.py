@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from specd.protocol import PROTOCOL
 from specd.rpc.messages import INCARNATION
 from specd.rpc.multiplex_service import MultiplexService
 from specd.settings import EMBEDDED_TARGET
@@ -65,6 +66,7 @@ class _SimulatedWorker(model_pb2_grpc.ModelServiceServicer):
     ) -> model_pb2.DescribeResponse:
         """Describe a model in which every step takes the same time."""
         return model_pb2.DescribeResponse(
+            protocol=PROTOCOL,
             model=model_pb2.Model(
                 name="simulated",
                 architecture="none",

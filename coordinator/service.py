@@ -27,6 +27,7 @@ from coordinator.token_count import count_tokens
 from specd.caller import Caller
 from specd.errors import ClientStalledError, UnavailableError
 from specd.model_info import ModelInfo
+from specd.protocol import PROTOCOL
 from specd.rpc.access import current_caller
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import (
@@ -45,6 +46,7 @@ from specd.sampling import MAX_LOGIT_BIASES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, 
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.text.reasoning import ReasoningMarkers
 from specd.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_pb2
+from specd.version import __version__
 from specd.vocabulary import FinishReason, TokenSource, sums_by_source
 
 _LONG_BYTES = 1 << 14
@@ -157,6 +159,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 sources=[source.value for source in coordinator.available_sources],
                 chat_template=coordinator.tokenizer.chat_template,
                 special_tokens=coordinator.tokenizer.special_tokens,
+                version=__version__,
+                protocol=PROTOCOL,
             )
 
 

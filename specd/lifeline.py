@@ -11,6 +11,7 @@ import signal
 import structlog
 
 from specd.supervised import BEAT_SECONDS, supervisor, tell_supervisor
+from specd.version import __version__
 
 log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ class Lifeline:
         # The start's objects live as long as the process. Each collection would visit them all, while everything waits.
         gc.collect()
         gc.freeze()
-        log.info("ready", address=address, **facts)
+        log.info("ready", version=__version__, address=address, **facts)
         if tell_supervisor(address=address, **facts) and self._supervisor is not None:
             self._supervisor.setblocking(False)
             self._beat()

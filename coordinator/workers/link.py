@@ -24,6 +24,7 @@ from coordinator.workers.remote_worker import RemoteWorker, TargetDraft, WorkerL
 from coordinator.workers.session_calls import SessionCalls
 from specd.cache_footprint import CacheFootprint
 from specd.model_info import MAX_TOKENIZER_BYTES, ModelInfo
+from specd.protocol import ProtocolMismatchError, check_protocol_of
 from specd.rpc.diagnosis import why_unreachable
 from specd.rpc.messages import footprint_from, model_from, step_costs_from
 from specd.text.chat import ChatTemplate
@@ -164,6 +165,11 @@ class WorkerLink(RemoteWorker[Stream]):
             self._why = "its weights are not known yet"
             await self._lose()
             response = await describe(self._connection.channel, wait_for_whole_fingerprint=True)
+        try:
+            check_protocol_of(f"the {self.worker} worker at {self.address}", response.version, response.protocol)
+        except ProtocolMismatchError as error:
+            await self._refuse(str(error))
+            return
         model, footprint = model_from(response.model), footprint_from(response)
         check_description(model, footprint, response.incarnation, response.kernel_class)
         step_costs, self_draft = step_costs_from(response.step_costs), _self_draft_from(response)
@@ -182,7 +188,14 @@ class WorkerLink(RemoteWorker[Stream]):
         self.self_draft, self._multiplexes = self_draft, response.multiplexes
         self.prefix_cache_tokens = response.prefix_cache_bytes // max(footprint.bytes_for(1), 1)
         self.life = WorkerLife(response.incarnation, model.whole_fingerprint, response.kernel_class)
-        log.info("connected", worker=self.worker, address=self.address, model=model.name, device=model.device)
+        log.info(
+            "connected",
+            worker=self.worker,
+            address=self.address,
+            model=model.name,
+            device=model.device,
+            version=response.version,
+        )
         await self._become(model)
         if self._keeps_model and not model.whole_fingerprint:
             self._learning = asyncio.ensure_future(self._learn_fingerprint(self.life))

@@ -20,10 +20,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from specd.bench.contenders import Specd
 from specd.bench.setup import SPECD, Setup
 from specd.client import NO_RETRIES, AsyncClient
+from specd.protocol import PROTOCOL
 from specd.rpc.channel import open_channel
 from specd.rpc.messages import INCARNATION
 from specd.supervisor import Child, Stack
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
+from specd.version import __version__
 
 _MOST_SESSIONS, _MOST_TOKENS = 16, 32
 _INCARNATION = "replay"  # it has one life
@@ -72,7 +74,9 @@ class ReplayedDraft(draft_pb2_grpc.DraftServiceServicer, model_pb2_grpc.ModelSer
         ]
         if self._draft is not None:
             costs = (await _describe(self._draft)).step_costs
-        return model_pb2.DescribeResponse(model=model, step_costs=costs, incarnation=_INCARNATION)
+        return model_pb2.DescribeResponse(
+            model=model, step_costs=costs, incarnation=_INCARNATION, version=__version__, protocol=PROTOCOL
+        )
 
     async def Propose(  # noqa: N802
         self,

@@ -22,6 +22,7 @@ from specd.errors import (
     UnauthenticatedError,
     to_status,
 )
+from specd.protocol import ProtocolMismatchError, check_protocol_in
 from specd.rpc.access import Identify, serve_caller
 from specd.rpc.limits import MAX_MESSAGE_BYTES, MAX_SHORT_BYTES, check_length, check_metadata
 from specd.rpc.message_values import TooManyValuesError, check_values
@@ -130,6 +131,7 @@ def _request_of(method: str) -> Descriptor | None:
 async def _refusals(context: _Context) -> AsyncIterator[None]:
     try:
         check_metadata(context)
+        check_protocol_in(context.invocation_metadata() or ())
         yield
     except (
         BrokenMessageError,
@@ -137,6 +139,7 @@ async def _refusals(context: _Context) -> AsyncIterator[None]:
         ResourceExhaustedError,
         UnauthenticatedError,
         PermissionDeniedError,
+        ProtocolMismatchError,
     ) as error:
         log.info("request refused", reason=error.reason, error=str(error))
         await context.abort_with_status(to_status(error))

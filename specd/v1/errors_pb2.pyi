@@ -24,6 +24,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_TOKEN_EXPIRED: _ClassVar[ErrorReason]
     ERROR_REASON_ROLE_DENIED: _ClassVar[ErrorReason]
     ERROR_REASON_CANNOT_RESUME: _ClassVar[ErrorReason]
+    ERROR_REASON_PROTOCOL_MISMATCH: _ClassVar[ErrorReason]
     ERROR_REASON_SESSION_NOT_FOUND: _ClassVar[ErrorReason]
     ERROR_REASON_MODEL_NOT_FOUND: _ClassVar[ErrorReason]
     ERROR_REASON_SESSION_BUSY: _ClassVar[ErrorReason]
@@ -60,6 +61,7 @@ ERROR_REASON_TOKEN_UNKNOWN: ErrorReason
 ERROR_REASON_TOKEN_EXPIRED: ErrorReason
 ERROR_REASON_ROLE_DENIED: ErrorReason
 ERROR_REASON_CANNOT_RESUME: ErrorReason
+ERROR_REASON_PROTOCOL_MISMATCH: ErrorReason
 ERROR_REASON_SESSION_NOT_FOUND: ErrorReason
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason
 ERROR_REASON_SESSION_BUSY: ErrorReason

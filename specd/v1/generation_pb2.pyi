@@ -392,7 +392,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "sources", "chat_template", "special_tokens")
+    __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "sources", "chat_template", "special_tokens", "version", "protocol")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -408,6 +408,8 @@ class GetModelInfoResponse(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     target: _model_pb2.Model
     draft: _model_pb2.Model
     draft_fault: str
@@ -416,4 +418,6 @@ class GetModelInfoResponse(_message.Message):
     sources: _containers.RepeatedScalarFieldContainer[str]
     chat_template: str
     special_tokens: _containers.ScalarMap[int, str]
-    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    version: str
+    protocol: int
+    def __init__(self, target: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., draft_fault: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[int, str]] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...

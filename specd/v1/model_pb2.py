@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/model.proto\x12\x08specd.v1\"5\n\x0f\x44\x65scribeRequest\x12\"\n\x1await_for_whole_fingerprint\x18\x01 \x01(\x08\"\xfc\x02\n\x10\x44\x65scribeResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12&\n\nstep_costs\x18\x03 \x03(\x0b\x32\x12.specd.v1.StepCost\x12\x1c\n\x14\x63\x61\x63he_capacity_bytes\x18\x04 \x01(\x04\x12(\n\x0b\x63\x61\x63he_parts\x18\x05 \x03(\x0b\x32\x13.specd.v1.CachePart\x12\x1e\n\x16\x62ytes_per_source_token\x18\x06 \x01(\x04\x12\x13\n\x0bincarnation\x18\x07 \x01(\t\x12\x16\n\x0elogit_rounding\x18\x08 \x01(\x01\x12\'\n\nself_draft\x18\t \x01(\x0b\x32\x13.specd.v1.SelfDraft\x12\x14\n\x0ckernel_class\x18\n \x01(\t\x12\x1a\n\x12prefix_cache_bytes\x18\x0b \x01(\x04\x12\x13\n\x0bmultiplexes\x18\x0c \x01(\x08J\x04\x08\x02\x10\x03R\x15\x63\x61\x63he_capacity_tokens\"S\n\tSelfDraft\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12&\n\nstep_costs\x18\x02 \x03(\x0b\x32\x12.specd.v1.StepCost\"9\n\tCachePart\x12\x13\n\x0bmost_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x62ytes_per_token\x18\x02 \x01(\x04\"<\n\x08StepCost\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x15\n\x13GetTokenizerRequest\"P\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12)\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x19.specd.v1.TokenizerConfig\"\xa4\x01\n\x0fTokenizerConfig\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x44\n\x0especial_tokens\x18\x02 \x03(\x0b\x32,.specd.v1.TokenizerConfig.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfa\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x11\n\tprecision\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12#\n\x16\x64\x65\x63oder_start_token_id\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15trained_source_length\x18\x0b \x01(\r\x12\x19\n\x11whole_fingerprint\x18\x0c \x01(\t\x12#\n\x08\x61\x64\x61pters\x18\r \x03(\x0b\x32\x11.specd.v1.Adapter\x12\x0e\n\x06parent\x18\x0e \x01(\tB\x19\n\x17_decoder_start_token_id\",\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"g\n\nWorkerTime\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cnum_sessions\x18\x03 \x01(\r\x12\x13\n\x0bstep_tokens\x18\x04 \x01(\r2\xa2\x01\n\x0cModelService\x12\x41\n\x08\x44\x65scribe\x12\x19.specd.v1.DescribeRequest\x1a\x1a.specd.v1.DescribeResponse\x12O\n\x0cGetTokenizer\x12\x1d.specd.v1.GetTokenizerRequest\x1a\x1e.specd.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14specd/v1/model.proto\x12\x08specd.v1\"5\n\x0f\x44\x65scribeRequest\x12\"\n\x1await_for_whole_fingerprint\x18\x01 \x01(\x08\"\x9f\x03\n\x10\x44\x65scribeResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12&\n\nstep_costs\x18\x03 \x03(\x0b\x32\x12.specd.v1.StepCost\x12\x1c\n\x14\x63\x61\x63he_capacity_bytes\x18\x04 \x01(\x04\x12(\n\x0b\x63\x61\x63he_parts\x18\x05 \x03(\x0b\x32\x13.specd.v1.CachePart\x12\x1e\n\x16\x62ytes_per_source_token\x18\x06 \x01(\x04\x12\x13\n\x0bincarnation\x18\x07 \x01(\t\x12\x16\n\x0elogit_rounding\x18\x08 \x01(\x01\x12\'\n\nself_draft\x18\t \x01(\x0b\x32\x13.specd.v1.SelfDraft\x12\x14\n\x0ckernel_class\x18\n \x01(\t\x12\x1a\n\x12prefix_cache_bytes\x18\x0b \x01(\x04\x12\x13\n\x0bmultiplexes\x18\x0c \x01(\x08\x12\x0f\n\x07version\x18\r \x01(\t\x12\x10\n\x08protocol\x18\x0e \x01(\rJ\x04\x08\x02\x10\x03R\x15\x63\x61\x63he_capacity_tokens\"S\n\tSelfDraft\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.specd.v1.Model\x12&\n\nstep_costs\x18\x02 \x03(\x0b\x32\x12.specd.v1.StepCost\"9\n\tCachePart\x12\x13\n\x0bmost_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x62ytes_per_token\x18\x02 \x01(\x04\"<\n\x08StepCost\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x15\n\x13GetTokenizerRequest\"P\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12)\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x19.specd.v1.TokenizerConfig\"\xa4\x01\n\x0fTokenizerConfig\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x44\n\x0especial_tokens\x18\x02 \x03(\x0b\x32,.specd.v1.TokenizerConfig.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfa\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x11\n\tprecision\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12#\n\x16\x64\x65\x63oder_start_token_id\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15trained_source_length\x18\x0b \x01(\r\x12\x19\n\x11whole_fingerprint\x18\x0c \x01(\t\x12#\n\x08\x61\x64\x61pters\x18\r \x03(\x0b\x32\x11.specd.v1.Adapter\x12\x0e\n\x06parent\x18\x0e \x01(\tB\x19\n\x17_decoder_start_token_id\",\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"g\n\nWorkerTime\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cnum_sessions\x18\x03 \x01(\r\x12\x13\n\x0bstep_tokens\x18\x04 \x01(\r2\xa2\x01\n\x0cModelService\x12\x41\n\x08\x44\x65scribe\x12\x19.specd.v1.DescribeRequest\x1a\x1a.specd.v1.DescribeResponse\x12O\n\x0cGetTokenizer\x12\x1d.specd.v1.GetTokenizerRequest\x1a\x1e.specd.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,27 +36,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=34
   _globals['_DESCRIBEREQUEST']._serialized_end=87
   _globals['_DESCRIBERESPONSE']._serialized_start=90
-  _globals['_DESCRIBERESPONSE']._serialized_end=470
-  _globals['_SELFDRAFT']._serialized_start=472
-  _globals['_SELFDRAFT']._serialized_end=555
-  _globals['_CACHEPART']._serialized_start=557
-  _globals['_CACHEPART']._serialized_end=614
-  _globals['_STEPCOST']._serialized_start=616
-  _globals['_STEPCOST']._serialized_end=676
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=678
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=699
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=701
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=781
-  _globals['_TOKENIZERCONFIG']._serialized_start=784
-  _globals['_TOKENIZERCONFIG']._serialized_end=948
-  _globals['_TOKENIZERCONFIG_SPECIALTOKENSENTRY']._serialized_start=896
-  _globals['_TOKENIZERCONFIG_SPECIALTOKENSENTRY']._serialized_end=948
-  _globals['_MODEL']._serialized_start=951
-  _globals['_MODEL']._serialized_end=1329
-  _globals['_ADAPTER']._serialized_start=1331
-  _globals['_ADAPTER']._serialized_end=1375
-  _globals['_WORKERTIME']._serialized_start=1377
-  _globals['_WORKERTIME']._serialized_end=1480
-  _globals['_MODELSERVICE']._serialized_start=1483
-  _globals['_MODELSERVICE']._serialized_end=1645
+  _globals['_DESCRIBERESPONSE']._serialized_end=505
+  _globals['_SELFDRAFT']._serialized_start=507
+  _globals['_SELFDRAFT']._serialized_end=590
+  _globals['_CACHEPART']._serialized_start=592
+  _globals['_CACHEPART']._serialized_end=649
+  _globals['_STEPCOST']._serialized_start=651
+  _globals['_STEPCOST']._serialized_end=711
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=713
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=734
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=736
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=816
+  _globals['_TOKENIZERCONFIG']._serialized_start=819
+  _globals['_TOKENIZERCONFIG']._serialized_end=983
+  _globals['_TOKENIZERCONFIG_SPECIALTOKENSENTRY']._serialized_start=931
+  _globals['_TOKENIZERCONFIG_SPECIALTOKENSENTRY']._serialized_end=983
+  _globals['_MODEL']._serialized_start=986
+  _globals['_MODEL']._serialized_end=1364
+  _globals['_ADAPTER']._serialized_start=1366
+  _globals['_ADAPTER']._serialized_end=1410
+  _globals['_WORKERTIME']._serialized_start=1412
+  _globals['_WORKERTIME']._serialized_end=1515
+  _globals['_MODELSERVICE']._serialized_start=1518
+  _globals['_MODELSERVICE']._serialized_end=1680
 # @@protoc_insertion_point(module_scope)

@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, wait_for_whole_fingerprint: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding", "self_draft", "kernel_class", "prefix_cache_bytes", "multiplexes")
+    __slots__ = ("model", "step_costs", "cache_capacity_bytes", "cache_parts", "bytes_per_source_token", "incarnation", "logit_rounding", "self_draft", "kernel_class", "prefix_cache_bytes", "multiplexes", "version", "protocol")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class DescribeResponse(_message.Message):
     KERNEL_CLASS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MULTIPLEXES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     model: Model
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     cache_capacity_bytes: int
@@ -36,7 +38,9 @@ class DescribeResponse(_message.Message):
     kernel_class: str
     prefix_cache_bytes: int
     multiplexes: bool
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., kernel_class: _Optional[str] = ..., prefix_cache_bytes: _Optional[int] = ..., multiplexes: _Optional[bool] = ...) -> None: ...
+    version: str
+    protocol: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., cache_capacity_bytes: _Optional[int] = ..., cache_parts: _Optional[_Iterable[_Union[CachePart, _Mapping]]] = ..., bytes_per_source_token: _Optional[int] = ..., incarnation: _Optional[str] = ..., logit_rounding: _Optional[float] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., kernel_class: _Optional[str] = ..., prefix_cache_bytes: _Optional[int] = ..., multiplexes: _Optional[bool] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class SelfDraft(_message.Message):
     __slots__ = ("model", "step_costs")

@@ -19,6 +19,7 @@ from specd.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from specd.protocol import ProtocolMismatchError
 
 _CLASSES: dict[grpc.StatusCode, type[SpecdError]] = {
     kind.code: kind
@@ -63,6 +64,8 @@ def error_from(error: grpc.RpcError, address: str) -> SpecdError:
         details = f"{address} does not answer: {details}"
     if reason == "CANNOT_RESUME":
         return CannotResumeError(details)
+    if reason == "PROTOCOL_MISMATCH":
+        return ProtocolMismatchError(details)
     known: SpecdError
     if status in _CLASSES:
         seconds = retry.retry_delay.ToNanoseconds() / 1e9

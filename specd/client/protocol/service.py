@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specd.model_info import ModelInfo
+from specd.protocol import check_protocol_of
 from specd.rpc.messages import model_from
 from specd.v1 import generation_pb2
 
@@ -16,7 +17,8 @@ class ServiceDescription:
 
     `draft` is None while there is none, and `draft_fault` then says why. `default_num_draft_tokens` is None if k is
     chosen in each round. A request can name the target's `adapters` as its model. `sources` may propose tokens.
-    `chat_template` is "" of a model that does not chat. `special_tokens` are the target's, by id.
+    `chat_template` is "" of a model that does not chat. `special_tokens` are the target's, by id. `version` is the
+    coordinator's version of specd.
     """
 
     target: ModelInfo
@@ -27,6 +29,7 @@ class ServiceDescription:
     sources: tuple[str, ...]
     chat_template: str = ""
     special_tokens: Mapping[int, str] = field(default_factory=dict)
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def counted(response: generation_pb2.CountTokensResponse) -> TokenCount:
 
 
 def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescription:
-    """Return the description in a message."""
+    """Return the description in a message. Raises ProtocolMismatchError for another protocol."""
+    check_protocol_of("the coordinator", response.version, response.protocol)
     has_default = response.HasField("default_num_draft_tokens")
     return ServiceDescription(
         target=model_from(response.target),
@@ -58,4 +62,5 @@ def described(response: generation_pb2.GetModelInfoResponse) -> ServiceDescripti
         sources=tuple(response.sources),
         chat_template=response.chat_template,
         special_tokens=dict(response.special_tokens),
+        version=response.version,
     )

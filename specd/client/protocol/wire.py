@@ -13,6 +13,7 @@ from specd.client.statistics import GenerationStatistics, RoundMeans
 from specd.errors import InvalidRequestError
 from specd.grammar import Grammar
 from specd.json_text import to_json
+from specd.protocol import PROTOCOL, PROTOCOL_METADATA
 from specd.rpc.messages import (
     draft_source_message,
     finish_reason_from,
@@ -109,8 +110,12 @@ def to_count(
 def metadata_of(options: GenerationOptions) -> list[tuple[str, str]]:
     """Return the metadata of a call."""
     token, traceparent = options.get("token"), options.get("traceparent")
-    authorization = [("authorization", f"Bearer {token}")] if token else []
-    return [*authorization, ("traceparent", traceparent)] if traceparent else authorization
+    metadata = [(PROTOCOL_METADATA, str(PROTOCOL))]
+    if token:
+        metadata.append(("authorization", f"Bearer {token}"))
+    if traceparent:
+        metadata.append(("traceparent", traceparent))
+    return metadata
 
 
 def delta_from(response: generation_pb2.GenerateResponse) -> Delta:

@@ -17,11 +17,13 @@ import mlx.core as mx
 import structlog
 
 from specd.errors import InvalidRequestError, SpecdError, StartupError, to_status
+from specd.protocol import PROTOCOL
 from specd.rpc.deferred import Deferred
 from specd.rpc.messages import INCARNATION, sampling_from, to_cache_parts, to_model
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
 from specd.v1 import model_pb2, sampling_pb2
+from specd.version import __version__
 from specd.worker.engine.engine import Engine
 from specd.worker.engine.jobs import Done, Steps
 from specd.worker.engine.prefill_chunk import PrefillChunk
@@ -79,6 +81,8 @@ class Worker:
                 kernel_class=f"{self.model.info.device}, {self.model.info.precision}, mlx {version('mlx')}",
                 prefix_cache_bytes=self.prefixes.budget_bytes,
                 multiplexes=True,
+                version=__version__,
+                protocol=PROTOCOL,
             )
             if self.self_draft is not None:
                 description.self_draft.model.CopyFrom(to_model(self.self_draft.info))
