@@ -5,13 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVES := $(VENV)/.serves
 
-.PHONY: help demo test-fast test test-thorough test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos client check-client dashboards check-dashboards page-image top-image readme-demo lock bench clean
+.PHONY: help demo wheel test-fast test test-thorough test-clients test-families test-chat-model models explore fuzz test-security audit sbom test-newest test-convert test-containers lint types protos check-protos client check-client dashboards check-dashboards page-image top-image chat-image readme-demo lock bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-demo: $(READY) ## Start the three processes, stream a completion, print its numbers, stop
+demo: $(SERVES) ## Start the three processes, stream a completion, print its numbers, stop
 	@$(BIN)/specd demo
 
 # Each floor by itself: the unit tests then show that they do without MLX.
@@ -19,6 +20,9 @@ PYTEST := $(BIN)/python -m pytest
 
 # Two files at a time, in processes of their own. More would take the cores from the workers that the tests start.
 PARALLEL := -n 2 --dist loadfile
+
+wheel: $(SERVES) ## Build the wheel into dist
+	@$(BIN)/python -m hatchling build --target wheel --directory dist
 
 test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of the slow cases every tenth
 	@$(PYTEST) tests/unit $(PARALLEL) --fast $(PYTEST_ARGS)
@@ -135,6 +139,9 @@ page-image: $(READY) ## Draw the gateway's page over answers into docs/images; n
 top-image: $(READY) ## Draw a frame of specd top over a load into docs/images
 	@$(BIN)/python -m tests.e2e.top_image
 
+chat-image: $(READY) ## Draw a conversation of specd chat into docs/images
+	@$(BIN)/python -m tests.e2e.chat_image
+
 readme-demo: $(READY) ## Write what specd demo prints into the README
 	@$(BIN)/python -m tests.e2e.readme_demo
 
@@ -146,7 +153,7 @@ WORKERS_ONLY := greenlet psutil mlx sentencepiece scipy-openblas32 lief hf-xet
 
 lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same versions the locks of the images
 	@$(COMPILE) --extra dev pyproject.toml -o requirements.lock
-	@echo hatchling | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
+	@printf '%s\n' hatchling editables | $(COMPILE) -c requirements.lock - -o $(LOCKS)/build.lock
 	@printf '%s\n' $(WORKERS_ONLY) | $(COMPILE) -c requirements.lock --extra tracing --extra valkey --excludes - pyproject.toml -o $(LOCKS)/coordinator.lock
 	@$(COMPILE) -c requirements.lock --extra serve pyproject.toml -o $(LOCKS)/worker.lock
 	@# Both mlx-cpu and mlx-cuda-13 bring libmlx.so.
@@ -155,10 +162,22 @@ lock: $(READY) ## Compile requirements.lock from pyproject.toml, and of the same
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(NEWEST) tests/clients/node/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# As much as serving needs, a third of it all.
+$(SERVES): $(LOCKS)/worker.lock $(LOCKS)/build.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing specd and what it needs to serve into $(VENV): 0.5 GB, which takes a minute"
+	@$(INSTALL) --require-hashes -r $(LOCKS)/worker.lock -r $(LOCKS)/build.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(f"specd needs Python 3.11 or later, and this is {sys.version.split()[0]}: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@$(CHECK_PYTHON)
 	@$(PYTHON) -m venv $(VENV)
 	@echo "installing specd and its dependencies into $(VENV): 1.2 GB, which takes minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@ $(SERVES)

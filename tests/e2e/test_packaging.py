@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MOST_BYTES = 100e6  # of a file on PyPI, unless one asks for more
 
 CODE = """
 from pathlib import Path
@@ -46,6 +47,11 @@ def test_an_installed_wheel_finds_its_models_and_prompts(installed: Path) -> Non
 def test_the_wheel_has_the_model_card_and_the_licence(installed: Path) -> None:
     assert (installed / "specd" / "models" / "README.md").is_file()
     assert list(installed.glob("specd-*.dist-info/licenses/LICENSE"))
+
+
+def test_the_wheel_is_small_enough_for_an_index(installed: Path) -> None:
+    (wheel,) = installed.parent.glob("*.whl")
+    assert 20e6 < wheel.stat().st_size < MOST_BYTES  # the included models are in it
 
 
 def test_the_wheel_has_the_page_of_the_gateway(installed: Path) -> None:

@@ -178,6 +178,8 @@ async def test_a_token_tells_its_source_and_its_probability(page: Page, arranged
     await page.locator("#answer .draft").first.hover()
     await expect(tip).to_contain_text("source: draft model")
 
+    await page.mouse.move(0, 0)
+    await expect(tip).to_be_hidden()
     await page.locator("#answer").focus()
     await page.keyboard.press("ArrowRight")
     await page.keyboard.press("ArrowRight")
