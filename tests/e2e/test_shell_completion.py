@@ -40,7 +40,7 @@ def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def offered(script: tuple[str, Path], *words: str) -> set[str]:
     """Return what a shell offers for `specd` and these words."""
     shell, path = script
-    arguments = [shell, "-c", IN_SHELL[shell], *([] if shell == "fish" else [shell]), path, "specd", *words]
+    arguments = [shell, "-c", IN_SHELL[shell], *([] if shell == "fish" else [shell]), str(path), "specd", *words]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=path.parent, check=False)
     assert done.stderr == ""
     return set(done.stdout.split())
