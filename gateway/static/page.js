@@ -21,6 +21,7 @@ const token = () => byId("token").value.trim();
 
 let models = []; // those that are served
 let model = null; // the one that is asked
+let shownAs = null; // whether the page is shown for a model that chats
 let running = null; // the AbortController of the answer that is coming
 let last = null; // the answer before: its body and its progress, to compare with, and to copy
 let conversation = null;
@@ -55,11 +56,12 @@ function choose(chosen) {
   const others = Object.entries(sources()).filter(([source]) => !["draft", "prediction"].includes(source));
   const helpers = [...(draft ? [`draft ${draft}`] : []), ...others.map(([, label]) => label)].join(" and ") || "no draft";
   show("model", `${model.id} (${precision}) with ${helpers}`);
-  if (chat !== document.body.classList.contains("chat") || !byId("prompt").value) showKind(chat);
+  if (chat !== shownAs) showKind(chat);
 }
 
 // Shows the page for a model that chats, or for one that completes texts.
 function showKind(chat) {
+  shownAs = chat;
   document.body.classList.toggle("chat", chat);
   show("prompt-label", chat ? "Message" : "Text to continue");
   show("reply-title", chat ? "Conversation" : "Answer");
@@ -323,7 +325,7 @@ addEventListener("keydown", (event) => {
     hideTip();
   }
   if (event.key !== "Enter" || event.isComposing) return;
-  const sends = event.target === byId("prompt") && document.body.classList.contains("chat") && !event.shiftKey;
+  const sends = event.target === byId("prompt") && shownAs && !event.shiftKey;
   if (!sends && !event.ctrlKey && !event.metaKey) return;
   event.preventDefault();
   byId("request").requestSubmit();
