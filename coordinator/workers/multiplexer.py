@@ -13,8 +13,8 @@ import grpc
 from google.rpc import code_pb2
 
 from specd.rpc.frame_writer import FrameWriter
-from specd.v1 import multiplex_pb2, multiplex_pb2_grpc
-from specd.v1.multiplex_pb2 import End, Frame
+from specd.v1 import multiplex_pb2_grpc
+from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest
 
 _SECONDS_TO_END = 5.0  # for a worker to end the call after the last stream
 # Answers to its latest requests, and its status.
@@ -31,7 +31,7 @@ class Multiplexer:
         self.channel = channel
         self._call: Any = multiplex_pb2_grpc.MultiplexServiceStub(channel).Multiplex()
         self._parse = parse
-        self._writer = FrameWriter(self._call.write)
+        self._writer = FrameWriter(lambda frames: self._call.write(MultiplexRequest(frames=frames)))
         self._streams: dict[int, MultiplexedCall] = {}
         self._numbers = itertools.count(1)
         self._num_late = 0  # the most frames that can still come for streams that were left
@@ -146,7 +146,7 @@ class MultiplexedCall:
             self.fail(asyncio.CancelledError())
             self._multiplexer.forget(self._number)
 
-    def take(self, frame: multiplex_pb2.Frame) -> None:
+    def take(self, frame: Frame) -> None:
         """Take a frame from the worker."""
         if frame.WhichOneof("content") == "message":
             self._received.append(frame.message)

@@ -63,7 +63,7 @@ export class Conversation {
     this.markLast();
   }
 
-  // Shows which turn is being edited; null is none.
+  // Shows which turn is being edited; null for no turn.
   edit(number) {
     [...this.list.children].forEach((item, place) => item.classList.toggle("replaced", number !== null && place >= number));
   }

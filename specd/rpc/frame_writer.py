@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from specd.v1 import multiplex_pb2
+from specd.v1.multiplex_pb2 import Frame
 
 # The most bytes that one message gathers. A longer frame goes by itself.
 _MOST_BYTES = 1 << 20
@@ -20,14 +20,15 @@ _FRAME_BYTES = 128  # of a frame in memory, without its message
 class FrameWriter:
     """Sends frames in order, and gathers those of one pass of the event loop into one message."""
 
-    def __init__(self, write: Callable[[multiplex_pb2.Frames], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[list[Frame]], Awaitable[None]]) -> None:
+        """`write` sends frames in one message."""
         self._write = write
-        self._waiting: deque[multiplex_pb2.Frame] = deque()
+        self._waiting: deque[Frame] = deque()
         self._waiting_bytes = 0
         self._writing: asyncio.Future[None] | None = None
         self._is_broken = False
 
-    def put(self, frame: multiplex_pb2.Frame) -> None:
+    def put(self, frame: Frame) -> None:
         """Send a frame soon. Frames of an ended call are dropped: its reader has the reason."""
         if self._is_broken:
             return
@@ -49,7 +50,7 @@ class FrameWriter:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                await self._write(multiplex_pb2.Frames(frames=self._next_frames()))
+                await self._write(self._next_frames())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError):
             self._is_broken = True
             self._waiting.clear()
@@ -57,7 +58,7 @@ class FrameWriter:
         finally:
             self._writing = None
 
-    def _next_frames(self) -> list[multiplex_pb2.Frame]:
+    def _next_frames(self) -> list[Frame]:
         frames = [self._waiting.popleft()]
         size = len(frames[0].message)
         while self._waiting and (size := size + len(self._waiting[0].message)) <= _MOST_BYTES:

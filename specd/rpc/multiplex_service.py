@@ -16,8 +16,8 @@ from specd.errors import InvalidRequestError, SpecdError, to_status
 from specd.rpc.frame_writer import FrameWriter
 from specd.rpc.limits import MAX_STREAMS
 from specd.rpc.messages import INCARNATION
-from specd.v1 import multiplex_pb2, multiplex_pb2_grpc
-from specd.v1.multiplex_pb2 import End, Frame
+from specd.v1 import multiplex_pb2_grpc
+from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest, MultiplexResponse
 
 log = structlog.get_logger()
 
@@ -42,8 +42,8 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
 
     async def Multiplex(
         self,
-        request_iterator: AsyncIterator[multiplex_pb2.Frames],
-        context: grpc.aio.ServicerContext[multiplex_pb2.Frames, multiplex_pb2.Frames],
+        request_iterator: AsyncIterator[MultiplexRequest],
+        context: grpc.aio.ServicerContext[MultiplexRequest, MultiplexResponse],
     ) -> None:
         """Serve the sessions of a coordinator."""
         try:
@@ -52,7 +52,7 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
             await context.read()  # gRPC loses a status that meets a write of the caller
             await context.abort_with_status(to_status(error))
         await context.send_initial_metadata(((INCARNATION, incarnation),))
-        writer = FrameWriter(context.write)
+        writer = FrameWriter(lambda frames: context.write(MultiplexResponse(frames=frames)))
         streams: dict[int, _Stream] = {}
         async with asyncio.TaskGroup() as serving:
             while (frames := cast(Any, await context.read())) is not grpc.aio.EOF:

@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specd/v1/multiplex.proto\x12\x08specd.v1\")\n\x06\x46rames\x12\x1f\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x0f.specd.v1.Frame\"i\n\x05\x46rame\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x12\x11\n\x07message\x18\x03 \x01(\x0cH\x00\x12\x1c\n\x03\x65nd\x18\x04 \x01(\x0b\x32\r.specd.v1.EndH\x00\x42\t\n\x07\x63ontent\"5\n\x03\x45nd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\x0c\x32G\n\x10MultiplexService\x12\x33\n\tMultiplex\x12\x10.specd.v1.Frames\x1a\x10.specd.v1.Frames(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specd/v1/multiplex.proto\x12\x08specd.v1\"3\n\x10MultiplexRequest\x12\x1f\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x0f.specd.v1.Frame\"4\n\x11MultiplexResponse\x12\x1f\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x0f.specd.v1.Frame\"i\n\x05\x46rame\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x12\x11\n\x07message\x18\x03 \x01(\x0cH\x00\x12\x1c\n\x03\x65nd\x18\x04 \x01(\x0b\x32\r.specd.v1.EndH\x00\x42\t\n\x07\x63ontent\"5\n\x03\x45nd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\x0c\x32\\\n\x10MultiplexService\x12H\n\tMultiplex\x12\x1a.specd.v1.MultiplexRequest\x1a\x1b.specd.v1.MultiplexResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specd.v1.multiplex_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMES']._serialized_start=38
-  _globals['_FRAMES']._serialized_end=79
-  _globals['_FRAME']._serialized_start=81
-  _globals['_FRAME']._serialized_end=186
-  _globals['_END']._serialized_start=188
-  _globals['_END']._serialized_end=241
-  _globals['_MULTIPLEXSERVICE']._serialized_start=243
-  _globals['_MULTIPLEXSERVICE']._serialized_end=314
+  _globals['_MULTIPLEXREQUEST']._serialized_start=38
+  _globals['_MULTIPLEXREQUEST']._serialized_end=89
+  _globals['_MULTIPLEXRESPONSE']._serialized_start=91
+  _globals['_MULTIPLEXRESPONSE']._serialized_end=143
+  _globals['_FRAME']._serialized_start=145
+  _globals['_FRAME']._serialized_end=250
+  _globals['_END']._serialized_start=252
+  _globals['_END']._serialized_end=305
+  _globals['_MULTIPLEXSERVICE']._serialized_start=307
+  _globals['_MULTIPLEXSERVICE']._serialized_end=399
 # @@protoc_insertion_point(module_scope)

@@ -40,8 +40,8 @@ class MultiplexServiceStub:
         """
         self.Multiplex = channel.stream_stream(
                 '/specd.v1.MultiplexService/Multiplex',
-                request_serializer=specd_dot_v1_dot_multiplex__pb2.Frames.SerializeToString,
-                response_deserializer=specd_dot_v1_dot_multiplex__pb2.Frames.FromString,
+                request_serializer=specd_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+                response_deserializer=specd_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
                 _registered_method=True)
 
 
@@ -66,8 +66,8 @@ def add_MultiplexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Multiplex': grpc.stream_stream_rpc_method_handler(
                     servicer.Multiplex,
-                    request_deserializer=specd_dot_v1_dot_multiplex__pb2.Frames.FromString,
-                    response_serializer=specd_dot_v1_dot_multiplex__pb2.Frames.SerializeToString,
+                    request_deserializer=specd_dot_v1_dot_multiplex__pb2.MultiplexRequest.FromString,
+                    response_serializer=specd_dot_v1_dot_multiplex__pb2.MultiplexResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,8 +99,8 @@ class MultiplexService:
             request_iterator,
             target,
             '/specd.v1.MultiplexService/Multiplex',
-            specd_dot_v1_dot_multiplex__pb2.Frames.SerializeToString,
-            specd_dot_v1_dot_multiplex__pb2.Frames.FromString,
+            specd_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+            specd_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,7 +22,7 @@ from specd.rpc.messages import INCARNATION
 from specd.rpc.multiplex_service import MultiplexService
 from specd.sampling import Sampling
 from specd.v1 import multiplex_pb2_grpc
-from specd.v1.multiplex_pb2 import End, Frame, Frames
+from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest, MultiplexResponse
 from specd.v1.target_pb2 import VerifyRequest, VerifyResponse
 
 LIFE = "0123"
@@ -233,12 +233,12 @@ def test_a_peer_that_reads_nothing_is_read_no_more() -> None:
     async def run() -> None:
         async with multiplexer_of(amplify) as (_, worker), grpc.aio.insecure_channel(worker.address) as channel:
             call = multiplex_pb2_grpc.MultiplexServiceStub(channel).Multiplex()
-            await call.write(Frames(frames=[Frame(stream=1, session_id="s")]))
+            await call.write(MultiplexRequest(frames=[Frame(stream=1, session_id="s")]))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(2):
                     for _ in range(2000):
                         request = VerifyRequest(token_ids=[1] * 50_000).SerializeToString()
-                        await call.write(Frames(frames=[Frame(stream=1, message=request)]))
+                        await call.write(MultiplexRequest(frames=[Frame(stream=1, message=request)]))
                         await asyncio.sleep(0)
             call.cancel()
 
@@ -268,15 +268,19 @@ def test_a_worker_that_cannot_serve_yet_says_why() -> None:
 
 LIES = {
     "frames of streams that were not begun": [
-        Frames(frames=[Frame(stream=9, message=b"x"), Frame(stream=8, end=End())])
+        MultiplexResponse(frames=[Frame(stream=9, message=b"x"), Frame(stream=8, end=End())])
     ],
-    "no content": [Frames(frames=[Frame(stream=1)])],
-    "a session of its own": [Frames(frames=[Frame(stream=1, session_id="mine")])],
-    "a broken response": [Frames(frames=[Frame(stream=1, message=b"\xff\xff")])],
-    "an unknown status": [Frames(frames=[Frame(stream=1, end=End(code=99, message="\x1b[2J"))])],
-    "details that cannot be parsed": [Frames(frames=[Frame(stream=1, end=End(code=9, details=b"\xff\xff"))])],
-    "an answer to nothing": [Frames(frames=[Frame(stream=1, message=VerifyResponse(round=7).SerializeToString())])],
-    "nothing": [Frames()],
+    "no content": [MultiplexResponse(frames=[Frame(stream=1)])],
+    "a session of its own": [MultiplexResponse(frames=[Frame(stream=1, session_id="mine")])],
+    "a broken response": [MultiplexResponse(frames=[Frame(stream=1, message=b"\xff\xff")])],
+    "an unknown status": [MultiplexResponse(frames=[Frame(stream=1, end=End(code=99, message="\x1b[2J"))])],
+    "details that cannot be parsed": [
+        MultiplexResponse(frames=[Frame(stream=1, end=End(code=9, details=b"\xff\xff"))])
+    ],
+    "an answer to nothing": [
+        MultiplexResponse(frames=[Frame(stream=1, message=VerifyResponse(round=7).SerializeToString())])
+    ],
+    "nothing": [MultiplexResponse()],
     "an end": [],
 }
 
@@ -314,7 +318,7 @@ def test_a_worker_that_never_ends_its_answers_is_read_no_more() -> None:
 
     class Endless(multiplex_pb2_grpc.MultiplexServiceServicer):
         async def Multiplex(self, request_iterator: Any, context: Any) -> None:
-            frames = Frames(frames=[Frame(stream=1, message=BIG.SerializeToString())])
+            frames = MultiplexResponse(frames=[Frame(stream=1, message=BIG.SerializeToString())])
             try:
                 while True:
                     await context.write(frames)
@@ -346,7 +350,7 @@ def test_a_session_that_never_ends_its_answers_waits_for_its_reader() -> None:
     async def run() -> None:
         async with multiplexer_of(flood) as (_, worker), grpc.aio.insecure_channel(worker.address) as channel:
             call = multiplex_pb2_grpc.MultiplexServiceStub(channel).Multiplex()
-            await call.write(Frames(frames=[Frame(stream=1, session_id="s")]))
+            await call.write(MultiplexRequest(frames=[Frame(stream=1, session_id="s")]))
             await asyncio.sleep(1)
             call.cancel()
 

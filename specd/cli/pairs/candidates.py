@@ -77,7 +77,7 @@ def candidates_for(target: ModelSummary, places: Iterable[ModelPlace], *, target
 def _candidate(
     place: ModelPlace, target: ModelSummary, outline: Outline, memory: ModelMemory, targets: int
 ) -> Candidate:
-    """Return a model as a candidate. Raises StartupError, with the reason why it is none."""
+    """Return a model as a candidate. Raises StartupError, with the reason why it cannot be one."""
     summary = summary_of(place)
     if not summary.served or place.directory is None:
         raise StartupError(f"specd cannot serve it: {summary.reason}")
