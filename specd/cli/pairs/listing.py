@@ -16,7 +16,8 @@ from specd.worker.model.fingerprint import FileState
 def listing_of(directories: Iterable[Path], *extra: object) -> str:
     """Return a digest of the states of all models' files, of the machine's memory, and of `extra`.
 
-    It reads no file, but for the names of revisions in the hub's cache. Raises StartupError for a path that is not a directory.
+    It reads no file, but for the names of revisions in the hub's cache. Raises StartupError for a path that is not a
+    directory.
     """
     digest = hashlib.sha256(repr((total_memory(), extra)).encode())
     for directory in _model_directories(directories):
