@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
-from mlx_lm.tuner.utils import load_adapters
 
 from specd.model_info import AdapterInfo
 from specd.worker.cpu.packed_mlp import PackedMLP
 from specd.worker.engine.forward import agree, has_encoder, rewinds_exactly, trial_logits
 from specd.worker.model.adapter_files import AdapterFiles
 from specd.worker.model.fingerprint import digest_of
-
-# mlx-lm's layers, and the names by which they hold the layer that they stand before.
-_BASES: dict[type[Module], str] = {LoRALinear: "linear", LoRASwitchLinear: "linear", LoRAEmbedding: "embedding"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +40,7 @@ class Adapter:
             raise files.wrong("it gives logits that are not finite")
         layers = {path: part for path, part in adapted.named_modules() if path in files.layers}
         for part in layers.values():
-            part.pop(_BASES[type(part)])
+            part.pop(_bases()[type(part)])
             if mx.default_device().type == mx.cpu:
                 part.set_dtype(mx.float32)  # as the network, because 16-bit products do not go through BLAS
             mx.eval(part.parameters())
@@ -88,8 +84,18 @@ def check_logits(network: Module, adapters: Sequence[Adapter], *, batches: bool)
             raise adapter.files.wrong("its logits differ after a rewind: merge it into its model with mlx_lm.fuse")
 
 
+@cache
+def _bases() -> dict[type[Module], str]:
+    """Return mlx-lm's layers, with the names by which they hold the layer that they stand before."""
+    from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear  # late, as below
+
+    return {LoRALinear: "linear", LoRASwitchLinear: "linear", LoRAEmbedding: "embedding"}
+
+
 def _adapted_by_mlx_lm(network: Any, files: AdapterFiles) -> Module:
     """Return a copy of a network, with the same arrays, that mlx-lm has adapted. Raises StartupError."""
+    from mlx_lm.tuner.utils import load_adapters  # late: a worker without adapters does without mlx-lm's training
+
     if has_encoder(network):
         raise files.wrong("its model has an encoder, and mlx-lm has no adapters for one")
     if files.num_layers > len(network.layers):
@@ -100,7 +106,7 @@ def _adapted_by_mlx_lm(network: Any, files: AdapterFiles) -> Module:
         raise files.wrong(f"it does not fit the model: {error}") from error
     adapted.eval()
     for path, part in adapted.named_modules():
-        if path in files.layers and type(part) not in _BASES:
+        if path in files.layers and type(part) not in _bases():
             raise files.wrong(f"its layer {path} is a {type(part).__name__}, which specd does not know")
     return adapted
 
@@ -126,7 +132,7 @@ def _with(part: Any, places: Any) -> Any:
     """Return a part of a network with the low-rank layers at these places in it."""
     if isinstance(places, Module):
         layer: Any = copy.copy(places)
-        setattr(layer, _BASES[type(layer)], part)
+        setattr(layer, _bases()[type(layer)], part)
         return layer
     if isinstance(part, PackedMLP):  # it computes its layers in one
         part = part.plain
