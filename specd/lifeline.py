@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import os
@@ -45,6 +46,7 @@ class Lifeline:
         # The start's objects live as long as the process. Each collection would visit them all, while everything waits.
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # otherwise libraries report at the end that their objects are still there
         log.info("ready", version=__version__, address=address, **facts)
         if tell_supervisor(address=address, **facts) and self._supervisor is not None:
             self._supervisor.setblocking(False)
