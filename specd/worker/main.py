@@ -74,7 +74,8 @@ async def run_worker(
         schedule_in_batches()
     certificates = load_certificates(settings, role=process)
     guard = Guard(process, listen=settings.listen, certificates=certificates)
-    server = Server(settings.listen, (service_name, "specd.v1.ModelService"), guard)
+    services = service_name, "specd.v1.ModelService", "specd.v1.MultiplexService"
+    server = Server(settings.listen, services, guard)
     deferred = Deferred[Worker](f"the model {settings.model} to load")
     add_services(deferred, server.grpc)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(deferred), server.grpc)

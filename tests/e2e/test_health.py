@@ -16,8 +16,8 @@ from tests.e2e.calls import responses_to
 
 SERVICES = {
     "coordinator": {"specd.v1.GenerationService", "specd.v1.SessionService"},
-    "draft-worker": {"specd.v1.DraftService", "specd.v1.ModelService"},
-    "target-worker": {"specd.v1.TargetService", "specd.v1.ModelService"},
+    "draft-worker": {"specd.v1.DraftService", "specd.v1.ModelService", "specd.v1.MultiplexService"},
+    "target-worker": {"specd.v1.TargetService", "specd.v1.ModelService", "specd.v1.MultiplexService"},
 }
 
 

@@ -23,7 +23,7 @@ from specd.identity.tokens import new_token
 from specd.rpc.access import ANYBODY, MAY_CALL
 from specd.rpc.channel import open_channel
 from specd.rpc.credentials import PLAIN, ClientCredentials
-from specd.v1 import draft_pb2, generation_pb2, session_pb2, target_pb2
+from specd.v1 import draft_pb2, generation_pb2, multiplex_pb2, session_pb2, target_pb2
 from tests.e2e.guarded import (
     NAMES,
     Guarded,
@@ -39,7 +39,7 @@ from tests.e2e.processes import PATIENCE_SECONDS, start_specd
 from tests.security.http_door import pipelined
 
 # The descriptors of all that a process can have.
-FILES = [each.DESCRIPTOR for each in (draft_pb2, generation_pb2, session_pb2, target_pb2)]
+FILES = [each.DESCRIPTOR for each in (draft_pb2, generation_pb2, multiplex_pb2, session_pb2, target_pb2)]
 
 # Who may call the methods of each process. BY_TOKEN is a coordinator that asks for tokens.
 PEERS = {Role.DRAFT_WORKER: Role.COORDINATOR, Role.TARGET_WORKER: Role.COORDINATOR, Role.COORDINATOR: Role.CLIENT}
