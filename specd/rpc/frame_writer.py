@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-import grpc
-
 from specd.v1.multiplex_pb2 import Frame
 
 # The most bytes that one message gathers. A longer frame goes by itself.
@@ -51,7 +49,7 @@ class FrameWriter:
         try:
             while self._waiting:
                 await self._write(self._next_frames())
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError):  # gRPC has several for a call that has ended
             self._is_broken = True
             self._waiting.clear()
             self._waiting_bytes = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import grpc
 import structlog
@@ -53,21 +53,27 @@ class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
             await context.abort_with_status(to_status(error))
         await context.send_initial_metadata(((INCARNATION, incarnation),))
         writer = FrameWriter(lambda frames: context.write(MultiplexResponse(frames=frames)))
-        streams: dict[int, _Stream] = {}
-        async with asyncio.TaskGroup() as serving:
-            while (frames := cast(Any, await context.read())) is not grpc.aio.EOF:
-                for frame in frames.frames:
-                    if (stream := streams.get(frame.stream)) is not None:
-                        stream.take(frame)
-                    elif frame.WhichOneof("content") == "session_id":
-                        stream = streams[frame.stream] = _Stream(frame, writer, self._parse)
-                        stream.serving = serving.create_task(self._serve_stream(stream, len(streams)))
-                        # Not at the end of the task, because one that is cancelled first never runs.
-                        stream.serving.add_done_callback(partial(_forget, streams, stream.number))
-                await writer.make_room()
-            for stream in streams.values():
-                stream.say_eof()
+        try:
+            async with asyncio.TaskGroup() as serving:
+                await self._serve_streams(context, writer, serving)
+        except ExceptionGroup as group:  # the streams report their own errors, so this is of a request
+            raise group.exceptions[0] from None
         await writer.flush()
+
+    async def _serve_streams(self, context: Any, writer: FrameWriter, serving: asyncio.TaskGroup) -> None:
+        streams: dict[int, _Stream] = {}
+        while (request := await context.read()) is not grpc.aio.EOF:
+            for frame in request.frames:
+                if (stream := streams.get(frame.stream)) is not None:
+                    stream.take(frame)
+                elif frame.WhichOneof("content") == "session_id":
+                    stream = streams[frame.stream] = _Stream(frame, writer, self._parse)
+                    stream.serving = serving.create_task(self._serve_stream(stream, len(streams)))
+                    # Not at the end of the task, because one that is cancelled first never runs.
+                    stream.serving.add_done_callback(partial(_forget, streams, stream.number))
+            await writer.make_room()
+        for stream in streams.values():
+            stream.say_eof()
 
     async def _serve_stream(self, stream: _Stream, num_streams: int) -> None:
         end = End(code=code_pb2.CANCELLED)

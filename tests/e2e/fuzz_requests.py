@@ -12,16 +12,17 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from specd.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2, session_pb2, target_pb2
+from specd.v1 import draft_pb2, generation_pb2, model_pb2, multiplex_pb2, sampling_pb2, session_pb2, target_pb2
 
 VOCABULARY_SIZE = 8192
 PROMPT = "def fibonacci(n):"
 
 _FILES = {
     "coordinator": (generation_pb2, session_pb2, health_pb2, reflection_pb2),
-    "draft": (draft_pb2, model_pb2, health_pb2, reflection_pb2),
-    "target": (target_pb2, model_pb2, health_pb2, reflection_pb2),
+    "draft": (draft_pb2, model_pb2, multiplex_pb2, health_pb2, reflection_pb2),
+    "target": (target_pb2, model_pb2, multiplex_pb2, health_pb2, reflection_pb2),
 }
+_SESSIONS = (("Draft", draft_pb2), ("Target", target_pb2))
 METHODS: list[tuple[str, MethodDescriptor]] = [
     (process, method)
     for process, files in _FILES.items()
@@ -98,6 +99,8 @@ class RequestGenerator:
             return target_pb2.VerifyRequest(
                 round=upto(100), position=position, token_ids=tokens, proposal=proposal, sampling=sampling
             )
+        if name == "MultiplexRequest":
+            return self._multiplexed()
         if name in {"GetSessionRequest", "DeleteSessionRequest"}:
             request_class: Any = GetMessageClass(method.input_type)
             session: Message = request_class(session_id=self.session_id())
@@ -113,6 +116,20 @@ class RequestGenerator:
             return reflection_pb2.ServerReflectionRequest(**cast(Any, pick(fields)))
         empty: Message = GetMessageClass(method.input_type)()
         return empty
+
+    def _multiplexed(self) -> Message:
+        """Return frames of a few sessions, most of them in an order that is right, with requests of either worker."""
+        pick, frames = self.random.choice, list[multiplex_pb2.Frame]()
+        methods = [file.DESCRIPTOR.services_by_name[f"{name}Service"].methods[0] for name, file in _SESSIONS]
+        for stream in range(1 + self.random.randrange(3)):
+            frames.append(multiplex_pb2.Frame(stream=stream, session_id="fuzzed"))
+            for _ in range(self.random.randrange(3)):
+                data = self.valid_message(pick(methods)).SerializeToString()
+                frames.append(multiplex_pb2.Frame(stream=stream, message=pick([data, data, self.mutated(data)])))
+            frames.append(multiplex_pb2.Frame(stream=stream, end=multiplex_pb2.End(code=pick([0, 0, 1, 99]))))
+        if self.random.random() < 0.2:
+            self.random.shuffle(frames)
+        return multiplex_pb2.MultiplexRequest(frames=frames)
 
     def _sampling(self) -> sampling_pb2.SamplingParameters:
         pick = self.random.choice

@@ -18,8 +18,10 @@ from coordinator.workers.errors import WorkerError, WorkerLostError
 from coordinator.workers.multiplexer import Multiplexer
 from coordinator.workers.stream import GrpcTargetStream
 from specd.errors import InvalidRequestError, UnavailableError, error_info, to_status
+from specd.rpc.access import anyone
 from specd.rpc.messages import INCARNATION
 from specd.rpc.multiplex_service import MultiplexService
+from specd.rpc.refusals import refusing_server
 from specd.sampling import Sampling
 from specd.v1 import multiplex_pb2_grpc
 from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest, MultiplexResponse
@@ -375,6 +377,31 @@ def test_frames_that_cannot_be_parsed_end_the_call() -> None:
             with pytest.raises(ValueError, match="parsed"):
                 await call.read()
             assert multiplexer.has_ended
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
+
+
+def test_a_request_that_cannot_be_parsed_ends_the_call_with_its_reason() -> None:
+    """The server checks requests as those of specd do: specd/rpc/refusals.py."""
+
+    async def run() -> None:
+        server = refusing_server([], anyone)
+        service = MultiplexService(lambda: LIFE, echo, VerifyRequest.FromString)
+        multiplex_pb2_grpc.add_MultiplexServiceServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: Any = channel.stream_stream("/specd.v1.MultiplexService/Multiplex")
+            call = method()
+            await call.write(MultiplexRequest(frames=[Frame(stream=1, session_id="s")]).SerializeToString())
+            await call.initial_metadata()
+            await call.write(b"\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                while True:  # the status of its stream can come before
+                    assert await call.read() is not grpc.aio.EOF
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error_info(raised.value).reason == "BROKEN_MESSAGE"
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(run(), SECONDS))
