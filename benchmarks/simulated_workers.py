@@ -98,8 +98,16 @@ class _SimulatedWorker(model_pb2_grpc.ModelServiceServicer):
         for start in range(0, len(self._tokenizer), _CHUNK_BYTES):
             yield model_pb2.GetTokenizerResponse(chunk=self._tokenizer[start : start + _CHUNK_BYTES])
 
-    async def _step_end(self) -> None:
-        await self._step_ends.wait()
+    async def serve(self, context: Any) -> None:
+        """Serve one session."""
+        await context.send_initial_metadata(((INCARNATION, self.incarnation),))
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await self._step_ends.wait()
+            await context.write(self._answer(request))
+
+    def _answer(self, request: Any) -> Any:
+        """Return the answer to a request of the worker's method."""
+        raise NotImplementedError
 
     def _time(self) -> model_pb2.WorkerTime:
         return model_pb2.WorkerTime(compute_seconds=self._step_seconds, num_sessions=1, step_tokens=1)
@@ -116,26 +124,21 @@ class SimulatedTarget(_SimulatedWorker, target_pb2_grpc.TargetServiceServicer):
         """Serve one session."""
         await self.serve(context)
 
-    async def serve(self, context: Any) -> None:
-        """Serve one session."""
-        await context.send_initial_metadata(((INCARNATION, self.incarnation),))
-        while (request := await context.read()) is not grpc.aio.EOF:
-            await self._step_end()
-            length, last = request.position + len(request.token_ids), request.token_ids[-1]
-            accepted = 0
-            for token in request.proposal:
-                if token != next_token(length + accepted, last):
-                    break
-                accepted, last = accepted + 1, token
-            response = target_pb2.VerifyResponse(
-                round=request.round,
-                num_accepted=accepted,
-                next_token_id=next_token(length + accepted, last),
-                cached_len=length + len(request.proposal),
-                margins=[],
-                time=self._time(),
-            )
-            await context.write(response)
+    def _answer(self, request: target_pb2.VerifyRequest) -> target_pb2.VerifyResponse:
+        length, last = request.position + len(request.token_ids), request.token_ids[-1]
+        accepted = 0
+        for token in request.proposal:
+            if token != next_token(length + accepted, last):
+                break
+            accepted, last = accepted + 1, token
+        return target_pb2.VerifyResponse(
+            round=request.round,
+            num_accepted=accepted,
+            next_token_id=next_token(length + accepted, last),
+            cached_len=length + len(request.proposal),
+            margins=[],
+            time=self._time(),
+        )
 
 
 class SimulatedDraft(_SimulatedWorker, draft_pb2_grpc.DraftServiceServicer):
@@ -149,24 +152,19 @@ class SimulatedDraft(_SimulatedWorker, draft_pb2_grpc.DraftServiceServicer):
         """Serve one session."""
         await self.serve(context)
 
-    async def serve(self, context: Any) -> None:
-        """Serve one session."""
-        await context.send_initial_metadata(((INCARNATION, self.incarnation),))
-        while (request := await context.read()) is not grpc.aio.EOF:
-            await self._step_end()
-            length, last = request.position + len(request.token_ids), request.token_ids[-1]
-            proposal = list[int]()
-            for position in range(length, length + request.num_draft_tokens):
-                last = (next_token(position, last) + (position % 5 == 0)) % VOCABULARY_SIZE
-                proposal.append(last)
-            response = draft_pb2.ProposeResponse(
-                round=request.round,
-                token_ids=proposal,
-                cached_len=length + max(len(proposal) - 1, 0),
-                time=self._time(),
-                confidences=[1.0] * len(proposal) if request.min_confidences else (),
-            )
-            await context.write(response)
+    def _answer(self, request: draft_pb2.ProposeRequest) -> draft_pb2.ProposeResponse:
+        length, last = request.position + len(request.token_ids), request.token_ids[-1]
+        proposal = list[int]()
+        for position in range(length, length + request.num_draft_tokens):
+            last = (next_token(position, last) + (position % 5 == 0)) % VOCABULARY_SIZE
+            proposal.append(last)
+        return draft_pb2.ProposeResponse(
+            round=request.round,
+            token_ids=proposal,
+            cached_len=length + max(len(proposal) - 1, 0),
+            time=self._time(),
+            confidences=[1.0] * len(proposal) if request.min_confidences else (),
+        )
 
 
 async def main() -> None:

@@ -15,6 +15,8 @@ from grpc_status import rpc_status
 from specd.startup_error import StartupError as StartupError  # noqa: PLC0414 - modules without gRPC import it there
 
 DOMAIN = "specd"
+# The name of the trailing metadata in which gRPC carries the details of a status.
+STATUS_DETAILS = "grpc-status-details-bin"
 
 # A message can quote a request of any length, and gRPC fails on a status longer than a few KiB.
 _MOST_CHARACTERS = 1000

@@ -45,8 +45,8 @@ def rounds_along(agreements: Sequence[bool], k: int) -> TrialRounds:
     """Return the greedy rounds with k draft tokens along a text, of which `agreements` has one entry for each token.
 
     An entry is whether the draft, after the text before this token, chooses the target's token. A round accepts tokens
-    up to the first that differs, so a proposal that is accepted so far has the text before it: the rounds are exactly
-    those of speculative decoding. A last round, which the end of the text cuts short, does not count.
+    up to the first that differs. The draft has then proposed each accepted token after the target's own text, so these
+    are exactly the rounds of speculative decoding. A last round that the end of the text cuts short does not count.
     """
     at, total = 0, TrialRounds()
     while at + k < len(agreements):

@@ -55,7 +55,9 @@ class UpSettings(Settings):
         "by naming it as its model.",
     )
     draft_adapters: Adapters = Field(
-        "", description="Adapters for the draft in the same form, which proposes with the one of the target's name."
+        "",
+        description="LoRA adapters for the draft, in the same form. For a session with an adapter, the draft uses its "
+        "own adapter of the same name, if it has one.",
     )
     targets: int = Field(
         1,

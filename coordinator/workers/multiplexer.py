@@ -12,6 +12,7 @@ from typing import Any, cast
 import grpc
 from google.rpc import code_pb2
 
+from specd.errors import STATUS_DETAILS
 from specd.rpc.frame_writer import FrameWriter
 from specd.v1 import multiplex_pb2_grpc
 from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest
@@ -19,7 +20,6 @@ from specd.v1.multiplex_pb2 import End, Frame, MultiplexRequest
 _SECONDS_TO_END = 5.0  # for a worker to end the call after the last stream
 # Answers to its latest requests, and its status.
 _MOST_LATE_FRAMES = 8
-_DETAILS = "grpc-status-details-bin"
 _ERRORS = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
@@ -169,7 +169,7 @@ class MultiplexedCall:
 
 def _status_of(end: End) -> grpc.aio.AioRpcError:
     code = _ERRORS.get(end.code, grpc.StatusCode.UNKNOWN)
-    return _status(code, end.message, *([(_DETAILS, end.details)] if end.details else []))
+    return _status(code, end.message, *([(STATUS_DETAILS, end.details)] if end.details else []))
 
 
 def _status(code: grpc.StatusCode, message: str, *trailing: tuple[str, bytes]) -> grpc.aio.AioRpcError:

@@ -64,7 +64,7 @@ def chat(
     options: RequestOptions,
     system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = "",
     history: Annotated[
-        bool, typer.Option(help="Keep the typed lines for later conversations, in a file of yours alone.")
+        bool, typer.Option(help="Keep the typed lines for later conversations, in a file that only you can read.")
     ] = True,
     address: Address = DEFAULT_ADDRESS,
     tls_ca: TlsCa = None,

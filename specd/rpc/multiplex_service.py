@@ -12,7 +12,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 
-from specd.errors import InvalidRequestError, SpecdError, to_status
+from specd.errors import STATUS_DETAILS, InvalidRequestError, SpecdError, to_status
 from specd.rpc.frame_writer import FrameWriter
 from specd.rpc.limits import MAX_STREAMS
 from specd.rpc.messages import INCARNATION
@@ -23,7 +23,6 @@ log = structlog.get_logger()
 
 # The most requests of a stream that wait. Sessions read at once, and each request supersedes the one before.
 _MOST_UNREAD = 64
-_DETAILS = "grpc-status-details-bin"
 
 
 class MultiplexService(multiplex_pb2_grpc.MultiplexServiceServicer):
@@ -155,7 +154,7 @@ class _Stream:
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         """End the stream with a status."""
-        for_programs = dict(trailing_metadata).get(_DETAILS, b"")
+        for_programs = dict(trailing_metadata).get(STATUS_DETAILS, b"")
         raise _EndedError(End(code=code.value[0], message=details, details=for_programs))
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:

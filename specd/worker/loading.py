@@ -97,7 +97,7 @@ def load_worker(
 
 
 def _beside_adapters(self_draft: str, adapters: Sequence[AdapterFiles]) -> str:
-    """Return what a target drafts with beside adapters. A head reads the states of the model alone, so there is none.
+    """Return the draft of a target with adapters, which cannot be a head: a head knows the states of the model alone.
 
     Raises StartupError for a head that was asked for.
     """

@@ -31,7 +31,7 @@ class DraftChooser:
         self._record = PairRecord()
 
     def recall(self) -> DraftChoice | None:
-        """Return the remembered choice; None if there is none, or if the models here are not the same any more.
+        """Return the remembered choice; None without one, or after a change of the models on this machine.
 
         It loads nothing, and reads no more than samples of the target's weights.
         """
