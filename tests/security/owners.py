@@ -27,16 +27,23 @@ class Owner:
 
 @asynccontextmanager
 async def stack_with_owners(
-    directory: Path, limits: Mapping[str, Mapping[str, int]], *, http: str = "", **settings: str
+    directory: Path,
+    limits: Mapping[str, Mapping[str, int]],
+    *,
+    http: str = "",
+    cache: Path | None = None,
+    **settings: str,
 ) -> AsyncIterator[tuple[Stack, dict[str, Owner]]]:
     """Start a stack with these settings of its coordinator, and clients by name, each with limits of its own.
 
-    `http` is where its gateway listens; "" for none.
+    `http` is where its gateway listens; "" for none. `cache` is the user's cache directory, if not the usual one.
     """
     texts = make_tokens(directory / "tokens", *limits, **limits)
     environment = {f"SPECD_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
     environment |= {"SPECD_COORDINATOR_TOKENS": str(directory / "tokens"), "OPENBLAS_NUM_THREADS": "1"}
     environment["SPECD_LOG_FORMAT"] = "json"
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = str(cache)
     async with AsyncExitStack() as open_:
         stack = await open_.enter_async_context(
             Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT, http=http, environment=environment)
