@@ -36,9 +36,9 @@ from never_slower import save_random_draft
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
+from specd.child import Child
 from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT
-from specd.supervisor import Child
 
 PLANNER, TARGET_ONLY = "planner", "k = 0"
 # Requests, tokens of each, and the least ratio to the best fixed k.

@@ -37,8 +37,9 @@ from typing import Any
 import psutil
 
 from specd.bench.environment import console, environment, new_table, say
+from specd.child import Child
 from specd.client import AsyncClient, Delta
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 
 ROOT = Path(__file__).parents[1]
 MAKE = """

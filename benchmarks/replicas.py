@@ -35,9 +35,10 @@ import psutil
 from simulated_workers import VOCABULARY_SIZE, next_token
 
 from specd.bench.environment import console, environment, new_table
+from specd.child import Child
 from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 
 SESSIONS_PER_TARGET = 8
 ENDLESS = 20_000  # tokens

@@ -6,8 +6,12 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import json
 import os
 import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import structlog
 
@@ -24,6 +28,8 @@ class Lifeline:
         self._stop = asyncio.Event()
         self._announced = False
         self._supervisor = supervisor()
+        self._unread = b""
+        self.on_message: Callable[[Mapping[str, Any]], None] | None = None  # called with those of the supervisor
 
     def open(self) -> None:
         """Watch for SIGINT, SIGTERM and the end of the supervisor."""
@@ -31,7 +37,7 @@ class Lifeline:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         if self._supervisor is not None:
-            loop.add_reader(self._supervisor, self._on_supervisor_gone)
+            loop.add_reader(self._supervisor, self._on_supervisor)
 
     @property
     def announced(self) -> bool:
@@ -62,6 +68,28 @@ class Lifeline:
         with contextlib.suppress(OSError):  # the supervisor has ended, or hangs
             self._supervisor.send(b"\n")
         asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    @property
+    def has_supervisor(self) -> bool:
+        """Whether a supervisor has started this process."""
+        return self._supervisor is not None
+
+    def _on_supervisor(self) -> None:
+        """Take the messages of the supervisor, or its end."""
+        assert self._supervisor is not None
+        try:
+            received = self._supervisor.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._on_supervisor_gone()
+            return
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            if self.on_message is not None:
+                self.on_message(json.loads(line))
 
     def _on_supervisor_gone(self) -> None:
         assert self._supervisor is not None

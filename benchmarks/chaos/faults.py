@@ -11,7 +11,8 @@ import signal
 from collections.abc import AsyncIterator
 
 from benchmarks.wire_faults import Wire
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 from tests.e2e.faults import is_whole
 
 _LONGEST_SECONDS = 2.0  # of a fault that passes

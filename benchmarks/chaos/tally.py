@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.requests import Answer
-from specd.supervisor import Child
+from specd.child import Child
 from tests.e2e.faults import scrape
 
 _COUNTED = ("generated_tokens", "rounds", "proposed_tokens", "accepted_tokens", "target_replays")

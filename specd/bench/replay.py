@@ -19,11 +19,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specd.bench.contenders import Specd
 from specd.bench.setup import SPECD, Setup
+from specd.child import Child
 from specd.client import NO_RETRIES, AsyncClient
 from specd.protocol import PROTOCOL
 from specd.rpc.channel import open_channel
 from specd.rpc.messages import INCARNATION
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.v1 import draft_pb2, draft_pb2_grpc, model_pb2, model_pb2_grpc
 from specd.version import __version__
 

@@ -27,11 +27,11 @@ from specd.settings import (
     load_settings,
 )
 from specd.startup_error import StartupError
-from specd.supervisor import target_names
 from specd.up_settings import UpSettings
 from specd.worker.model.adapter_files import read_adapters
 from specd.worker.model.directory import is_repository
 from specd.worker.model.outline import Outline, check_draft, outline_of
+from specd.worker_group import target_names
 
 # What several targets share on a machine.
 _SHARED = ("blas_threads", "cache_bytes", "prefix_cache_bytes")

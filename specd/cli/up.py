@@ -18,10 +18,11 @@ from specd.up_settings import UpSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specd.child import Child
     from specd.cli.auto_draft import AutoDraft
     from specd.cli.preflight import Preflight
     from specd.cli.progress import StartProgress
-    from specd.supervisor import Child, Stack
+    from specd.supervisor import Stack
 
 
 @settings_options(UpSettings)
@@ -75,7 +76,8 @@ def _is_brief() -> bool:
 
 async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
     from specd.cli.progress import StartProgress
-    from specd.supervisor import Stack, target_names
+    from specd.supervisor import Stack
+    from specd.worker_group import target_names
 
     settings = preflight.settings
     console = _new_console()

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from specd.supervisor import Child
+from specd.child import Child
 from specd.v1.draft_pb2 import ProposeRequest
 from specd.v1.sampling_pb2 import (
     SessionSampling,

@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 from specd.v1.generation_pb2 import StopConditions
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_COUPLED, AcceptanceMethod, SamplingParameters
 from tests.e2e.completions import Completion

@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from specd.child import Child
 from specd.identity.authority import Authority, standard_leaves
 from specd.identity.roles import Role
 from specd.identity.tokens import Token, new_token, write_tokens
 from specd.rpc.credentials import ClientCredentials
-from specd.supervisor import Child
 from tests.e2e.processes import PATIENCE_SECONDS, environment
 
 # From a process that is guarded to the name that its certificate has.

@@ -16,7 +16,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 
 # An awaited event comes within seconds, or within this time on a busy machine.
 PATIENCE_SECONDS = 120

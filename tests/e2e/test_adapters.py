@@ -14,9 +14,10 @@ import grpc
 import pytest
 
 from specd import AsyncClient
+from specd.child import Child
 from specd.errors import InvalidRequestError, NotFoundError, error_info
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import Resumption, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters

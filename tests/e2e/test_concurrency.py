@@ -14,10 +14,11 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from specd.child import Child
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import NO_PREFIX_CACHE, Child, Stack
+from specd.supervisor import NO_PREFIX_CACHE, Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateResponse, StopConditions
 from specd.v1.sampling_pb2 import SamplingParameters

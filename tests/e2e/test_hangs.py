@@ -19,11 +19,12 @@ from coordinator.core import Plan, SessionSetup
 from coordinator.workers.errors import WorkerLateError, WorkerLostError
 from coordinator.workers.session_calls import propose_calls
 from coordinator.workers.stream import GrpcDraftStream
+from specd.child import Child
 from specd.errors import error_info
 from specd.rpc.channel import open_channel
 from specd.sampling import Sampling
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from specd.vocabulary import TokenSource
 from tests.e2e.completions import Completion

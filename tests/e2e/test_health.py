@@ -9,9 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from specd.child import Child
 from specd.rpc.channel import open_channel
 from specd.rpc.server import LIVENESS
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.calls import responses_to
 
 SERVICES = {

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 from tests.e2e.completions import Completion
 from tests.e2e.faults import ENVIRONMENT, assert_same, complete, eventually, is_whole, sessions_and_tokens
 from tests.raw_client import RawClient

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from specd.child import Child
 from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, run_specd, start_specd
 from tests.e2e.test_upgrades import PROMPTS as LOADED

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 from tests.e2e.processes import draft_of
 
 

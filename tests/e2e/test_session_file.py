@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import pytest
 
+from specd.child import Child
 from specd.client import NO_RETRIES, AsyncClient
 from specd.errors import NotFoundError, SpecdError
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.v1 import session_pb2, session_pb2_grpc
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import PATIENCE_SECONDS, processes_mentioning, run_specd, start_specd

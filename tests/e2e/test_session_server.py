@@ -16,8 +16,9 @@ from coordinator.sessions.session_server import SessionServer
 from coordinator.sessions.session_store import KeptSession, SessionStore
 from specd import AsyncClient
 from specd.addresses import check_session_server
+from specd.child import Child
 from specd.errors import ConflictError, NotFoundError, UnavailableError
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.text.chat import Chat
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.session_servers import BINARY, LocalServer

@@ -15,10 +15,11 @@ import pytest
 from coordinator.sessions.shared_quotas import SharedQuotas
 from specd import AsyncClient
 from specd.caller import CallerLimits
+from specd.child import Child
 from specd.client import NO_RETRIES
 from specd.errors import ResourceExhaustedError
 from specd.rpc.credentials import ClientCredentials
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.guarded import make_tokens
 from tests.e2e.session_servers import BINARY, LocalServer

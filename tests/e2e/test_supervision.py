@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specd import supervisor
+from specd import child as children
+from specd.child import Child
 from specd.errors import StartupError
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.faults import ENVIRONMENT, Undisturbed, assert_same, complete, eventually, is_whole
 from tests.raw_client import RawClient
 
@@ -65,7 +66,7 @@ async def test_sessions_of_a_target_that_hangs_go_on_with_the_next_one(
 
 
 async def test_a_process_that_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr(children, "_LONGEST_BACKOFF_SECONDS", 0.1)
     child = Child("target-worker", [sys.executable, "-c", _ENDS], {})
     await child.start()
     with pytest.raises(StartupError, match="the target-worker ended 11 times in a row, last with exit code 0"):

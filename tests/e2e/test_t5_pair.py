@@ -11,9 +11,10 @@ import grpc
 import mlx.core as mx
 import pytest
 
+from specd.child import Child
 from specd.errors import error_info
 from specd.settings import EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from specd.text.tokenizer import Tokenizer
 from specd.v1 import session_pb2, session_pb2_grpc
 from specd.v1.generation_pb2 import (

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from specd import AsyncClient
+from specd.child import Child
 from specd.client import Retrying, RetryPolicy
 from specd.errors import SpecdError
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.faults import ENVIRONMENT, SEED, is_whole
 from tests.e2e.faults import eventually as eventually_async
 from tests.e2e.processes import PATIENCE_SECONDS, draft_of

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from specd.child import Child
 from specd.rpc.channel import open_channel
 from specd.rpc.messages import INCARNATION
 from specd.rpc.multiplex_service import MultiplexService
-from specd.supervisor import Child
 from specd.v1 import (
     draft_pb2,
     draft_pb2_grpc,

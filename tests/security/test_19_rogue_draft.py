@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from specd.supervisor import Child, Stack
+from specd.child import Child
+from specd.supervisor import Stack
 from specd.v1.draft_pb2 import ProposeResponse
 from specd.v1.model_pb2 import StepCost
 from specd.v1.sampling_pb2 import ACCEPTANCE_METHOD_REJECTION, SamplingParameters, TokenDistribution

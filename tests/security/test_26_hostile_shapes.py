@@ -18,8 +18,9 @@ from typing import Any
 import grpc
 import pytest
 
+from specd.child import Child
 from specd.settings import EMBEDDED_DRAFT
-from specd.supervisor import Child, Stack
+from specd.supervisor import Stack
 from tests.e2e.calls import error_of
 from tests.e2e.processes import PATIENCE_SECONDS
 from tests.security.attacks import GENERATE

@@ -1,0 +1,71 @@
+"""The models of a coordinator that serves several, in a file that its supervisor or its operator writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from specd.startup_error import StartupError
+
+_MOST_CHARACTERS = 500  # of a wrong file in an error
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+@checked_dataclass(frozen=True, config={"extra": "forbid"})
+class ModelEntry:
+    """A model that requests can name.
+
+    Its workers are at `target` and `draft`, in the form of the coordinator's settings. With a `key`, the supervisor
+    starts and stops them under this key; without one they run all the time. They need `num_bytes` of memory. A `pinned`
+    model is loaded at the start and stays; another one is unloaded after `idle_seconds` without a request.
+    """
+
+    name: Name
+    target: Name
+    draft: str = ""
+    key: str = ""
+    num_bytes: Annotated[int, Field(ge=0)] = 0
+    pinned: bool = False
+    idle_seconds: Annotated[float, Field(gt=0)] = math.inf
+
+
+@checked_dataclass(frozen=True, config={"extra": "forbid"})
+class ModelEntries:
+    """The models by which a coordinator serves requests, the first one those that name none.
+
+    Those that are loaded at the same time need at most `budget_bytes`; None is no limit.
+    """
+
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
+    budget_bytes: Annotated[int, Field(gt=0)] | None = None
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.models]
+        if doubled := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two models have the name {doubled[0]!r}")
+
+    def to_json(self) -> str:
+        """Return the content of a file."""
+        return json.dumps(asdict(self), indent=1)  # JSON of Python: it has Infinity
+
+
+def read_model_entries(path: Path) -> ModelEntries:
+    """Return the models in a file. Raises StartupError."""
+    try:
+        return TypeAdapter(ModelEntries).validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"the file of models {path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{_place_of(each)}: {each['msg']}" for each in error.errors())
+        raise StartupError(f"the file of models {path} is wrong: {problems[:_MOST_CHARACTERS]}") from error
+
+
+def _place_of(problem: Any) -> str:
+    return ".".join(map(str, problem["loc"])) or "the whole file"

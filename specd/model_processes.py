@@ -1,0 +1,179 @@
+"""The workers of several models, which start and stop as the coordinator asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from specd.model_entries import ModelEntries, ModelEntry
+from specd.startup_error import StartupError
+from specd.worker_group import WorkerGroup, WorkerModels
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model that is to be served under a name, with its workers and their memory; ModelEntry explains the fields."""
+
+    workers: WorkerModels
+    num_bytes: int = 0
+    pinned: bool = False
+    idle_seconds: float = float("inf")
+
+    @property
+    def name(self) -> str:
+        """The name by which requests choose it."""
+        return self.workers.name
+
+
+@dataclass(frozen=True)
+class ModelPlans:
+    """The models that are to be served, within a budget of memory; None is no limit."""
+
+    plans: tuple[ModelPlan, ...]
+    budget_bytes: int | None = None
+
+
+@dataclass
+class _Running:
+    """A group of workers that runs, starts, or ends."""
+
+    group: WorkerGroup
+    is_ready: bool = False
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class ModelProcesses:
+    """Starts and stops groups of workers, each by the key that it has in the coordinator's file of models.
+
+    A model that changes gets a new key, so that the old workers serve until the new ones are ready.
+    """
+
+    def __init__(
+        self,
+        plans: ModelPlans,
+        file: Path,
+        new_group: Callable[[str, WorkerModels], WorkerGroup],
+        tell: Callable[..., None],
+    ) -> None:
+        """Write the file of models. `new_group` makes the group of a key; `tell` sends the coordinator a message."""
+        self._file, self._new_group, self._tell = file, new_group, tell
+        self._plans: dict[str, ModelPlan] = {}  # by key
+        self._running: dict[str, _Running] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._num_versions = 0
+        self._write(plans)
+
+    def replace(self, plans: ModelPlans) -> None:
+        """Serve these models from now on. What has not changed keeps its workers."""
+        self._write(plans)
+        self._tell(event="models")
+
+    def take(self, request: Mapping[str, Any]) -> None:
+        """Do what the coordinator asks for."""
+        match request:
+            case {"request": "list"}:  # from a coordinator that has just started
+                for key in [key for key in self._running if key not in self._plans]:
+                    self._unload(key)
+                self._tell(event="running", keys=[key for key, each in self._running.items() if each.is_ready])
+            case {"request": "load", "key": str(key)}:
+                self._load(key)
+            case {"request": "unload", "key": str(key)}:
+                self._unload(key)
+
+    def show_progress(self, key: str, process: str, progress: Mapping[str, Any]) -> None:
+        """Tell the coordinator how far the start of a process is."""
+        self._tell(event="progress", key=key, process=process, **progress)
+
+    async def stop(self) -> None:
+        """Stop all workers."""
+        for key in [*self._running]:
+            self._unload(key)
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        for running in self._running.values():
+            for child in running.group.children:
+                child.kill()
+
+    def _write(self, plans: ModelPlans) -> None:
+        known = {plan: key for key, plan in self._plans.items()}
+        entries, kept = [], {}
+        for plan in plans.plans:
+            key = next((key for each, key in known.items() if each.workers == plan.workers), None)
+            if key is None:
+                self._num_versions += 1
+                key = str(self._num_versions)
+            kept[key] = plan
+            group = self._new_group(key, plan.workers)
+            entries.append(
+                ModelEntry(
+                    name=plan.name,
+                    target=group.target_addresses,
+                    draft=group.draft_address,
+                    key=key,
+                    num_bytes=plan.num_bytes,
+                    pinned=plan.pinned,
+                    idle_seconds=plan.idle_seconds,
+                )
+            )
+        self._plans = kept
+        self._file.write_text(ModelEntries(tuple(entries), plans.budget_bytes).to_json())
+
+    def _load(self, key: str) -> None:
+        running = self._running.get(key)
+        if running is not None:
+            if running.is_ready:
+                self._tell(event="loaded", key=key)
+            return
+        plan = self._plans.get(key)
+        if plan is None:
+            self._tell(event="failed", key=key, reason="it is no longer in the file of models")
+            return
+        running = self._running[key] = _Running(self._new_group(key, plan.workers))
+        running.task = asyncio.ensure_future(self._run(key, running))
+
+    async def _run(self, key: str, running: _Running) -> None:
+        """Start a group, and watch it until its last target is given up."""
+        reason = ""
+        try:
+            await running.group.start()
+            running.is_ready = True
+            log.info("a model is loaded", model=self._name_of(key))
+            self._tell(event="loaded", key=key)
+            await running.group.wait()
+        except (StartupError, OSError) as error:
+            reason = str(error)
+            log.error("a model cannot be served", model=self._name_of(key), reason=reason)
+        finally:
+            await asyncio.shield(running.group.stop())
+        self._running.pop(key, None)
+        self._tell(event="failed", key=key, reason=reason)
+
+    def _unload(self, key: str) -> None:
+        running = self._running.get(key)
+        if running is None or running.task is None:
+            self._tell(event="unloaded", key=key)
+            return
+        stopping = asyncio.ensure_future(self._stop(key, running))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+
+    async def _stop(self, key: str, running: _Running) -> None:
+        assert running.task is not None
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
+        if self._running.get(key) is running:
+            del self._running[key]
+        log.info("a model is unloaded", model=self._name_of(key))
+        self._tell(event="unloaded", key=key)
+
+    def _name_of(self, key: str) -> str:
+        return self._plans[key].name if key in self._plans else f"{key}, which was replaced"

@@ -1,0 +1,100 @@
+"""The worker processes of one model, which start and stop together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from specd.child import Child, together
+from specd.machine import gpu_of
+
+
+def target_names(number: int, model: str = "") -> list[str]:
+    """Return the names of the target workers of a model, which has a name only if there are several models."""
+    first = f"target-worker {model}".rstrip()
+    return [first, *(f"{first} {i}" for i in range(2, number + 1))]
+
+
+@dataclass(frozen=True)
+class WorkerModels:
+    """The models of a group of workers, and how they are held.
+
+    `num_targets` processes hold the target and share the sessions, each in `num_ranks` parts. `name` tells groups
+    apart, "" if there is one group. `draft` is "" without a draft worker. `options` are further options by process.
+    """
+
+    target: str
+    draft: str = ""
+    num_targets: int = 1
+    num_ranks: int = 1
+    name: str = ""
+    options: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+
+class WorkerGroup:
+    """The target workers of a model and its draft worker, on Unix sockets."""
+
+    def __init__(self, models: WorkerModels, sockets: str, new_child: Callable[..., Child]) -> None:
+        """Put the sockets at `sockets` with "target" or "draft" behind it.
+
+        `new_child` makes a child from its name, its arguments, and the environment and options of its own.
+        """
+        suffixes = ["", *(f"-{i}" for i in range(2, models.num_targets + 1))]
+        addresses = [f"unix:{sockets}target{suffix}" for suffix in suffixes]
+        self.target_addresses = ",".join(addresses)
+        self.draft_address = f"unix:{sockets}draft" if models.draft else ""
+        self.draft: Child | None = None
+        if models.draft:
+            name = f"draft-worker {models.name}".rstrip()
+            arguments = ("--model", models.draft, "--listen", self.draft_address)
+            self.draft = new_child(name, *arguments, options=models.options)
+        self.targets: list[Child] = []
+        names = target_names(models.num_targets, models.name)
+        for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
+            roles = [["--listen", address]]
+            if models.num_ranks > 1:
+                roles[0] += ["--ranks", str(models.num_ranks), "--ranks-listen", f"{address}-ranks"]
+                roles += [["--follow", f"{address}-ranks", "--rank", str(rank)] for rank in range(1, models.num_ranks)]
+            first, *followers = [
+                new_child(
+                    f"{name} (rank {rank})" if rank else name,
+                    *("--model", models.target, *role),
+                    own_environment=gpu_of(i * models.num_ranks + rank, models.num_targets * models.num_ranks),
+                    options=models.options,
+                )
+                for rank, role in enumerate(roles)
+            ]
+            first.followers = followers
+            self.targets.append(first)
+        self._watching: dict[Child, asyncio.Task[None]] = {}
+
+    @property
+    def children(self) -> list[Child]:
+        """The draft worker, then the target workers."""
+        return [*([self.draft] if self.draft is not None else []), *self.targets]
+
+    async def start(self) -> None:
+        """Start all processes, and restart those that end from now on. Raises StartupError if one does not start."""
+        await together(*map(self._start, self.children))
+
+    async def _start(self, child: Child) -> None:
+        await child.start()
+        if child.on_progress is not None:
+            child.on_progress({"stage": "ready"})
+        self._watching[child] = asyncio.ensure_future(child.run())
+
+    async def wait(self) -> None:
+        """Wait for ever. Raises StartupError once the last target worker is given up."""
+        given_up = await asyncio.gather(*(self._watching[target] for target in self.targets), return_exceptions=True)
+        for error in given_up:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def stop(self) -> None:
+        """Stop all processes."""
+        for watch in self._watching.values():
+            watch.cancel()
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
+        for child in self.children:
+            await child.stop()
