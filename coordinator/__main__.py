@@ -4,9 +4,9 @@ from pathlib import Path
 
 # Plain imports come first, and this one has to: it sets variables that gRPC reads when it is imported.
 import specd.launch
+from specd.coordinator_settings import CoordinatorSettings
 from specd.identity.certificates import check_certificates
 from specd.identity.tokens import read_tokens
-from specd.settings import CoordinatorSettings
 
 
 def check_tokens(settings: CoordinatorSettings) -> None:

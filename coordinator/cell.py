@@ -22,10 +22,10 @@ from coordinator.workers.stream import GrpcDraftStream, GrpcTargetStream
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
 from specd.addresses import split_addresses
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import StartupError
 from specd.identity.certificates import Certificates
 from specd.model_info import ModelInfo, encoder_conflict, tokenizer_conflict
-from specd.settings import CoordinatorSettings
 from specd.text.tokenizer import Tokenizer
 
 Stream = TypeVar("Stream")

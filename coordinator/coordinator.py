@@ -37,11 +37,11 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker, TargetDraft
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError
 from specd.matching.vocabulary import GrammarVocabulary
 from specd.model_info import ModelInfo
 from specd.sampling import check_count, check_token_ids
-from specd.settings import CoordinatorSettings
 from specd.step_costs import StepCosts
 from specd.text.chat import Chat
 from specd.text.kept_tokens import with_kept_tokens
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """Shared by all requests: the targets, the drafts, admission, sessions and quotas."""
+    """Shared by all requests for a model: the targets, the drafts, admission, sessions and quotas."""
 
     def __init__(
         self,
@@ -66,17 +66,18 @@ class Coordinator:
         tokenizer: Tokenizer,
         targets: Workers[TargetStream],
         drafts: Workers[DraftStream],
+        sessions: SessionStore,
+        name: str = "",
     ) -> None:
-        """Use targets of which one is there with this model and tokenizer."""
+        """Use targets of which one is there with this model and tokenizer. The model has the name, if one is given."""
         self.settings = settings
-        self.model = model
+        self._name = name
+        self.model = self._named(model)
         self.metrics = metrics
         self._target_names: dict[str, str] = {}  # by address
         self.drafts = Drafts(drafts)
         self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
-        self.sessions = SessionStore(
-            settings.session_idle_seconds, settings.session_budget_tokens, time.time, time.monotonic
-        )
+        self.sessions = sessions
         capacities = Capacities(self.replicas.capacities, self.replicas.choose)
         self.admission = Admission(capacities, max_queued=settings.max_queued, clock=time.perf_counter)
         self.quotas = Quotas(time.perf_counter)
@@ -129,10 +130,13 @@ class Coordinator:
         """Return what a target worker proposes tokens with, if it does so instead of a draft worker."""
         return None if self.settings.draft else target.self_draft
 
-    def keep_sessions(self, keeper: SessionKeeper) -> None:
-        """Keep sessions outside of this process, too."""
-        self.keeper = keeper
-        self.sessions.on_forget = keeper.forget
+    def _named(self, model: ModelInfo) -> ModelInfo:
+        return replace(model, name=self._name) if self._name else model
+
+    def hide_targets(self) -> None:
+        """Remove the targets from the metrics."""
+        for replica in self.replicas.all:
+            self._remove_replica(replica)
 
     @property
     def target_draft(self) -> TargetDraft | None:
@@ -148,7 +152,8 @@ class Coordinator:
     @property
     def served_model(self) -> ModelInfo:
         """The model of requests that name none: the target as it is now, or was last."""
-        return self.replicas.workers.model or self.model
+        model = self.replicas.workers.model
+        return self._named(model) if model is not None else self.model
 
     def check_model(self, name: str) -> None:
         """Raise NotFoundError unless this is the name of a served model, or empty."""

@@ -7,30 +7,37 @@ start-up; later it leaves sessions without a draft, visibly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+import hashlib
+import signal
+import time
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from prometheus_client import CollectorRegistry
 
-from coordinator.cell import Cell
-from coordinator.coordinator import Coordinator
+from coordinator.models.kept_sessions import KeptSessions
+from coordinator.models.loader import Loader
+from coordinator.models.models import Models
+from coordinator.models.served_model import ServedModel, Shared
 from coordinator.service import GenerationService
 from coordinator.session_service import SessionService
-from coordinator.sessions.session_file import SessionFile
-from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.sessions.quota import Quotas
+from coordinator.telemetry.metrics import CoordinatorMetrics, error_counter
+from coordinator.telemetry.model_registries import ModelRegistries
 from specd.addresses import NAME_PREFIX, split_addresses
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import StartupError
-from specd.identity.certificates import Certificates, load_certificates
+from specd.identity.certificates import load_certificates
 from specd.identity.roles import Role
 from specd.identity.tokens import TokenFile
+from specd.model_entries import ModelEntries, ModelEntry, read_model_entries
 from specd.rpc.access import Guard
-from specd.rpc.deferred import Deferred
 from specd.rpc.limits import ConnectionAge
 from specd.rpc.metrics_endpoint import MetricsEndpoint, add_build_info, new_registry
 from specd.rpc.server import Server
-from specd.settings import CoordinatorSettings
+from specd.supervised import supervisor
 from specd.v1 import generation_pb2_grpc, session_pb2_grpc
 
 if TYPE_CHECKING:
@@ -66,33 +73,89 @@ async def run(settings: CoordinatorSettings) -> None:
     )
     registry = new_registry()
     add_build_info(registry, "coordinator")
-    metrics = CoordinatorMetrics(registry)
-    deferred = Deferred[Coordinator]("the target worker")
+    errors = error_counter(registry)
+    shared = Shared(settings, certificates, Quotas(time.perf_counter))
+    loader = Loader()
+    models = _models(shared, registry, loader)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-        GenerationService(deferred, metrics, server), server.grpc
+        GenerationService(models, errors, server, stall_seconds=settings.client_stall_seconds), server.grpc
     )
-    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(deferred, metrics), server.grpc)
+    session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(models, errors), server.grpc)
     async with AsyncExitStack() as connections:
+        connections.push_async_callback(models.close)
         endpoint = connections.enter_context(MetricsEndpoint(settings.metrics_listen, registry, certificates))
-        begin_trace = connections.enter_context(_tracing(settings.otlp_endpoint))
+        shared.begin_trace = connections.enter_context(_tracing(settings.otlp_endpoint))
         await server.start()
-        starting = asyncio.ensure_future(_start(settings, certificates, server, metrics, begin_trace, connections))
+
+        _connect(models, shared, loader, server)
+        starting = asyncio.ensure_future(models.begin())
         stopping = asyncio.ensure_future(server.wait_for_stop())
         try:
             # The workers may never come: a signal ends the wait for them.
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                coordinator = starting.result()
-                deferred.set(coordinator)
-                server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **coordinator.model_names())
-                await server.set_serving(coordinator.replicas.workers.model is not None)
-                reviewing = asyncio.ensure_future(_review(coordinator))
+                starting.result()
+                server.announce(metrics_address=endpoint.address, metrics_url=endpoint.url, **models.facts())
+                await server.set_serving(models.are_serving)
+                reviewing = asyncio.ensure_future(_review(models))
                 await stopping
                 reviewing.cancel()
         finally:
             starting.cancel()
             stopping.cancel()
             await server.stop(settings.shutdown_grace_seconds)
+
+
+def _connect(models: Models, shared: Shared, loader: Loader, server: Server) -> None:
+    """Let the health of the server follow the models, and the models their file and the supervisor."""
+
+    def read_again() -> None:
+        try:
+            models.replace(read_model_entries(Path(shared.settings.models)))
+        except StartupError as error:
+            log.error("the models stay as they are", error=str(error))
+
+    async def show_serving() -> None:
+        if server.announced:
+            await server.set_serving(models.are_serving)
+
+    shared.on_change = show_serving
+    loader.on_models = read_again
+    server.on_supervisor_message(loader.take)
+    if shared.settings.models:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+
+
+def _models(shared: Shared, registry: CollectorRegistry, loader: Loader) -> Models:
+    """Return the models of the settings, one without a name or several from a file. Raises StartupError."""
+    settings = shared.settings
+    registries = ModelRegistries()
+    known: dict[str, CoordinatorMetrics] = {}
+    if settings.models:
+        entries = read_model_entries(Path(settings.models))
+        if any(entry.key for entry in entries.models) and supervisor() is None:
+            raise StartupError(f"the file of models {settings.models} has a key, and there is no supervisor to load it")
+        registry.register(registries)
+    else:
+        entries = ModelEntries((ModelEntry("", settings.target, settings.draft),))
+
+    def new_model(entry: ModelEntry, before: ServedModel | None) -> ServedModel:
+        if entry.name not in known:
+            known[entry.name] = CoordinatorMetrics(registries.of(entry.name) if settings.models else registry)
+        metrics = known[entry.name]
+        sessions = before.sessions if before is not None else KeptSessions(settings, metrics, _file_of(entry, settings))
+        return ServedModel(entry, shared, metrics, sessions)
+
+    return Models(entries, new_model, loader)
+
+
+def _file_of(entry: ModelEntry, settings: CoordinatorSettings) -> Path | None:
+    """Return the session file of a model; each of several models has one of its own."""
+    if not settings.session_file:
+        return None
+    path = Path(settings.session_file)
+    digest = hashlib.sha256(entry.name.encode()).hexdigest()[:12]
+    return path.with_name(f"{path.stem}-{digest}{path.suffix}") if entry.name else path
 
 
 def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
@@ -107,89 +170,14 @@ def _tracing(endpoint: str) -> AbstractContextManager[BeginTrace | None]:
     return open_tracing(endpoint)
 
 
-async def _review(coordinator: Coordinator) -> None:
+async def _review(models: Models) -> None:
     """Drop expired sessions, review waiting requests, and keep what was learnt, also when no client calls."""
     while True:
         await asyncio.sleep(_REVIEW_SECONDS)
-        coordinator.sessions.expire()
-        coordinator.admission.review()
-        await coordinator.replicas.keep_learnt()
-
-
-async def _start(
-    settings: CoordinatorSettings,
-    certificates: Certificates | None,
-    server: Server,
-    metrics: CoordinatorMetrics,
-    begin_trace: BeginTrace | None,
-    connections: AsyncExitStack,
-) -> Coordinator:
-    """Wait for the workers and check that they fit."""
-    file = _open_session_file(settings, metrics)  # before the wait for workers: a wrong one is an error at once
-    if file is not None:
-        connections.push_async_callback(file.close)
-    cell = Cell(settings, certificates, metrics, connections)
-    model, tokenizer = await cell.connect_targets()
-    await cell.connect_drafts()
-    coordinator = Coordinator(
-        settings, metrics, model=model, tokenizer=tokenizer, targets=cell.targets, drafts=cell.drafts
-    )
-
-    async def on_change() -> None:
-        coordinator.replicas.recall_learnt()
-        coordinator.admission.review()
-        if server.announced:
-            await server.set_serving(cell.targets.model is not None)
-
-    cell.on_change = on_change
-    await _keep_sessions(settings, coordinator, file)
-    if settings.session_server:
-        connections.push_async_callback(coordinator.keeper.close)
-        connections.push_async_callback(coordinator.quotas.close)
-    coordinator.begin_trace = begin_trace
-    connections.push_async_callback(coordinator.renderer.close)
-    connections.push_async_callback(coordinator.replicas.keep_learnt)
-    return coordinator
-
-
-def _open_session_file(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> SessionFile | None:
-    """Open the session file, if the settings name one. Raises StartupError if it is required and cannot be used."""
-    if not settings.session_file:
-        return None
-    with _session_file_required(settings):
-        return SessionFile(Path(settings.session_file), metrics.count_unsaved_turn)
-    return None
-
-
-@contextmanager
-def _session_file_required(settings: CoordinatorSettings) -> Iterator[None]:
-    """Turn an error of the session file into a warning, unless the file is required."""
-    try:
-        yield
-    except StartupError as error:
-        if settings.session_file_required:
-            raise
-        log.warning("sessions are kept in memory alone", error=str(error))
-
-
-async def _keep_sessions(settings: CoordinatorSettings, coordinator: Coordinator, file: SessionFile | None) -> None:
-    """Keep sessions in the file, or on a server if the settings name one. Raises StartupError."""
-    model, store = coordinator.model.fingerprint, coordinator.sessions
-    if file is not None:
-        with _session_file_required(settings):
-            sessions = await asyncio.to_thread(file.load, model)
-            coordinator.keep_sessions(file)
-            store.restore(sessions)
-    elif settings.session_server:
-        try:
-            from coordinator.sessions.session_server import SessionServer
-            from coordinator.sessions.shared_quotas import SharedQuotas
-        except ImportError as error:
-            raise StartupError(
-                "sessions cannot be kept on a server: install specd[valkey], which has its client, or set no server"
-            ) from error
-        on_failure = coordinator.metrics.count_unsaved_turn
-        coordinator.keep_sessions(
-            SessionServer(settings.session_server, model, store, settings.session_idle_seconds, on_failure)
-        )
-        coordinator.quotas = SharedQuotas(settings.session_server)
+        models.review()
+        for model in models.all:
+            model.sessions.store.expire()
+        for model in models.present:
+            if model.coordinator is not None:
+                model.coordinator.admission.review()
+                await model.coordinator.replicas.keep_learnt()

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import secrets
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, replace
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import grpc
+from prometheus_client import Counter
 
 from coordinator.conversation import MAX_ENTRIES, chat_from
-from coordinator.coordinator import Coordinator
 from coordinator.core import Round
 from coordinator.generation import Emission, Generation
+from coordinator.models.loader import LoadProgress
+from coordinator.models.models import Models, starting
+from coordinator.models.served_model import ModelState, ServedModel
+from coordinator.models.waiting import Waiting
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
 from coordinator.sessions.request import GenerationRequest, StopConditions
 from coordinator.sessions.resumption import Resumption
-from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.token_count import count_tokens
 from specd.caller import Caller
@@ -29,7 +32,6 @@ from specd.errors import ClientStalledError, UnavailableError
 from specd.model_info import ModelInfo
 from specd.protocol import PROTOCOL
 from specd.rpc.access import current_caller
-from specd.rpc.deferred import Deferred
 from specd.rpc.messages import (
     draft_source_from,
     grammar_from,
@@ -60,6 +62,15 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _SEED_BITS = 32
 
 
+_STATES = {
+    ModelState.UNLOADED: generation_pb2.MODEL_STATE_UNLOADED,
+    ModelState.WAITING: generation_pb2.MODEL_STATE_WAITING,
+    ModelState.LOADING: generation_pb2.MODEL_STATE_LOADING,
+    ModelState.READY: generation_pb2.MODEL_STATE_READY,
+    ModelState.LEAVING: generation_pb2.MODEL_STATE_LEAVING,
+}
+
+
 class _UnreadMessage:
     """The last message of a stream, until its client has read it."""
 
@@ -88,37 +99,49 @@ class _UnreadMessage:
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Generates text for clients."""
 
-    def __init__(self, coordinator: Deferred[Coordinator], metrics: CoordinatorMetrics, server: Server) -> None:
-        self._coordinator = coordinator
-        self._metrics = metrics
+    def __init__(self, models: Models, errors: Counter, server: Server, *, stall_seconds: float) -> None:
+        """A client that leaves a message unread for `stall_seconds` ends its call."""
+        self._models = models
+        self._errors = errors
         self._server = server
+        self._stall_seconds = stall_seconds
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: _Context) -> None:
         """Stream a completion."""
         unread = _UnreadMessage()
         async with (
-            reporting_errors(context, self._metrics.errors, before_status=unread.taken),
+            reporting_errors(context, self._errors, before_status=unread.taken),
             self._server.until_stopped(_STOPPING),
         ):
             traceparent = dict(context.invocation_metadata() or ()).get("traceparent", "")
-            coordinator = self._coordinator.get()
-            coordinator.check_model(request.model)
-            converted = await _converted(request, str(traceparent), current_caller())
-            del request  # as long as the prompt, and of no use to the rounds
-            emissions = Generation(coordinator, converted).emissions()
-            async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
-                async for batch in batches:
-                    await unread.write(context, response_from(batch), coordinator.settings.client_stall_seconds)
+            async with self._using(request.model, request.session_id, waits=not request.refuse_unloaded) as waiting:
+                async for progress in waiting.progress():
+                    loading = generation_pb2.GenerateResponse(loading=_load_progress(progress))
+                    await unread.write(context, loading, self._stall_seconds)
+                coordinator = await waiting.ready()
+                coordinator.check_model(request.model)
+                converted = await _converted(request, str(traceparent), current_caller())
+                del request  # as long as the prompt, and of no use to the rounds
+                emissions = Generation(coordinator, converted).emissions()
+                async with aclosing(at_intervals(emissions, coordinator.settings.stream_interval_seconds)) as batches:
+                    async for batch in batches:
+                        await unread.write(context, response_from(batch), self._stall_seconds)
 
     async def CountTokens(
         self, request: generation_pb2.CountTokensRequest, context: _Context
     ) -> generation_pb2.CountTokensResponse:
         """Count the tokens of a generation's prompt."""
-        async with reporting_errors(context, self._metrics.errors):
-            coordinator = self._coordinator.get()
-            coordinator.check_model(request.generation.model)
-            converted = await _converted(request.generation, "", current_caller())
-            count = await count_tokens(coordinator, converted, add_special_tokens=not request.without_special_tokens)
+        async with reporting_errors(context, self._errors):
+            generation = request.generation
+            async with self._using(
+                generation.model, generation.session_id, waits=not generation.refuse_unloaded
+            ) as waiting:
+                coordinator = await waiting.ready()
+                coordinator.check_model(generation.model)
+                converted = await _converted(generation, "", current_caller())
+                count = await count_tokens(
+                    coordinator, converted, add_special_tokens=not request.without_special_tokens
+                )
             return generation_pb2.CountTokensResponse(
                 prompt_tokens=len(count.token_ids),
                 source_tokens=count.source_tokens,
@@ -131,8 +154,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.DetokenizeRequest, context: _Context
     ) -> generation_pb2.DetokenizeResponse:
         """Return the text of tokens."""
-        async with reporting_errors(context, self._metrics.errors):
-            coordinator = self._coordinator.get()
+        async with reporting_errors(context, self._errors), self._using(request.model) as waiting:
+            coordinator = await waiting.ready()
             coordinator.check_model(request.model)
             return generation_pb2.DetokenizeResponse(text=await coordinator.detokenize(request.token_ids))
 
@@ -140,15 +163,27 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.ListModelsRequest, context: _Context
     ) -> generation_pb2.ListModelsResponse:
         """List the models that a request can name."""
-        async with reporting_errors(context, self._metrics.errors):
-            return generation_pb2.ListModelsResponse(models=map(_public, self._coordinator.get().models))
+        async with reporting_errors(context, self._errors):
+            response = generation_pb2.ListModelsResponse()
+            for model in self._models.all:
+                if model.name:
+                    response.statuses.append(self._status_of(model))
+                if model.infos:
+                    response.models.extend(map(_public, model.infos))
+                elif model.name:
+                    response.models.add(name=model.name)
+                else:
+                    raise starting()
+            return response
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: _Context
     ) -> generation_pb2.GetModelInfoResponse:
         """Describe the models and the limits of a request."""
-        async with reporting_errors(context, self._metrics.errors):
-            coordinator = self._coordinator.get()
+        waits = not request.refuse_unloaded
+        async with reporting_errors(context, self._errors), self._using(request.model, waits=waits) as waiting:
+            coordinator = await waiting.ready()
+            coordinator.check_model(request.model)
             draft = coordinator.draft_model
             return generation_pb2.GetModelInfoResponse(
                 target=_public(coordinator.served_model),
@@ -163,9 +198,31 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 protocol=PROTOCOL,
             )
 
+    @asynccontextmanager
+    async def _using(self, name: str, session_id: str = "", *, waits: bool = True) -> AsyncIterator[Waiting]:
+        """Use the model that a request names, or that its session has."""
+        model = await self._models.find(name, current_caller().name, session_id)
+        async with self._models.using(model, waits=waits) as waiting:
+            yield waiting
+
+    def _status_of(self, model: ServedModel) -> generation_pb2.ModelStatus:
+        is_loading = model.state is ModelState.LOADING
+        return generation_pb2.ModelStatus(
+            name=model.name,
+            state=_STATES[model.state],
+            loading=_load_progress(self._models.progress_of(model)) if is_loading else None,
+            memory_bytes=model.entry.num_bytes,
+            pinned=model.entry.pinned,
+            active_requests=model.num_users,
+        )
+
+
+def _load_progress(progress: LoadProgress) -> generation_pb2.LoadProgress:
+    return generation_pb2.LoadProgress(**asdict(progress))
+
 
 def _public(model: ModelInfo) -> model_pb2.Model:
-    return to_model(dataclasses.replace(model, name=model.public_name))
+    return to_model(replace(model, name=model.public_name))
 
 
 async def _converted(request: generation_pb2.GenerateRequest, traceparent: str, caller: Caller) -> GenerationRequest:
@@ -256,7 +313,7 @@ def _sampling(request: generation_pb2.GenerateRequest) -> Sampling:
     sampling = sampling_from(message)
     if request.sampling.HasField("seed"):
         return sampling
-    return dataclasses.replace(sampling, seed=secrets.randbits(_SEED_BITS))
+    return replace(sampling, seed=secrets.randbits(_SEED_BITS))
 
 
 def response_from(emissions: Sequence[Emission]) -> generation_pb2.GenerateResponse:
@@ -320,7 +377,7 @@ def _round(rounds: Sequence[Round]) -> generation_pb2.Round:
 
 def _statistics(statistics: SessionStatistics) -> generation_pb2.SessionStatistics:
     known = generation_pb2.SessionStatistics.DESCRIPTOR.fields_by_name
-    values = {name: value for name, value in dataclasses.asdict(statistics).items() if name in known}
+    values = {name: value for name, value in asdict(statistics).items() if name in known}
     values["sources"] = to_source_counts(statistics.sources)
     return generation_pb2.SessionStatistics(
         **values,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError
-from specd.settings import CoordinatorSettings
 from specd.vocabulary import PROPOSERS, DraftSource, TokenSource
 
 

@@ -103,6 +103,9 @@ class SamplingFields(StrictModel):
     model: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="The model's id, or an adapter's; without it, the model itself."
     )
+    refuse_unloaded: bool | None = Field(
+        None, description="Answer 503 if the model is not loaded, which then begins to load, and do not wait for it."
+    )
     temperature: Temperature | None = Field(
         None, description="0 is greedy, else from 0.01 to 100. Default 1, as OpenAI."
     )

@@ -11,25 +11,29 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from specd.model_info import public_name_of
 from specd.startup_error import StartupError
 
 _MOST_CHARACTERS = 500  # of a wrong file in an error
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+# Names that no request could send or no label could show are of no use.
+Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x20]*$")]
 
 
 @checked_dataclass(frozen=True, config={"extra": "forbid"})
 class ModelEntry:
     """A model that requests can name.
 
-    Its workers are at `target` and `draft`, in the form of the coordinator's settings. With a `key`, the supervisor
+    Its workers are at `target` and `draft`, in the form of the coordinator's settings. Requests can also name one of
+    its `adapters`. With a `key`, the supervisor
     starts and stops them under this key; without one they run all the time. They need `num_bytes` of memory. A `pinned`
     model is loaded at the start and stays; another one is unloaded after `idle_seconds` without a request.
     """
 
     name: Name
-    target: Name
+    target: Annotated[str, Field(min_length=1)]
     draft: str = ""
+    adapters: tuple[Name, ...] = ()
     key: str = ""
     num_bytes: Annotated[int, Field(ge=0)] = 0
     pinned: bool = False
@@ -47,9 +51,21 @@ class ModelEntries:
     budget_bytes: Annotated[int, Field(gt=0)] | None = None
 
     def __post_init__(self) -> None:
-        names = [entry.name for entry in self.models]
+        names = [name for entry in self.models for name in (entry.name, *entry.adapters)]
+        if not all(names) and len(names) > 1:
+            raise ValueError("a model has no name")
+        if paths := [name for name in names if public_name_of(name) != name]:
+            raise ValueError(f"{paths[0]!r} is a path: give the model a name")
+        pinned = sum(entry.num_bytes for entry in self.models if entry.pinned)
+        needed = {entry.name: pinned + (0 if entry.pinned else entry.num_bytes) for entry in self.models}
+        name = max(needed, key=needed.__getitem__)
+        if self.budget_bytes is not None and needed[name] > self.budget_bytes:
+            raise ValueError(
+                f"the model {name!r} and the pinned ones need {needed[name]} bytes together, more than the budget of "
+                f"{self.budget_bytes}"
+            )
         if doubled := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two models have the name {doubled[0]!r}")
+            raise ValueError(f"two models or adapters have the name {doubled[0]!r}")
 
     def to_json(self) -> str:
         """Return the content of a file."""

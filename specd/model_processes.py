@@ -22,6 +22,7 @@ class ModelPlan:
     """A model that is to be served under a name, with its workers and their memory; ModelEntry explains the fields."""
 
     workers: WorkerModels
+    adapters: tuple[str, ...] = ()
     num_bytes: int = 0
     pinned: bool = False
     idle_seconds: float = float("inf")
@@ -64,7 +65,8 @@ class ModelProcesses:
     ) -> None:
         """Write the file of models. `new_group` makes the group of a key; `tell` sends the coordinator a message."""
         self._file, self._new_group, self._tell = file, new_group, tell
-        self._plans: dict[str, ModelPlan] = {}  # by key
+        self._plans: dict[str, ModelPlan] = {}  # by key, also earlier ones, which the coordinator may still want
+        self._current: set[str] = set()
         self._running: dict[str, _Running] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._num_versions = 0
@@ -79,7 +81,7 @@ class ModelProcesses:
         """Do what the coordinator asks for."""
         match request:
             case {"request": "list"}:  # from a coordinator that has just started
-                for key in [key for key in self._running if key not in self._plans]:
+                for key in [key for key in self._running if key not in self._current]:
                     self._unload(key)
                 self._tell(event="running", keys=[key for key, each in self._running.items() if each.is_ready])
             case {"request": "load", "key": str(key)}:
@@ -104,14 +106,16 @@ class ModelProcesses:
                 child.kill()
 
     def _write(self, plans: ModelPlans) -> None:
-        known = {plan: key for key, plan in self._plans.items()}
-        entries, kept = [], {}
+        entries = []
+        current = {plan.name: key for key, plan in self._plans.items() if key in self._current}
+        self._current = set()
         for plan in plans.plans:
-            key = next((key for each, key in known.items() if each.workers == plan.workers), None)
-            if key is None:
+            key = current.get(plan.name, "")
+            if not key or self._plans[key].workers != plan.workers:
                 self._num_versions += 1
                 key = str(self._num_versions)
-            kept[key] = plan
+            self._plans[key] = plan
+            self._current.add(key)
             group = self._new_group(key, plan.workers)
             entries.append(
                 ModelEntry(
@@ -119,12 +123,12 @@ class ModelProcesses:
                     target=group.target_addresses,
                     draft=group.draft_address,
                     key=key,
+                    adapters=plan.adapters,
                     num_bytes=plan.num_bytes,
                     pinned=plan.pinned,
                     idle_seconds=plan.idle_seconds,
                 )
             )
-        self._plans = kept
         self._file.write_text(ModelEntries(tuple(entries), plans.budget_bytes).to_json())
 
     def _load(self, key: str) -> None:
@@ -133,10 +137,7 @@ class ModelProcesses:
             if running.is_ready:
                 self._tell(event="loaded", key=key)
             return
-        plan = self._plans.get(key)
-        if plan is None:
-            self._tell(event="failed", key=key, reason="it is no longer in the file of models")
-            return
+        plan = self._plans[key]
         running = self._running[key] = _Running(self._new_group(key, plan.workers))
         running.task = asyncio.ensure_future(self._run(key, running))
 
@@ -146,7 +147,6 @@ class ModelProcesses:
         try:
             await running.group.start()
             running.is_ready = True
-            log.info("a model is loaded", model=self._name_of(key))
             self._tell(event="loaded", key=key)
             await running.group.wait()
         except (StartupError, OSError) as error:
@@ -172,8 +172,7 @@ class ModelProcesses:
         await asyncio.gather(running.task, return_exceptions=True)
         if self._running.get(key) is running:
             del self._running[key]
-        log.info("a model is unloaded", model=self._name_of(key))
         self._tell(event="unloaded", key=key)
 
     def _name_of(self, key: str) -> str:
-        return self._plans[key].name if key in self._plans else f"{key}, which was replaced"
+        return self._plans[key].name

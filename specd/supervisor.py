@@ -1,8 +1,8 @@
 """Supervisor of the processes: starts, restarts and stops them.
 
 A process that ends is restarted, with a growing pause. Without the draft worker the target decodes alone, and without
-the gateway clients have gRPC. A coordinator, or the last target worker, that ends repeatedly ends the supervisor. Of
-several models, one that ends repeatedly is not served until the coordinator asks for it again.
+the gateway clients have gRPC. A coordinator, or the last target worker, that ends repeatedly ends the supervisor. Where
+there are several models, one that ends repeatedly is not served until the coordinator asks for it again.
 """
 
 from __future__ import annotations

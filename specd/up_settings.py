@@ -11,15 +11,9 @@ from pydantic_settings import SettingsConfigDict
 
 from specd.adapter_settings import Adapters
 from specd.addresses import is_local
+from specd.coordinator_settings import CoordinatorSettings
 from specd.setting_types import Address, Directories, DraftTokens, File, MetricsAddress, ModelOrNone, Seconds
-from specd.settings import (
-    DEFAULT_ADDRESS,
-    DRAFT_TOKENS_HELP,
-    EMBEDDED_DRAFT,
-    EMBEDDED_TARGET,
-    CoordinatorSettings,
-    Settings,
-)
+from specd.settings import DEFAULT_ADDRESS, DRAFT_TOKENS_HELP, EMBEDDED_DRAFT, EMBEDDED_TARGET, Settings
 from specd.startup_error import StartupError
 from specd.user_cache import user_cache_directory
 from specd.vocabulary import LOOKUP_ALONE, OWN_HEAD, TokenSource

@@ -69,6 +69,16 @@ class SessionFile(SessionKeeper):
         with self._explained():
             return self._thread.submit(self._load).result()
 
+    def load_all(self) -> list[KeptSession]:
+        """Return the sessions of all models, as `load` does, before it is known which model there is."""
+        with self._explained():
+            return self._thread.submit(self._read).result()
+
+    def rename_model(self, model: str) -> None:
+        """Let the sessions in the file be those of another model with the same tokens, by its fingerprint."""
+        self._model = model
+        self._thread.submit(self._database.execute, "update sessions set model = ?", (model,))
+
     async def save(self, session: KeptSession) -> None:
         """Write the session, and wait until it is written, or for two seconds."""
         session = replace(session)  # another turn can begin during the wait
@@ -141,6 +151,9 @@ class SessionFile(SessionKeeper):
 
     def _load(self) -> list[KeptSession]:
         self._database.execute("delete from sessions where model != ?", (self._model,))
+        return self._read()
+
+    def _read(self) -> list[KeptSession]:
         sessions = []
         for client, session_id, content in self._database.execute(
             "select client, session_id, content from sessions order by last_used_at"

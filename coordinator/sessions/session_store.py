@@ -123,6 +123,11 @@ class SessionStore:
             session.use = _use_at(last_used_at)
         self.expire()
 
+    def clear(self) -> None:
+        """Forget all sessions, except those on which a turn runs."""
+        for session in [*self._sessions.values()]:
+            self.drop(session.session_id, session.client)
+
     def begin(self, session_id: str, client: str) -> KeptSession:
         """Start the first turn of a client's new session."""
         self.expire()

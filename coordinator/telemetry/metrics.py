@@ -36,7 +36,6 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "sessions": ("Generations by finish reason, cancelled or failed.", "outcome"),
     "unsaved_turns": ("Turns that could not be kept in the session file or on the session server.",),
     "reused_prompt_tokens": ("Prompt tokens that a worker had in its prefix cache, by worker.", "worker"),
-    "errors": ("Requests that failed, by gRPC status code and reason.", "code", "reason"),
     "wire_bytes": ("Size of the messages between coordinator and workers.",),
 }
 _HISTOGRAMS: dict[str, tuple[str, ...]] = {
@@ -64,14 +63,8 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "target_available": ("1 while a target is connected.",),
     "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
 }
-# A counter whose series begins with its first error shows Prometheus no rise: those with alerts begin at 0.
+# A counter whose series begins with its first count shows Prometheus no rise: those with alerts begin at 0.
 _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "errors": (
-        ("RESOURCE_EXHAUSTED", "QUEUE_FULL"),
-        ("DEADLINE_EXCEEDED", "CLIENT_STALLED"),
-        ("UNAVAILABLE", "TARGET_UNAVAILABLE"),
-        ("INTERNAL", "INTERNAL"),
-    ),
     "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
     "sessions": (*((reason.value,) for reason in FinishReason), ("cancelled",), ("failed",)),
     "reused_prompt_tokens": (("draft",), ("target",)),
@@ -80,8 +73,25 @@ _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+_FIRST_ERRORS = (
+    ("RESOURCE_EXHAUSTED", "QUEUE_FULL"),
+    ("DEADLINE_EXCEEDED", "CLIENT_STALLED"),
+    ("UNAVAILABLE", "TARGET_UNAVAILABLE"),
+    ("INTERNAL", "INTERNAL"),
+)
+
+
+def error_counter(registry: CollectorRegistry) -> Counter:
+    """Return a counter of requests that failed, by gRPC status code and reason."""
+    text = "Requests that failed, by gRPC status code and reason."
+    counter = Counter("specd_errors", text, ("code", "reason"), registry=registry)
+    for labels in _FIRST_ERRORS:
+        counter.labels(*labels)
+    return counter
+
+
 class CoordinatorMetrics:
-    """The metrics of the coordinator, in a registry that the caller chose.
+    """The metrics of a model's generations, in a registry that the caller chose.
 
     Acceptance rate is specd_accepted_tokens_total / specd_proposed_tokens_total, mean acceptance length
     specd_generated_tokens_total / specd_rounds_total.
@@ -111,11 +121,6 @@ class CoordinatorMetrics:
         for name, series in _FIRST_LABELS.items():
             for labels in series:
                 self._counters[name].labels(*labels)
-
-    @property
-    def errors(self) -> Counter:
-        """Requests that failed, by gRPC status code and reason."""
-        return self._counters["errors"]
 
     def show(self, name: str, value: Callable[[], float], *labels: str) -> None:
         """Read the gauge specd_{name} from a function at each scrape."""

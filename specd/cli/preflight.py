@@ -12,13 +12,13 @@ from typing import Any
 
 from specd.addresses import from_here, is_local
 from specd.cli.pairs.memory import PairMemory, memory_here
+from specd.coordinator_settings import CoordinatorSettings
 from specd.gateway_settings import GatewaySettings
 from specd.identity.roles import Role
 from specd.listening import hold, listen
 from specd.machine import nvidia_gpus
 from specd.settings import (
     CertificateSettings,
-    CoordinatorSettings,
     DraftWorkerSettings,
     ListenerSettings,
     SettingsT,

@@ -76,8 +76,9 @@ def _values(option: Any) -> list[str]:
 
 def _with_options(process: str) -> Any:
     """Return the command of a process with its options, which the process itself reads otherwise."""
+    from specd.coordinator_settings import CoordinatorSettings
     from specd.gateway_settings import GatewaySettings
-    from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+    from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 
     classes: dict[str, Any] = {
         "draft-worker": DraftWorkerSettings,

@@ -26,8 +26,8 @@ from specd.addresses import check_address, check_host_and_port
 from specd.cli.completion import SOURCE_STYLES
 from specd.cli.connection import TlsCa, TlsCert, TlsKey
 from specd.cli.scrape import MetricsReader, Scrape, Span
+from specd.coordinator_settings import CoordinatorSettings
 from specd.launch import complain
-from specd.settings import CoordinatorSettings
 from specd.startup_error import StartupError
 
 _DEFAULT_ADDRESS = CoordinatorSettings.model_fields["metrics_listen"].default

@@ -29,8 +29,9 @@ def misspelt_variables() -> dict[str, str]:
 
 
 def _of_settings() -> set[str]:
+    from specd.coordinator_settings import CoordinatorSettings
     from specd.gateway_settings import GatewaySettings
-    from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+    from specd.settings import DraftWorkerSettings, TargetWorkerSettings
     from specd.up_settings import UpSettings
 
     classes = (UpSettings, CoordinatorSettings, TargetWorkerSettings, DraftWorkerSettings, GatewaySettings)

@@ -6,10 +6,10 @@ from specd.client.async_client import AsyncClient
 from specd.client.async_session import AsyncClientSession
 from specd.client.async_stream import AsyncStream
 from specd.client.client import Client
-from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying, RoundSummary
+from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Loading, Retrying, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.protocol.errors import CallError
-from specd.client.protocol.service import ServiceDescription, TokenCount
+from specd.client.protocol.service import ModelStatus, ServiceDescription, TokenCount
 from specd.client.resuming.retries import DEFAULT_RETRIES, NO_RETRIES, RetryPolicy
 from specd.client.session import ClientSession
 from specd.client.statistics import GenerationStatistics, RoundMeans
@@ -36,6 +36,8 @@ __all__ = [
     "GenerationStatistics",
     "Grammar",
     "GrammarKind",
+    "Loading",
+    "ModelStatus",
     "RetryPolicy",
     "Retrying",
     "RoundMeans",

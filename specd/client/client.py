@@ -15,7 +15,7 @@ from specd.client.calls import failures, open_channel, token_metadata
 from specd.client.options import GenerationOptions
 from specd.client.protocol.chats import Messages, chat_of, prompt_of
 from specd.client.protocol.errors import client_closed
-from specd.client.protocol.service import ServiceDescription, TokenCount, counted, described
+from specd.client.protocol.service import ModelStatus, ServiceDescription, TokenCount, counted, described, status_from
 from specd.client.protocol.wire import metadata_of, to_count, to_request
 from specd.client.resuming.generation import Connection, ResumableGeneration, Turn
 from specd.client.resuming.retries import DEFAULT_RETRIES, RetryPolicy
@@ -174,18 +174,32 @@ class Client:
         """
         return counted(self._call(self._count, request, token=token))
 
-    def describe(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> ServiceDescription:
-        """Return the models behind the coordinator, and the limits of a request.
+    def describe(
+        self,
+        model: str = "",
+        *,
+        refuse_unloaded: bool = False,
+        token: str = "",
+        timeout_seconds: float | None = _CALL_SECONDS,
+    ) -> ServiceDescription:
+        """Return a model of the coordinator with its draft, and the limits of a request.
 
-        `token` is that of another caller, for a client without one of its own.
+        Without `refuse_unloaded`, it waits for a model that is not loaded. `token` is that of another caller, for a
+        client without one of its own.
         """
-        request = generation_pb2.GetModelInfoRequest()
+        request = generation_pb2.GetModelInfoRequest(model=model, refuse_unloaded=refuse_unloaded)
         return described(self._call(self._generations.GetModelInfo, request, timeout_seconds, token))
 
     def models(self, *, timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
         """Return the models that the option `model` can name."""
         response = self._call(self._generations.ListModels, generation_pb2.ListModelsRequest(), timeout_seconds)
         return tuple(map(model_from, response.models))
+
+    def statuses(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelStatus, ...]:
+        """Return the states of the coordinator's models, the default one first; none if it serves one alone."""
+        request = generation_pb2.ListModelsRequest()
+        response = self._call(self._generations.ListModels, request, timeout_seconds, token)
+        return tuple(map(status_from, response.statuses))
 
     def is_serving(self, *, timeout_seconds: float = _CALL_SECONDS) -> bool:
         """Return whether a generation could begin now."""
@@ -213,7 +227,7 @@ class Client:
     def _open(self, metadata: Sequence[tuple[str, str]], request: bytes, timeout_seconds: float | None) -> Any:
         return self._generate(request, timeout=timeout_seconds, metadata=metadata)
 
-    def _call(self, method: Any, request: Any, timeout_seconds: float = _CALL_SECONDS, token: str = "") -> Any:
+    def _call(self, method: Any, request: Any, timeout_seconds: float | None = _CALL_SECONDS, token: str = "") -> Any:
         if self._connection.is_closed:
             raise client_closed()
         metadata = [*self._metadata, *metadata_of({"token": token})]

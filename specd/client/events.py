@@ -57,6 +57,20 @@ class Retrying:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """The model is being loaded, and the generation begins when it is there.
+
+    `process` is the one that starts, and `stage` what it does; both are empty while the model waits for memory. The
+    bytes are those of a download.
+    """
+
+    process: str = ""
+    stage: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Finished:
     """The end, why it came, and the stop string or stop token that ended the text, if one did."""
 
@@ -84,7 +98,7 @@ class Delta:
     prompt_tokens: tuple[CompletionToken, ...] = ()
 
 
-Event = Delta | Retrying | Finished
+Event = Delta | Loading | Retrying | Finished
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ class GenerationOptions(TypedDict, total=False):
 
     # The target or one of its adapters, by its name in `models()`; "" is the model of the session, or else the target.
     model: str
+    # Fail at once if a model is not loaded, which then begins to load. Otherwise events of Loading come first.
+    refuse_unloaded: bool
     max_tokens: int | None
     cut_max_tokens: bool
     # How tokens are chosen. A temperature of 0 is greedy; a seed makes sampling repeatable.

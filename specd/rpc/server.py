@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
@@ -140,6 +140,10 @@ class Server:
     def announced(self) -> bool:
         """Whether `announce` has been called."""
         return self._life.announced
+
+    def on_supervisor_message(self, take: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `take` with each message of the supervisor."""
+        self._life.on_message = take
 
     def announce(self, **facts: str) -> None:
         """Log that the process is ready, and tell the supervisor. Only the first call counts."""

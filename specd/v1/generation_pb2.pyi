@@ -33,6 +33,15 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
+
+class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
+    MODEL_STATE_UNLOADED: _ClassVar[ModelState]
+    MODEL_STATE_WAITING: _ClassVar[ModelState]
+    MODEL_STATE_LOADING: _ClassVar[ModelState]
+    MODEL_STATE_READY: _ClassVar[ModelState]
+    MODEL_STATE_LEAVING: _ClassVar[ModelState]
 DRAFT_SOURCE_UNSPECIFIED: DraftSource
 DRAFT_SOURCE_MODEL: DraftSource
 DRAFT_SOURCE_LOOKUP: DraftSource
@@ -48,9 +57,15 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
+MODEL_STATE_UNSPECIFIED: ModelState
+MODEL_STATE_UNLOADED: ModelState
+MODEL_STATE_WAITING: ModelState
+MODEL_STATE_LOADING: ModelState
+MODEL_STATE_READY: ModelState
+MODEL_STATE_LEAVING: ModelState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids", "echo", "grammar", "model")
+    __slots__ = ("text", "token_ids", "chat", "max_tokens", "num_draft_tokens", "sampling", "stop", "top_log_probabilities", "session_id", "answer_text", "answer_token_ids", "draft_source", "prediction_text", "prediction_token_ids", "cut_max_tokens", "resumption", "return_prompt_token_ids", "echo", "grammar", "model", "refuse_unloaded")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +86,7 @@ class GenerateRequest(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_UNLOADED_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: Chat
@@ -91,7 +107,8 @@ class GenerateRequest(_message.Message):
     echo: bool
     grammar: _sampling_pb2.Grammar
     model: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ..., echo: _Optional[bool] = ..., grammar: _Optional[_Union[_sampling_pb2.Grammar, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    refuse_unloaded: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_log_probabilities: _Optional[int] = ..., session_id: _Optional[str] = ..., answer_text: _Optional[str] = ..., answer_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_source: _Optional[_Union[DraftSource, str]] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., cut_max_tokens: _Optional[bool] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., return_prompt_token_ids: _Optional[bool] = ..., echo: _Optional[bool] = ..., grammar: _Optional[_Union[_sampling_pb2.Grammar, _Mapping]] = ..., model: _Optional[str] = ..., refuse_unloaded: _Optional[bool] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("token_ids", "prompt_fingerprint", "session_token_ids")
@@ -178,7 +195,7 @@ class Reasoning(_message.Message):
     def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("session_id", "text", "tokens", "round", "finish_reason", "statistics", "stop_token_id", "stop_string", "seed", "prompt_end", "prompt_fingerprint", "prompt_token_ids", "source_token_ids", "prompt_tokens", "max_tokens")
+    __slots__ = ("session_id", "text", "tokens", "round", "finish_reason", "statistics", "stop_token_id", "stop_string", "seed", "prompt_end", "prompt_fingerprint", "prompt_token_ids", "source_token_ids", "prompt_tokens", "max_tokens", "loading")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +211,7 @@ class GenerateResponse(_message.Message):
     SOURCE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
@@ -209,7 +227,20 @@ class GenerateResponse(_message.Message):
     source_token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
     max_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    loading: LoadProgress
+    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[SessionStatistics, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_end: _Optional[str] = ..., prompt_fingerprint: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., source_token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., loading: _Optional[_Union[LoadProgress, _Mapping]] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("process", "stage", "done_bytes", "total_bytes")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    stage: str
+    done_bytes: int
+    total_bytes: int
+    def __init__(self, process: _Optional[str] = ..., stage: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "text", "drafted", "log_probabilities", "source", "special_position", "margin", "near_tie", "own_bytes")
@@ -382,14 +413,36 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListModelsResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "statuses")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]
-    def __init__(self, models: _Optional[_Iterable[_Union[_model_pb2.Model, _Mapping]]] = ...) -> None: ...
+    statuses: _containers.RepeatedCompositeFieldContainer[ModelStatus]
+    def __init__(self, models: _Optional[_Iterable[_Union[_model_pb2.Model, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
+
+class ModelStatus(_message.Message):
+    __slots__ = ("name", "state", "loading", "memory_bytes", "pinned", "active_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: ModelState
+    loading: LoadProgress
+    memory_bytes: int
+    pinned: bool
+    active_requests: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., loading: _Optional[_Union[LoadProgress, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., active_requests: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model", "refuse_unloaded")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    refuse_unloaded: bool
+    def __init__(self, model: _Optional[str] = ..., refuse_unloaded: _Optional[bool] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
     __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "sources", "chat_template", "special_tokens", "version", "protocol")

@@ -21,8 +21,9 @@ import pytest
 import yaml
 from referencing import Registry, Resource
 
+from specd.coordinator_settings import CoordinatorSettings
 from specd.gateway_settings import GatewaySettings
-from specd.settings import CoordinatorSettings, DraftWorkerSettings, Settings, TargetWorkerSettings
+from specd.settings import DraftWorkerSettings, Settings, TargetWorkerSettings
 from specd.user_cache import user_cache_directory
 from tests.published_packages import CannotBeHadError, download, kept
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from specd.cli.health import health_of
+from specd.coordinator_settings import CoordinatorSettings
 from specd.gateway_settings import GatewaySettings
-from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 from tests.deploy.chart import ROOT
 from tests.e2e.processes import start_specd
 

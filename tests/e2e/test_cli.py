@@ -15,14 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from specd.settings import (
-    EMBEDDED_DRAFT,
-    EMBEDDED_TARGET,
-    CoordinatorSettings,
-    DraftWorkerSettings,
-    Settings,
-    TargetWorkerSettings,
-)
+from specd.coordinator_settings import CoordinatorSettings
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET, DraftWorkerSettings, Settings, TargetWorkerSettings
 from specd.supervisor import Stack
 from specd.up_settings import UpSettings
 from specd.version import __version__

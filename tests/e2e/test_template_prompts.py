@@ -29,14 +29,15 @@ from coordinator.workers.workers import Workers
 from specd.caller import Caller
 from specd.client.options import GenerationOptions
 from specd.client.protocol.wire import to_request
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError
-from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.rendering import MEMORY_BYTES, MOST_CHARACTERS, CheckBeginning, TemplateRenderer
 from specd.text.template_process import _answer
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateRequest
 from tests.unit.mortal_server import MODEL
+from tests.unit.served_models import new_store
 from tests.unit.tokenizers_by_kind import raw_tokenizer
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -138,6 +139,7 @@ def coordinator_of(source: str) -> Coordinator:
         model=MODEL,
         tokenizer=tokenizer,
         targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        sessions=new_store(),
         drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     coordinator.renderer = _Renderer(template, seconds=60.0)

@@ -28,14 +28,15 @@ from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
 from specd.caller import Caller
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import SpecdError, to_status
 from specd.model_info import ModelInfo
 from specd.sampling import Margin
-from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.rendering import CheckBeginning, TemplateRenderer
 from specd.text.tokenizer import Tokenizer
 from specd.v1.generation_pb2 import GenerateRequest, GenerateResponse
+from tests.unit.served_models import new_store
 
 END_TOKEN = 256
 MODEL = ModelInfo("mortal", "fake", "f", "v", 257, 4096, (END_TOKEN,), "", "")
@@ -159,6 +160,7 @@ class MortalServer:
             model=self.model,
             tokenizer=self._tokenizer,
             targets=Workers([SeededTarget()]),
+            sessions=new_store(),
             drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
         )
         coordinator.renderer = _Renderer(self._tokenizer.template, seconds=1.0)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from specd.coordinator_settings import CoordinatorSettings
 from specd.gateway_settings import GatewaySettings
-from specd.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+from specd.settings import DraftWorkerSettings, TargetWorkerSettings
 from specd.up_settings import UpSettings
 from specd.version import __version__
 

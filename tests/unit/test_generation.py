@@ -18,13 +18,14 @@ from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
 from specd.client.protocol.wire import set_chat
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError
 from specd.model_info import ModelInfo
-from specd.settings import CoordinatorSettings
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.literals import Literals
 from specd.v1.generation_pb2 import GenerateRequest
 from tests.unit.mortal_server import MortalServer
+from tests.unit.served_models import new_store
 
 
 async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
@@ -44,6 +45,7 @@ async def test_a_long_text_is_encoded_beside_the_event_loop() -> None:
         model=ModelInfo("m", "llama", "", "", 8192, 2048, (0,), "float32", "cpu"),
         tokenizer=cast(Any, SlowTokenizer()),
         targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        sessions=new_store(),
         drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     with pytest.raises(InvalidRequestError):

@@ -30,11 +30,12 @@ from coordinator.workers.remote_worker import RemoteWorker, WorkerLife
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import UnavailableError
 from specd.sampling import Sampling
-from specd.settings import CoordinatorSettings
 from specd.step_costs import StepCosts
 from tests.unit.mortal_server import END_TOKEN, MODEL, byte_tokenizer, next_token
+from tests.unit.served_models import new_store
 
 PROMPT = b"ab abab ab"
 
@@ -178,6 +179,7 @@ def coordinator_of(world: World, *, max_sessions: int = 32, recovery_seconds: fl
         model=MODEL,
         tokenizer=byte_tokenizer(),
         targets=Workers(world.targets),
+        sessions=new_store(),
         drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
 

@@ -21,15 +21,17 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.remote_worker import RemoteWorker
 from coordinator.workers.verifier import TargetStream
 from coordinator.workers.workers import Workers
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError, SpecdError
 from specd.model_info import ModelInfo
 from specd.rpc.access import anyone
 from specd.rpc.refusals import refusing_server
 from specd.rpc.reporting import reporting_errors
-from specd.settings import EMBEDDED_TARGET, CoordinatorSettings
+from specd.settings import EMBEDDED_TARGET
 from specd.text.chat import Chat, ChatTemplate
 from specd.text.template_process import _answer
 from specd.text.tokenizer import Tokenizer
+from tests.unit.served_models import new_store
 
 MODEL = ModelInfo("m", "llama", "", "", 100, 16, (0,), "float32", "cpu")
 CANARY = "canary-7f3a91"
@@ -80,6 +82,7 @@ async def test_a_refused_generation_is_logged_with_its_message_and_its_session(t
         model=MODEL,
         tokenizer=cast(Any, LetterTokenizer()),
         targets=Workers([RemoteWorker[TargetStream]("TARGET_UNAVAILABLE")]),
+        sessions=new_store(),
         drafts=Workers([RemoteWorker[DraftStream]("DRAFT_NOT_CONFIGURED")]),
     )
     with pytest.raises(InvalidRequestError) as raised:

@@ -10,16 +10,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.coordinator import Coordinator
+from coordinator.models.models import Models
 from coordinator.session_service import SessionService
 from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_store import SessionStore
-from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.metrics import error_counter
 from specd.errors import error_info
 from specd.model_info import AdapterInfo, ModelInfo
 from specd.rpc.access import anyone
-from specd.rpc.deferred import Deferred
 from specd.rpc.refusals import refusing_server
 from specd.v1 import session_pb2, session_pb2_grpc
+from tests.unit.served_models import models_of
 
 MODEL = ModelInfo("base", "llama", "", "", 16, 100, (), "", "", adapters=(AdapterInfo("sql", "d1"),))
 NOW = 1_700_000_000.25
@@ -30,10 +31,14 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.now = NOW
         self.keeper = SessionKeeper()
-        self.served_model = MODEL
+        self.models = [MODEL]
+        self.tokenizer = FakeTokenizer()
         self.sessions = SessionStore(IDLE_SECONDS, 100, lambda: self.now, lambda: self.now)
 
-    def decode_text(self, token_ids: Sequence[int]) -> str:
+
+class FakeTokenizer:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
         return " ".join(f"<{token_id}>" for token_id in token_ids)
 
 
@@ -43,10 +48,8 @@ def coordinator() -> FakeCoordinator:
 
 
 @pytest.fixture
-def deferred(coordinator: FakeCoordinator) -> Deferred[Coordinator]:
-    value = Deferred[Coordinator]("the target worker")
-    value.set(cast(Coordinator, coordinator))
-    return value
+def models(coordinator: FakeCoordinator) -> Models:
+    return models_of(cast(Coordinator, coordinator))
 
 
 @pytest.fixture
@@ -55,11 +58,9 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-async def stub(
-    deferred: Deferred[Coordinator], registry: CollectorRegistry
-) -> AsyncIterator[session_pb2_grpc.SessionServiceStub]:
+async def stub(models: Models, registry: CollectorRegistry) -> AsyncIterator[session_pb2_grpc.SessionServiceStub]:
     server = refusing_server([], anyone)
-    service = SessionService(deferred, CoordinatorMetrics(registry))
+    service = SessionService(models, error_counter(registry))
     session_pb2_grpc.add_SessionServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -127,9 +128,9 @@ async def test_what_cannot_be_done_has_a_code_and_a_reason_and_is_counted(
 
 
 async def test_before_the_workers_have_come_it_says_so(
-    stub: session_pb2_grpc.SessionServiceStub, deferred: Deferred[Coordinator], monkeypatch: pytest.MonkeyPatch
+    stub: session_pb2_grpc.SessionServiceStub, models: Models
 ) -> None:
-    monkeypatch.setattr(deferred, "_value", None)
+    models.all[0].coordinator = models.all[0].tokenizer = None
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.ListSessions(session_pb2.ListSessionsRequest())
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -142,10 +143,10 @@ async def test_a_mistake_of_ours_is_internal_and_keeps_its_words_to_the_log(
     registry: CollectorRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(token_ids: Sequence[int]) -> str:
+    def fail(token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(coordinator, "decode_text", fail)
+    monkeypatch.setattr(coordinator.tokenizer, "decode", fail)
     coordinator.sessions.finish(coordinator.sessions.begin("a", ""), [1], None)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.GetSession(session_pb2.GetSessionRequest(session_id="a"))

@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from specd.cli.variables import misspelt_variables
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import StartupError
 from specd.machine import available_cpus, available_memory, total_memory
-from specd.settings import (
-    CoordinatorSettings,
-    LogSettings,
-    TargetWorkerSettings,
-    load_settings,
-)
+from specd.settings import LogSettings, TargetWorkerSettings, load_settings
 from specd.up_settings import UpSettings
 
 WriteSettings = Callable[[str], Path]

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from coordinator.sources import Sources, available_sources
+from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import InvalidRequestError
-from specd.settings import CoordinatorSettings
 from specd.vocabulary import DraftSource, TokenSource
 
 DRAFT, LOOKUP, PREDICTION = TokenSource.DRAFT, TokenSource.LOOKUP, TokenSource.PREDICTION

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.sessions.request import GenerationRequest
-from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.metrics import error_counter
 from coordinator.token_count import count_tokens
 from specd.cache_footprint import ALL_TOKENS, CacheFootprint
 from specd.caller import CallerLimits
@@ -24,10 +24,10 @@ from specd.client.protocol.chats import chat_of
 from specd.errors import InvalidRequestError, NotFoundError, ResourceExhaustedError
 from specd.identity.roles import Role
 from specd.rpc.access import Guard
-from specd.rpc.deferred import Deferred
 from specd.rpc.server import Server
 from specd.v1 import generation_pb2, generation_pb2_grpc
 from tests.unit.mortal_server import MODEL, MortalServer
+from tests.unit.served_models import models_of
 
 MESSAGES = [{"role": "user", "content": "What is a monad?"}, {"role": "assistant", "content": "A burrito."}]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -44,9 +44,7 @@ def coordinator() -> Coordinator:
 async def address(coordinator: Coordinator, tmp_path: Path) -> AsyncIterator[str]:
     listen = f"unix:{tmp_path}/server"
     server = Server(listen, (), Guard(Role.COORDINATOR, listen=listen))
-    deferred = Deferred[Coordinator]("the target worker")
-    deferred.set(coordinator)
-    service = GenerationService(deferred, CoordinatorMetrics(CollectorRegistry()), server)
+    service = GenerationService(models_of(coordinator), error_counter(CollectorRegistry()), server, stall_seconds=30)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
     await server.start()
     yield listen

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specd.client.events import Loading
+from specd.client.protocol.wire import loading_from
 from specd.model_info import ModelInfo
 from specd.protocol import check_protocol_of
 from specd.rpc.messages import model_from
@@ -33,6 +35,21 @@ class ServiceDescription:
 
 
 @dataclass(frozen=True)
+class ModelStatus:
+    """One of several models of a coordinator; generation.proto explains the fields.
+
+    `state` is unloaded, waiting, loading, ready or leaving.
+    """
+
+    name: str
+    state: str
+    loading: Loading | None
+    memory_bytes: int
+    pinned: bool
+    active_requests: int
+
+
+@dataclass(frozen=True)
 class TokenCount:
     """Tokens that a generation would begin with, and what there is room for; generation.proto explains the fields."""
 
@@ -41,6 +58,18 @@ class TokenCount:
     room: int
     fits: bool
     token_ids: tuple[int, ...] = ()
+
+
+def status_from(status: generation_pb2.ModelStatus) -> ModelStatus:
+    """Return the state in a message."""
+    return ModelStatus(
+        status.name,
+        generation_pb2.ModelState.Name(status.state).removeprefix("MODEL_STATE_").lower(),
+        loading_from(status.loading) if status.HasField("loading") else None,
+        status.memory_bytes,
+        status.pinned,
+        status.active_requests,
+    )
 
 
 def counted(response: generation_pb2.CountTokensResponse) -> TokenCount:

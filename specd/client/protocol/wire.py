@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from specd.client.events import CompletionToken, Delta, Finished, RoundSummary
+from specd.client.events import CompletionToken, Delta, Finished, Loading, RoundSummary
 from specd.client.options import GenerationOptions
 from specd.client.schema import Schema, schema_text
 from specd.client.statistics import GenerationStatistics, RoundMeans
@@ -46,6 +46,7 @@ def to_request(prompt: Prompt, options: GenerationOptions, *, session_id: str = 
             model=values.get("model", ""),
             max_tokens=values.get("max_tokens"),
             cut_max_tokens=values.get("cut_max_tokens", False),
+            refuse_unloaded=values.get("refuse_unloaded", False),
             num_draft_tokens=values.get("num_draft_tokens"),
             top_log_probabilities=values.get("top_log_probabilities"),
             draft_source=draft_source_message(DraftSource(values.get("draft_source", DraftSource.AUTO))),
@@ -116,6 +117,11 @@ def metadata_of(options: GenerationOptions) -> list[tuple[str, str]]:
     if traceparent:
         metadata.append(("traceparent", traceparent))
     return metadata
+
+
+def loading_from(progress: generation_pb2.LoadProgress) -> Loading:
+    """Return the progress in a message."""
+    return Loading(progress.process, progress.stage, progress.done_bytes, progress.total_bytes)
 
 
 def delta_from(response: generation_pb2.GenerateResponse) -> Delta:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from specd.client.events import Completion, CompletionToken, Delta, Event, Finished, Retrying
 from specd.client.options import GenerationOptions
 from specd.client.protocol.errors import client_closed
-from specd.client.protocol.wire import delta_from
+from specd.client.protocol.wire import delta_from, loading_from
 from specd.client.resuming.retries import RetryPolicy
 from specd.client.statistics import EarlierParts
 from specd.errors import SpecdError, UnavailableError
@@ -114,6 +114,9 @@ class ResumableGeneration:
         self._progress_at = self._clock()
         self._num_failures = self._num_target_losses = 0
         self.connection.has_answered = True
+        if response.HasField("loading"):
+            yield loading_from(response.loading)
+            return
         self.session_id = response.session_id
         delta = delta_from(response)
         if not self._token_ids:
@@ -173,7 +176,9 @@ class ResumableGeneration:
             return False
         # The turn that was lost can hold its session for some seconds.
         is_busy = error.reason == "SESSION_BUSY" and bool(self._token_ids)
-        if error.retry_after_seconds > 0 or error.reason == "CLIENT_STALLED" or is_busy:
+        # Only a request that does not wait for its model gets MODEL_LOADING.
+        waits = error.retry_after_seconds > 0 and error.reason != "MODEL_LOADING"
+        if waits or error.reason == "CLIENT_STALLED" or is_busy:
             return True
         # Without a word of specd's own: the connection broke, the server is stopping or not there, or it, or a proxy,
         # ended at once and cancelled its calls. A server that never was there is not waited for: the address may be

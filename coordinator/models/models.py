@@ -1,0 +1,366 @@
+"""The models of a coordinator by name: loaded on demand within a budget of memory, and replaced while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from coordinator.models.loader import Loader, LoadProgress
+from coordinator.models.served_model import ModelState, ServedModel
+from coordinator.models.waiting import Waiting
+from specd.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SpecdError,
+    StartupError,
+    UnavailableError,
+)
+from specd.model_entries import ModelEntries, ModelEntry
+
+log = structlog.get_logger()
+
+_MOST_CHARACTERS = 200  # of a client's text in an error
+_MOST_WAITING = 256  # requests for one model
+_RETRY_SECONDS = 5.0
+_PROGRESS_SECONDS = 0.5
+
+NewModel = Callable[[ModelEntry, "ServedModel | None"], ServedModel]
+
+
+class Models:
+    """Finds the model of a request, and loads it if need be.
+
+    Models are loaded one after another. If the budget is too small for one more, the one that was not used for longest
+    is unloaded, once its requests have ended. New requests for it wait until it is loaded again.
+    """
+
+    def __init__(
+        self, entries: ModelEntries, new_model: NewModel, loader: Loader, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`new_model` makes a model from its entry, and from the one that it replaces if there is one.
+
+        Raises StartupError if it does.
+        """
+        self._new_model, self._loader, self._clock = new_model, loader, clock
+        self._named = {entry.name: new_model(entry, None) for entry in entries.models}
+        self._leaving: set[ServedModel] = set()  # those that others have replaced
+        self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
+        self._budget_bytes: float = entries.budget_bytes or math.inf
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        loader.on_failure = self._fail
+
+    @property
+    def all(self) -> list[ServedModel]:
+        """The models that requests can name, the default one first."""
+        return [*self._named.values()]
+
+    @property
+    def present(self) -> list[ServedModel]:
+        """The models that are loaded, also those that others have replaced while requests run."""
+        return [model for model in (*self._named.values(), *self._leaving) if model.coordinator is not None]
+
+    @property
+    def are_serving(self) -> bool:
+        """Whether requests can be served: models that can be loaded count."""
+        return any(each.entry.key or each.is_connected for each in self.all)
+
+    def facts(self) -> dict[str, str]:
+        """Name the models, for logs."""
+        only = self.all[0].coordinator
+        if len(self._named) == 1 and only is not None and not self.all[0].name:
+            return only.model_names()
+        return {"models": ", ".join(each.name for each in self.all)}
+
+    async def begin(self) -> None:
+        """Load the pinned models, and connect to those that are loaded already. Raises StartupError."""
+        for model in self.all:
+            if model.entry.key:
+                await model.sessions.recall()
+        running = await self._loader.running() if any(each.entry.key for each in self.all) else set()
+        wanted = [each for each in self.all if each.entry.pinned or not each.entry.key or each.entry.key in running]
+        try:
+            for model in wanted:
+                await self._load(model)
+        except SpecdError as error:
+            raise StartupError(f"the model {model.name} cannot be loaded: {error}") from error
+
+    async def find(self, name: str, client: str = "", session_id: str = "") -> ServedModel:
+        """Return the model that a request names, by its own name or by one of its adapters', without one the default.
+
+        A session keeps its model. Raises NotFoundError (MODEL_NOT_FOUND) and InvalidRequestError (CONTRADICTION).
+        """
+        own = await self.model_of(session_id, client) if session_id and len(self._named) > 1 else None
+        if not name:
+            return own or self.all[0]
+        if len(self._named) == 1 and "" in self._named:
+            return self.all[0]  # which knows its names itself
+        found = next((each for each in self.all if name in (each.name, *each.entry.adapters)), None)
+        if found is None:
+            served = ", ".join(repr(each) for model in self.all for each in (model.name, *model.entry.adapters))
+            raise NotFoundError(
+                "MODEL_NOT_FOUND",
+                f"model is {name[:_MOST_CHARACTERS]!r}: those that are served are {served} (ListModels)",
+            )
+        if own is not None and own is not found:
+            raise InvalidRequestError(
+                "CONTRADICTION",
+                f"session {session_id} began with the model {own.name!r}, and the request names {name!r}: leave model "
+                "out, or begin a new session",
+            )
+        return found
+
+    async def model_of(self, session_id: str, client: str) -> ServedModel | None:
+        """Return the model that has a session of a client. Raises UnavailableError (SESSION_SERVER)."""
+        for model in self.all:
+            await model.sessions.keeper.refresh(client, session_id)
+            if model.sessions.store.peek(session_id, client) is not None:
+                return model
+        return None
+
+    @asynccontextmanager
+    async def using(self, model: ServedModel, *, waits: bool = True) -> AsyncIterator[Waiting]:
+        """Use a model for a request. The caller waits for it; it is not unloaded before the end.
+
+        Without `waits`, raises UnavailableError (MODEL_LOADING) if it is not loaded, and loads it.
+        """
+        waiting = Waiting(model, self.progress_of)
+        try:
+            self._enter(waiting, waits=waits)
+            yield waiting
+        finally:
+            self._leave(waiting)
+
+    def replace(self, entries: ModelEntries) -> None:
+        """Serve these models from now on. One that has changed serves until its replacement is loaded."""
+        self._budget_bytes = entries.budget_bytes or math.inf
+        named: dict[str, ServedModel] = {}
+        for entry in entries.models:
+            before = self._named.pop(entry.name, None)
+            if before is None or before.entry.key != entry.key:
+                named[entry.name] = after = self._new_model(entry, before)
+                if before is not None and before.state is not ModelState.UNLOADED:
+                    named[entry.name] = before
+                    self._do(self._swap(before, after))
+            else:
+                before.entry = entry
+                named[entry.name] = before
+        gone, self._named = self._named, named
+        for model in gone.values():
+            self._leaving.add(model)
+            self._do(self._retire(model))
+        for model in self.all:
+            if model.entry.pinned and model.state is ModelState.UNLOADED:
+                self._start(model)
+
+    def review(self) -> None:
+        """Unload the models that were idle for too long."""
+        for model in self.all:
+            is_idle = model.state is ModelState.READY and not model.num_users and not model.entry.pinned
+            if is_idle and model.entry.key and self._clock() > model.last_used_at + model.entry.idle_seconds:
+                model.state = ModelState.LEAVING
+                self._do(self._unload(model, "it was idle"))
+
+    async def close(self) -> None:
+        """Leave all workers, and finish all writes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for model in {*self.all, *self._leaving}:
+            await model.close()
+        for sessions in {model.sessions for model in (*self.all, *self._leaving)}:
+            await sessions.close()
+
+    def _enter(self, waiting: Waiting, *, waits: bool) -> None:
+        model = waiting.model
+        if model.state is ModelState.READY:
+            self._admit(waiting)
+            return
+        if not model.entry.key:
+            raise starting()
+        if len(self._waiting[model]) >= _MOST_WAITING:
+            raise ResourceExhaustedError(
+                "QUEUE_FULL",
+                f"{_MOST_WAITING} requests wait for the model {model.name!r}",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        self._start(model)
+        if not waits:
+            raise UnavailableError(
+                "MODEL_LOADING",
+                f"the model {model.name!r} is not loaded: it begins to load",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        self._waiting[model].append(waiting)
+
+    def _admit(self, waiting: Waiting) -> None:
+        waiting.is_admitted = True
+        waiting.model.num_users += 1
+        waiting.model.last_used_at = self._clock()
+        if not waiting.turn.done():
+            waiting.turn.set_result(None)
+
+    def _leave(self, waiting: Waiting) -> None:
+        model = waiting.model
+        if waiting in self._waiting[model]:
+            self._waiting[model].remove(waiting)
+        if waiting.is_admitted:
+            model.num_users -= 1
+            model.last_used_at = self._clock()
+            self._notify()
+
+    def _start(self, model: ServedModel) -> None:
+        """Begin to load a model, unless that has begun."""
+        if model.loading is None:
+            model.loading = self._do(self._load_for_requests(model))
+
+    async def _load_for_requests(self, model: ServedModel) -> None:
+        try:
+            await self._load(model)
+        except (SpecdError, StartupError) as error:
+            log.warning("a model cannot be loaded", model=model.name, reason=str(error))
+            refusal = error if isinstance(error, SpecdError) else UnavailableError("MODEL_NOT_LOADED", str(error))
+            for waiting in self._waiting.pop(model, ()):
+                waiting.turn.set_exception(refusal)
+        finally:
+            model.loading = None
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model, and let the requests that wait for it run. Raises UnavailableError and StartupError."""
+        async with self._turn:
+            await self._until(lambda: model.state in {ModelState.UNLOADED, ModelState.READY})  # it may be leaving
+            if model.state is ModelState.READY or self._named.get(model.name) is not model:
+                return  # the requests that waited for it have another one
+            began_at = self._clock()
+            model.state = ModelState.WAITING
+            try:
+                await self._make_room(model)
+                model.state = ModelState.LOADING
+                if model.entry.key:
+                    await self._loader.load(model.entry.key)
+                await model.open()
+            except BaseException:
+                model.state = ModelState.UNLOADED
+                raise
+            model.state = ModelState.READY
+            model.last_used_at = self._clock()
+            if model.name:
+                log.info("a model is loaded", model=model.name, seconds=round(self._clock() - began_at, 2))
+            for each in self._waiting.pop(model, ()):
+                self._admit(each)
+            self._notify()
+
+    async def _make_room(self, model: ServedModel, *kept: ServedModel) -> None:
+        """Unload other models until the budget has room for one more."""
+        while self._used_bytes() + model.entry.num_bytes > self._budget_bytes:
+            others = [
+                each
+                for each in self.all
+                if each.state is ModelState.READY and not each.entry.pinned and each is not model and each not in kept
+            ]
+            leaving = min(others, key=lambda each: (each.num_users > 0, each.last_used_at), default=None)
+            if leaving is not None:
+                leaving.state = ModelState.LEAVING
+                await self._unload(leaving, f"{model.name} needs its memory")
+            else:
+                await self._changed.wait()
+
+    def _used_bytes(self) -> int:
+        """Return the memory of the models that have workers."""
+        states = (ModelState.LOADING, ModelState.READY, ModelState.LEAVING)
+        return sum(each.entry.num_bytes for each in {*self.all, *self._leaving} if each.state in states)
+
+    async def _unload(self, model: ServedModel, why: str) -> None:
+        """Unload a model that is leaving, once its requests have ended."""
+        await self._until(lambda: model.num_users == 0)
+        await model.close()
+        if model.entry.key:
+            await self._loader.unload(model.entry.key)
+        model.state = ModelState.UNLOADED
+        log.info("a model is unloaded", model=model.name, why=why)
+        self._notify()
+
+    async def _swap(self, before: ServedModel, after: ServedModel) -> None:
+        """Load a model in the place of another one, which serves until then if the budget has room for both."""
+        began_at = self._clock()
+        async with self._turn:
+            await self._until(lambda: before.state in {ModelState.READY, ModelState.UNLOADED})
+            if self._named.get(after.name) is not before:
+                return  # it was replaced by another one
+            try:
+                others = sum(each.entry.num_bytes for each in self.all if each.entry.pinned and each is not before)
+                fits = others + before.entry.num_bytes + after.entry.num_bytes <= self._budget_bytes
+                after.state = ModelState.WAITING
+                if not fits:
+                    before.state = ModelState.LEAVING
+                    await self._unload(before, "its replacement needs its memory")
+                await self._make_room(after, before)
+                after.state = ModelState.LOADING
+                await self._loader.load(after.entry.key)
+                await after.open()
+            except (SpecdError, StartupError) as error:
+                after.state = ModelState.UNLOADED
+                log.error("a model cannot be replaced, and stays", model=after.name, reason=str(error))
+                return
+            after.state, after.last_used_at = ModelState.READY, self._clock()
+            self._named[after.name] = after
+            for each in self._waiting.pop(before, ()):
+                each.model = after
+                self._admit(each)
+            self._leaving.add(before)
+            log.info("a model is replaced", model=after.name, seconds=round(self._clock() - began_at, 2))
+        await self._retire(before)
+
+    async def _retire(self, model: ServedModel) -> None:
+        """End a model that is no longer named, once its requests have ended."""
+        await self._until(lambda: model.state in {ModelState.READY, ModelState.UNLOADED})
+        if model.state is ModelState.READY:
+            model.state = ModelState.LEAVING
+            await self._unload(model, "it was replaced")
+        self._leaving.discard(model)
+
+    def _fail(self, key: str, reason: str) -> None:
+        """Take the end of workers that had been loaded."""
+        for model in self.present:
+            if model.entry.key == key and model.state is ModelState.READY:
+                model.state = ModelState.LEAVING
+                self._do(self._close_failed(model, reason))
+
+    async def _close_failed(self, model: ServedModel, reason: str) -> None:
+        log.error("a model has lost its workers", model=model.name, reason=reason)
+        await self._until(lambda: model.num_users == 0)
+        await model.close()
+        model.state = ModelState.UNLOADED
+        self._notify()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def progress_of(self, model: ServedModel) -> LoadProgress:
+        """Return how far the start of a model is."""
+        return self._loader.progress(model.entry.key)
+
+
+def starting() -> UnavailableError:
+    """Return the error of a coordinator that waits for its one model."""
+    return UnavailableError("STARTING", "still waiting for the target worker", retry_after_seconds=1.0)
