@@ -129,7 +129,9 @@ class ModelProcesses:
                     idle_seconds=plan.idle_seconds,
                 )
             )
-        self._file.write_text(ModelEntries(tuple(entries), plans.budget_bytes).to_json())
+        partial = self._file.with_suffix(".new")  # renamed when it is whole: the coordinator may read it now
+        partial.write_text(ModelEntries(tuple(entries), plans.budget_bytes).to_json())
+        partial.rename(self._file)
 
     def _load(self, key: str) -> None:
         running = self._running.get(key)

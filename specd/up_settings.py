@@ -53,6 +53,11 @@ class UpSettings(Settings):
         description="LoRA adapters for the draft, in the same form. For a session with an adapter, the draft uses its "
         "own adapter of the same name, if it has one.",
     )
+    models: File = Field(
+        "",
+        description="File of several models, in TOML, or a directory with a directory for each, instead of --target: a "
+        "request names its model, which is loaded when it is needed; SIGHUP reads the file again. 'none': one model.",
+    )
     targets: int = Field(
         1,
         ge=1,

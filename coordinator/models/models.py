@@ -51,6 +51,7 @@ class Models:
         """
         self._new_model, self._loader, self._clock = new_model, loader, clock
         self._named = {entry.name: new_model(entry, None) for entry in entries.models}
+        self._wanted: dict[str, ServedModel] = {}  # replacements that are still to be loaded, by name
         self._leaving: set[ServedModel] = set()  # those that others have replaced
         self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
         self._budget_bytes: float = entries.budget_bytes or math.inf
@@ -145,18 +146,26 @@ class Models:
         self._budget_bytes = entries.budget_bytes or math.inf
         named: dict[str, ServedModel] = {}
         for entry in entries.models:
-            before = self._named.pop(entry.name, None)
-            if before is None or before.entry.key != entry.key:
-                named[entry.name] = after = self._new_model(entry, before)
-                if before is not None and before.state is not ModelState.UNLOADED:
-                    named[entry.name] = before
-                    self._do(self._swap(before, after))
-            else:
+            before, wanted = self._named.pop(entry.name, None), self._wanted.get(entry.name)
+            if before is None:
+                named[entry.name] = self._new_model(entry, None)
+            elif wanted is not None and wanted.entry.key == entry.key:
+                wanted.entry = entry
+                named[entry.name] = before
+            elif before.entry.key == entry.key:
+                self._wanted.pop(entry.name, None)
                 before.entry = entry
                 named[entry.name] = before
+            elif before.state is ModelState.UNLOADED and before.loading is None:
+                named[entry.name] = self._new_model(entry, before)
+            else:
+                named[entry.name] = before
+                self._wanted[entry.name] = self._new_model(entry, before)
+                self._do(self._swap(entry.name))
         gone, self._named = self._named, named
         for model in gone.values():
-            self._leaving.add(model)
+            self._wanted.pop(model.name, None)
+            self._refuse(model, NotFoundError("MODEL_NOT_FOUND", f"the model {model.name!r} is no longer served"))
             self._do(self._retire(model))
         for model in self.all:
             if model.entry.pinned and model.state is ModelState.UNLOADED:
@@ -229,8 +238,7 @@ class Models:
         except (SpecdError, StartupError) as error:
             log.warning("a model cannot be loaded", model=model.name, reason=str(error))
             refusal = error if isinstance(error, SpecdError) else UnavailableError("MODEL_NOT_LOADED", str(error))
-            for waiting in self._waiting.pop(model, ()):
-                waiting.turn.set_exception(refusal)
+            self._refuse(model, refusal)
         finally:
             model.loading = None
 
@@ -238,8 +246,11 @@ class Models:
         """Load a model, and let the requests that wait for it run. Raises UnavailableError and StartupError."""
         async with self._turn:
             await self._until(lambda: model.state in {ModelState.UNLOADED, ModelState.READY})  # it may be leaving
-            if model.state is ModelState.READY or self._named.get(model.name) is not model:
+            if self._named.get(model.name) is not model:
                 return  # the requests that waited for it have another one
+            if model.state is ModelState.READY:
+                self._admit_all(model, model)
+                return
             began_at = self._clock()
             model.state = ModelState.WAITING
             try:
@@ -255,8 +266,7 @@ class Models:
             model.last_used_at = self._clock()
             if model.name:
                 log.info("a model is loaded", model=model.name, seconds=round(self._clock() - began_at, 2))
-            for each in self._waiting.pop(model, ()):
-                self._admit(each)
+            self._admit_all(model, model)
             self._notify()
 
     async def _make_room(self, model: ServedModel, *kept: ServedModel) -> None:
@@ -289,44 +299,65 @@ class Models:
         log.info("a model is unloaded", model=model.name, why=why)
         self._notify()
 
-    async def _swap(self, before: ServedModel, after: ServedModel) -> None:
-        """Load a model in the place of another one, which serves until then if the budget has room for both."""
+    async def _swap(self, name: str) -> None:
+        """Load the wanted replacement of a model, which serves until then if the budget has room for both."""
         began_at = self._clock()
         async with self._turn:
+            before, after = self._named.get(name), self._wanted.get(name)
+            if before is None or after is None:
+                return  # an earlier swap has done it, or it is no longer wanted
             await self._until(lambda: before.state in {ModelState.READY, ModelState.UNLOADED})
-            if self._named.get(after.name) is not before:
-                return  # it was replaced by another one
             try:
-                others = sum(each.entry.num_bytes for each in self.all if each.entry.pinned and each is not before)
-                fits = others + before.entry.num_bytes + after.entry.num_bytes <= self._budget_bytes
                 after.state = ModelState.WAITING
-                if not fits:
+                others = sum(each.entry.num_bytes for each in self.all if each.entry.pinned and each is not before)
+                both = before.entry.num_bytes + after.entry.num_bytes
+                if before.state is ModelState.READY and others + both > self._budget_bytes:
                     before.state = ModelState.LEAVING
                     await self._unload(before, "its replacement needs its memory")
                 await self._make_room(after, before)
+                self._leaving.add(after)  # its memory counts
                 after.state = ModelState.LOADING
                 await self._loader.load(after.entry.key)
                 await after.open()
             except (SpecdError, StartupError) as error:
                 after.state = ModelState.UNLOADED
-                log.error("a model cannot be replaced, and stays", model=after.name, reason=str(error))
+                self._leaving.discard(after)
+                if self._wanted.get(name) is after:
+                    del self._wanted[name]
+                log.error("a model cannot be replaced, and stays", model=name, reason=str(error))
                 return
             after.state, after.last_used_at = ModelState.READY, self._clock()
-            self._named[after.name] = after
-            for each in self._waiting.pop(before, ()):
-                each.model = after
-                self._admit(each)
-            self._leaving.add(before)
-            log.info("a model is replaced", model=after.name, seconds=round(self._clock() - began_at, 2))
-        await self._retire(before)
+            if self._wanted.get(name) is after:
+                del self._wanted[name]
+                self._named[name] = after
+                self._leaving.discard(after)
+                self._admit_all(before, after)
+                log.info("a model is replaced", model=name, seconds=round(self._clock() - began_at, 2))
+                leaving = before
+            else:  # it is no longer wanted
+                leaving = after
+            self._notify()
+        await self._retire(leaving)
 
     async def _retire(self, model: ServedModel) -> None:
         """End a model that is no longer named, once its requests have ended."""
+        self._leaving.add(model)
         await self._until(lambda: model.state in {ModelState.READY, ModelState.UNLOADED})
         if model.state is ModelState.READY:
             model.state = ModelState.LEAVING
             await self._unload(model, "it was replaced")
         self._leaving.discard(model)
+
+    def _admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
+        """Let the requests that wait for a model use it, or the one that has replaced it."""
+        for waiting in self._waiting.pop(waited_for, ()):
+            waiting.model = model
+            self._admit(waiting)
+
+    def _refuse(self, model: ServedModel, error: SpecdError) -> None:
+        """End the requests that wait for a model."""
+        for waiting in self._waiting.pop(model, ()):
+            waiting.turn.set_exception(error)
 
     def _fail(self, key: str, reason: str) -> None:
         """Take the end of workers that had been loaded."""

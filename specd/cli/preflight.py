@@ -59,10 +59,28 @@ class Preflight:
         Calls `before_download` if there is a repository to look at.
         """
         with contextlib.ExitStack() as listeners:
-            self._check_coordinator(listeners)
+            self._check_services(listeners)
             self._check_workers(listeners)
-            if self.settings.http:
-                self._check_gateway(listeners)
+        self._check_files(before_download)
+
+    def check_services(self) -> None:
+        """Check all but the models and their workers. Raises StartupError, which names all problems."""
+        with contextlib.ExitStack() as listeners:
+            self._check_services(listeners)
+        self._raise_problems()
+
+    def check_models(self, before_download: Callable[[], None]) -> None:
+        """Check the models and their workers, as `check` does."""
+        with contextlib.ExitStack() as listeners:
+            self._check_workers(listeners)
+        self._check_files(before_download)
+
+    def _check_services(self, listeners: contextlib.ExitStack) -> None:
+        self._check_coordinator(listeners)
+        if self.settings.http:
+            self._check_gateway(listeners)
+
+    def _check_files(self, before_download: Callable[[], None]) -> None:
         names = [name for name in (self.settings.target, self.settings.draft_model) if name]
         # Repositories come last, because they may take a while.
         outlines = self._outlines([name for name in names if not is_repository(name)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from specd.child import Child
     from specd.cli.auto_draft import AutoDraft
     from specd.cli.preflight import Preflight
-    from specd.cli.progress import StartProgress
     from specd.supervisor import Stack
 
 
@@ -32,6 +29,11 @@ def up(settings: UpSettings) -> None:
     On a terminal it shows the progress of the models, then their addresses; --log-level info shows all other events.
     """
     check_servers_are_installed()
+    if settings.models:
+        from specd.cli.up_models import up_models
+
+        up_models(settings)
+        return
     is_brief = _is_brief()
 
     from specd.cli.auto_draft import AutoDraft
@@ -76,6 +78,7 @@ def _is_brief() -> bool:
 
 async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
     from specd.cli.progress import StartProgress
+    from specd.cli.running_stack import run_stack
     from specd.supervisor import Stack
     from specd.worker_group import target_names
 
@@ -102,30 +105,14 @@ async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
         on_line=progress.write if progress else None,
         on_progress=progress.show if progress else None,
     )
-    holding = asyncio.ensure_future(_hold(stack, preflight, auto, console, progress))
 
-    def on_signal() -> None:
-        if holding.cancelling():
-            stack.kill()  # the second signal
-        holding.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    with contextlib.suppress(asyncio.CancelledError):
-        await holding
-
-
-async def _hold(
-    stack: Stack, preflight: Preflight, auto: AutoDraft, console: Console, progress: StartProgress | None
-) -> None:
-    async with contextlib.AsyncExitStack() as running:
-        with progress or contextlib.nullcontext():
-            await running.enter_async_context(stack)
+    def say() -> None:
         if progress is not None:
             _say_where(stack, preflight, auto, console)
         else:
             _say_all(stack, preflight, console)
-        await stack.wait()
+
+    await run_stack(stack, say, progress)
 
 
 def _say_where(stack: Stack, preflight: Preflight, auto: AutoDraft, console: Console) -> None:
