@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from specd.child import Child
 from specd.model_entries import ModelEntries, ModelEntry
 from specd.startup_error import StartupError
 from specd.worker_group import WorkerGroup, WorkerModels
@@ -72,6 +73,11 @@ class ModelProcesses:
         self._num_versions = 0
         self._write(plans)
 
+    @property
+    def children(self) -> list[Child]:
+        """The workers that run, start or end."""
+        return [child for running in self._running.values() for child in running.group.children]
+
     def replace(self, plans: ModelPlans) -> None:
         """Serve these models from now on. What has not changed keeps its workers."""
         self._write(plans)
@@ -101,9 +107,8 @@ class ModelProcesses:
 
     def kill(self) -> None:
         """Kill all workers."""
-        for running in self._running.values():
-            for child in running.group.children:
-                child.kill()
+        for child in self.children:
+            child.kill()
 
     def _write(self, plans: ModelPlans) -> None:
         entries = []

@@ -32,6 +32,8 @@ def wrong_value(name: str, problem: ErrorDetails) -> str:
     """Return a sentence with the name of a value, the value, and what it must be."""
     if problem["type"] == _OWN:
         return f"{name}: {requirement(problem)}"  # it has the value
+    if problem["type"] == "missing":
+        return f"{name} is missing"
     return f"{name} is {problem['input']!r}: {requirement(problem)}"
 
 
