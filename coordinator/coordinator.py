@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -68,8 +69,12 @@ class Coordinator:
         drafts: Workers[DraftStream],
         sessions: SessionStore,
         name: str = "",
+        num_requests: Counter[str] | None = None,
     ) -> None:
-        """Use targets of which one is there with this model and tokenizer. The model has the name, if one is given."""
+        """Use targets of which one is there with this model and tokenizer. The model has the name, if one is given.
+
+        `num_requests` counts the requests of each client for all models.
+        """
         self.settings = settings
         self._name = name
         self.model = self._named(model)
@@ -79,7 +84,9 @@ class Coordinator:
         self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
         self.sessions = sessions
         capacities = Capacities(self.replicas.capacities, self.replicas.choose)
-        self.admission = Admission(capacities, max_queued=settings.max_queued, clock=time.perf_counter)
+        self.admission = Admission(
+            capacities, max_queued=settings.max_queued, clock=time.perf_counter, num_requests=num_requests
+        )
         self.quotas = Quotas(time.perf_counter)
         self.tokenizer = tokenizer
         self.grammar_vocabulary = GrammarVocabulary(

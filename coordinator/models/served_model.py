@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordinator.cell import Cell
@@ -41,6 +42,7 @@ class Shared:
     settings: CoordinatorSettings
     certificates: Certificates | None
     quotas: Quotas
+    num_requests: Counter[str] = field(default_factory=Counter)  # that run or wait, by client
     begin_trace: BeginTrace | None = None
     on_change: Callable[[], Awaitable[None]] | None = None  # called when a target comes or goes
 
@@ -97,6 +99,7 @@ class ServedModel:
                 targets=cell.targets,
                 drafts=cell.drafts,
                 sessions=self.sessions.store,
+                num_requests=shared.num_requests,
             )
             coordinator.keeper, coordinator.quotas = self.sessions.keeper, shared.quotas
             coordinator.begin_trace = shared.begin_trace

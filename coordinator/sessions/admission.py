@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -41,7 +42,16 @@ class Admission:
     A session that leaves its target waits for its turn at another one, before its client's requests.
     """
 
-    def __init__(self, capacities: Capacities, *, max_queued: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        capacities: Capacities,
+        *,
+        max_queued: int,
+        clock: Callable[[], float],
+        num_requests: Counter[str] | None = None,
+    ) -> None:
+        """`num_requests` counts the requests of each client, also those for other models."""
+        self._num_requests: Counter[str] = Counter() if num_requests is None else num_requests
         self.capacities = capacities
         self.num_running = self.num_paused = 0
         self._num_present = 0
@@ -69,8 +79,8 @@ class Admission:
         Raises ResourceExhaustedError: CLIENT_SESSIONS if the client has too many, QUEUE_FULL if too many wait.
         """
         client = self._clients.get(name) or ClientPlaces(next(self._turns))
-        if max_sessions is not None and len(client.present) >= max_sessions:
-            raise sessions_error(len(client.present), self._until(1))
+        if max_sessions is not None and self._num_requests[name] >= max_sessions:
+            raise sessions_error(self._num_requests[name], self._until(1))
         if self._num_present - self.num_paused >= self._max_present:
             self._make_way_for(client)
         place = Place(client)
@@ -78,10 +88,14 @@ class Admission:
             self._last_end_at = self._clock()
         self._clients[name] = client
         self._num_present += 1
+        self._num_requests[name] += 1
         client.present[place] = None
         try:
             yield place
         finally:
+            self._num_requests[name] -= 1
+            if not self._num_requests[name]:
+                del self._num_requests[name]
             if place in client.present:  # the request was not turned away
                 self._leave(place)
             if not client.present and self._clients.get(name) is client:
