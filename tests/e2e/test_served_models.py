@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,14 +18,16 @@ from typing import Any
 import pytest
 
 from specd import AsyncClient
+from specd.child import Child
 from specd.client import NO_RETRIES, Delta, Loading
 from specd.errors import InvalidRequestError, NotFoundError, UnavailableError
+from specd.model_entries import ModelEntries, ModelEntry
 from specd.model_processes import ModelPlan, ModelPlans
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from specd.worker_group import WorkerModels
 from tests.e2e.faults import PATIENT, eventually, kill
-from tests.e2e.processes import PATIENCE_SECONDS, run_specd, start_specd
+from tests.e2e.processes import PATIENCE_SECONDS, read_metrics, run_specd, start_specd
 from tests.worker.models import save_odd_draft
 
 PROMPT = "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def"
@@ -320,3 +323,49 @@ def test_a_wrong_file_of_models_is_an_error_at_once(tmp_path: Path, content: str
 def test_one_model_and_several_contradict_each_other(tmp_path: Path) -> None:
     done = run_specd("up", "--models", str(tmp_path), "--target", EMBEDDED_DRAFT)
     assert "--models and --target contradict each other" in done.stderr
+
+
+async def test_a_coordinator_without_a_supervisor_serves_targets_that_run(
+    tmp_path: Path, alone: dict[str, str]
+) -> None:
+    """As in containers: each model has workers that somebody else starts. Their metrics and sessions are their own."""
+    addresses = {each.name: f"unix:{tmp_path}/{each.name}" for each in (CODER, SMALL)}
+    children = [
+        Child(f"target {each.name}", worker("target-worker", each.workers.target, addresses[each.name]), PATIENT)
+        for each in (CODER, SMALL)
+    ]
+    file, sessions = tmp_path / "models.json", tmp_path / "sessions.sqlite"
+    entries = ModelEntries(tuple(ModelEntry(name, address) for name, address in addresses.items()))
+    file.write_text(entries.to_json())
+    options = ["--models", str(file), "--listen", f"unix:{tmp_path}/c", "--metrics-listen", "127.0.0.1:0"]
+    coordinator = Child(
+        "coordinator",
+        [sys.executable, "-m", "specd", "coordinator", *options, "--session-file", str(sessions)],
+        PATIENT,
+    )
+    children.append(coordinator)
+    try:
+        await asyncio.gather(*(child.start() for child in children))
+        async with AsyncClient(coordinator.facts["address"]) as client, client.session() as session:
+            for name in ("coder", "small"):
+                assert await text_of(client, name) == alone[name]
+            assert (await session.generate(PROMPT, model="small", max_tokens=8).completion()).text
+            kill(coordinator)
+            await coordinator.process.wait()  # type: ignore[union-attr]
+            await coordinator.start()
+            more = await session.generate(" more", max_tokens=8).completion()
+            assert more.statistics.prompt_tokens > 30
+            samples = await asyncio.to_thread(read_metrics, coordinator)
+            generated = {
+                sample.labels["model"]: sample.value
+                for sample in samples
+                if sample.name == "specd_generated_tokens_total"
+            }
+            assert generated == {"coder": 0, "small": 8}
+    finally:
+        for child in children:
+            await child.stop()
+
+
+def worker(process: str, model: str, address: str) -> list[str]:
+    return [sys.executable, "-m", "specd", process, "--model", model, "--listen", address, "--metrics-listen", "none"]
