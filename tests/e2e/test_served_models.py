@@ -328,7 +328,7 @@ def test_one_model_and_several_contradict_each_other(tmp_path: Path) -> None:
 async def test_a_coordinator_without_a_supervisor_serves_targets_that_run(
     tmp_path: Path, alone: dict[str, str]
 ) -> None:
-    """As in containers: each model has workers that somebody else starts. Their metrics and sessions are their own."""
+    """In containers, each model has workers that run already. Their metrics and sessions are their own."""
     addresses = {each.name: f"unix:{tmp_path}/{each.name}" for each in (CODER, SMALL)}
     children = [
         Child(f"target {each.name}", worker("target-worker", each.workers.target, addresses[each.name]), PATIENT)
