@@ -148,10 +148,14 @@ class Stack:
         return self.coordinator.facts["address"]
 
     @property
+    def workers(self) -> list[Child]:
+        """The workers of the one model: its draft worker, if there is one, and its target workers."""
+        return self._group.children if self._group is not None else []
+
+    @property
     def children(self) -> list[Child]:
         """The processes in the order of stopping: gateway, coordinator, and the workers of the one model."""
-        workers = self._group.children if self._group is not None else []
-        return [*([self.gateway] if self.gateway is not None else []), self.coordinator, *workers]
+        return [*([self.gateway] if self.gateway is not None else []), self.coordinator, *self.workers]
 
     async def __aenter__(self) -> Stack:
         """Start all processes. Raises StartupError if one fails."""

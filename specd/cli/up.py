@@ -163,7 +163,8 @@ def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
         f"[bold green]specd is ready[/] at [bold]{stack.address}[/]: {facts['target']} with draft {facts['draft']}"
     )
     if stack.gateway is not None:
-        console.print(f"  OpenAI's API: {stack.gateway.facts['url']}/v1")
+        url = stack.gateway.facts["url"]
+        console.print(f"  OpenAI's API: {url}/v1, page: {url}/")
     for child in stack.children:
         if child.facts["metrics_url"]:
             is_moved = ", because its default port is in use" if child.name in preflight.moved else ""

@@ -92,7 +92,7 @@ async def are_free(*workers: Child) -> bool:
 async def is_whole(stack: Stack) -> bool:
     """Return whether all processes run and the coordinator has both workers."""
     try:
-        coordinator, *_ = await asyncio.gather(*map(scrape, stack.children))
+        coordinator, *_ = await asyncio.gather(*map(scrape, (stack.coordinator, *stack.workers)))
     except OSError:  # one is not back yet
         return False
     return coordinator["specd_draft_available"] == coordinator["specd_target_available"] == 1

@@ -12,19 +12,23 @@ from playwright.async_api import Browser, Page
 
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
+from specd.worker.cpu.openblas import load_blas
 from tests.e2e.faults import PATIENT
 from tests.e2e.guarded import write_token
 from tests.e2e.processes import PATIENCE_SECONDS
-from tests.gateway.arranged_model import save_arranged_model
 from tests.gateway.browser import chromium
 from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
-from tests.worker.models import save_chat_target
+
+# Before any test imports MLX, so that the tests of processes can run in any order.
+load_blas(num_threads=1)
 
 
 @pytest.fixture(scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """The embedded pair with a chat template, and a gateway in front of it."""
+    from tests.worker.models import save_chat_target
+
     target = save_chat_target(tmp_path_factory.mktemp("models") / "pycode")
     async with Stack(target=target, draft=EMBEDDED_DRAFT, http="127.0.0.1:0", environment=PATIENT) as running:
         yield running
@@ -55,6 +59,8 @@ async def openai(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 @pytest.fixture(scope="session")
 async def arranged_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A model that follows scripts, and a gateway in front of it."""
+    from tests.gateway.arranged_model import save_arranged_model
+
     model = save_arranged_model(tmp_path_factory.mktemp("models") / "arranged")
     async with Stack(target=model, draft=model, http="127.0.0.1:0", environment=PATIENT) as running:
         yield running
