@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.core import Session
 from coordinator.proposals.drafter import DraftStream
 from coordinator.proposals.drafts import Drafts
-from coordinator.replicas.replica import Replica
+from coordinator.replicas.replica import DraftFacts, Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.sessions.admission import Admission
 from coordinator.sessions.capacities import Capacities
@@ -112,8 +112,7 @@ class Coordinator:
 
         replica = Replica(
             worker,
-            draft_costs=draft_costs,
-            draft_models=draft_models,
+            draft=DraftFacts(draft_costs, draft_models),
             max_sessions=self.settings.max_sessions,
             name=self._name_of(worker.address),
         )

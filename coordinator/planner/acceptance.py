@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
+from itertools import accumulate, pairwise
+from operator import add, mul, sub
 
 # Positions that are told apart; later ones are as the last.
 NUM_POSITIONS = 8
@@ -17,17 +18,28 @@ _FORGOTTEN = 0.03  # part of all counts, each time
 class PassRates:
     """By position in proposals, decayed counts of tokens that were tried and that passed."""
 
-    def __init__(self, expected: float) -> None:
-        """Expect this part of the tokens to pass, before any is seen."""
-        self.expected = expected
+    def __init__(self, expected: float, *, decay: float = _DECAY) -> None:
+        """Expect this part of the tokens to pass, before any is seen. A count decays by `decay` for each new token."""
+        self.expected, self._decay = expected, decay
         self.tried, self.passed = [0.0] * NUM_POSITIONS, [0.0] * NUM_POSITIONS
 
     def add(self, num_tried: int, num_passed: int) -> None:
         """Count the tokens that passed and the first that did not; those after it were not tried."""
         for i in range(min(num_tried, num_passed + 1)):
             position = min(i, NUM_POSITIONS - 1)
-            self.tried[position] += 1 - _DECAY * self.tried[position]
-            self.passed[position] += (i < num_passed) - _DECAY * self.passed[position]
+            self.tried[position] += 1 - self._decay * self.tried[position]
+            self.passed[position] += (i < num_passed) - self._decay * self.passed[position]
+
+    def __add__(self, other: PassRates) -> PassRates:
+        return self._combined(add, other)
+
+    def __sub__(self, other: PassRates) -> PassRates:
+        return self._combined(sub, other)
+
+    def _combined(self, combine: Callable[[float, float], float], other: PassRates) -> PassRates:
+        own = PassRates(self.expected, decay=self._decay)
+        own.tried, own.passed = [*map(combine, self.tried, other.tried)], [*map(combine, self.passed, other.passed)]
+        return own
 
     def begun(self) -> PassRates:
         """Return the counts of a new text: its own tokens soon weigh more than all that other texts taught."""
@@ -77,3 +89,16 @@ class Proposals:
     def begun(self) -> Proposals:
         """Return those of a new text."""
         return Proposals(self.accepted.begun(), self.proposed.begun())
+
+
+def mean_seconds(costs: Sequence[float], proposed: Sequence[float]) -> list[float]:
+    """Return by limit k the mean seconds of a round, whose proposal may end before k tokens.
+
+    A round with i draft tokens takes `costs[i]`. `proposed[i]` is the probability that a proposal has more than i. This
+    is the mean over their lengths, because the cost of a verify is not linear in its length.
+    """
+    seconds, ended_early = [costs[0]], 0.0
+    for k, (before, now) in enumerate(pairwise((1.0, *proposed)), start=1):
+        ended_early += (before - now) * costs[k - 1]
+        seconds.append(ended_early + now * costs[k])
+    return seconds

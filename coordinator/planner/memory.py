@@ -31,6 +31,11 @@ class Memory:
         self._planner, self._models = planner, models
         self._num_rounds = 0  # when it was last kept
 
+    @property
+    def num_rounds(self) -> int:
+        """The rounds that its planner has seen."""
+        return self._planner.num_rounds
+
     def recall(self) -> None:
         """Restore what was kept. Without a usable file, the planner learns from the beginning."""
         path = self.path

@@ -6,20 +6,20 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from coordinator.core import Match, Plan, Round
-from coordinator.planner.acceptance import PassRates, Proposals
+from coordinator.planner.acceptance import PassRates, Proposals, mean_seconds
 from coordinator.planner.round_costs import Measured, RoundCosts, size_class
-from coordinator.planner.window import Window
+from coordinator.planner.running import Running
+from coordinator.planner.window import WINDOW_ROUNDS, Window
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
 from specd.step_costs import MovingAverage
 from specd.vocabulary import TokenSource
 
-_WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
 _FIRST_TRIAL_ROUNDS = 10
 _LEAST_LOSS = 0.1  # part of the time of a trial that it is taken to cost, as looked-up tokens are tried, too
 _TRIAL_SHARE = 0.01  # of the time, which trials of another k may cost
@@ -45,14 +45,15 @@ class _Client:
 
 
 class Planner:
-    """What all sessions share: the costs of rounds, what each client has taught, and the present window."""
+    """What the sessions of a draft share: the costs of rounds, what each client has taught, and the present window."""
 
-    def __init__(self, costs: RoundCosts) -> None:
+    def __init__(self, costs: RoundCosts, running: Running[SessionPlanner] | None = None) -> None:
+        """Plan for those of the `running` sessions that begin here; the others share the target with them."""
         self.costs = costs
-        self.num_rounds = self.num_changes = self._num_trials = 0
+        self.running = running or Running()
+        self.num_rounds = self._num_trials = 0
         # Trials may cost a part of this time: idle time, prefills and faults neither pay for a trial nor prolong it.
         self.measured_seconds = 0.0
-        self.sessions: dict[SessionPlanner, None] = {}
         # What one client teaches must neither mislead others nor tell them anything (vllm-project/vllm#57533).
         self.clients: OrderedDict[str, _Client] = OrderedDict()
         self._best_k: dict[int, int] = {}  # by class of numbers of sessions
@@ -76,8 +77,7 @@ class Planner:
         known = self.clients[session.client] = self.clients.pop(session.client, _Client())
         if len(self.clients) > _MOST_CLIENTS:
             self.clients.popitem(last=False)
-        self.sessions[session] = None
-        self.num_changes += 1
+        self.running.add(session)
         return known
 
     def learnt(self) -> dict[str, Any]:
@@ -129,17 +129,12 @@ class Planner:
             window.seconds_by_match = [seconds[0] + n * (each - seconds[0]) for each in seconds]
         return window.seconds_by_match
 
-    def active(self) -> list[SessionPlanner]:
-        """Return the sessions that take part in rounds now: neither paused nor stalled."""
-        oldest = self.num_rounds - 2 * _WINDOW_ROUNDS * len(self.sessions)
-        return [each for each in self.sessions if each.planned_at >= oldest and not each.is_paused()]
-
     def window(self) -> Window | None:
         """Return the present window, a new one when the last is over or sessions have come or gone."""
         last = self._window
         if self.costs.target() is None:
             return None
-        if last is None or self.num_rounds >= last.ends_at or self.num_changes != last.num_changes:
+        if last is None or self.running.num_rounds >= last.ends_at or self.running.num_changes != last.num_changes:
             if last is not None and (rounds := last.num_rounds):
                 last.seconds = last.measured_seconds / rounds
                 n, drafted = last.num_active, last.num_drafted > 0
@@ -148,7 +143,7 @@ class Planner:
         return self._window
 
     def _next_window(self, last: Window | None) -> Window:
-        active, now = self.active(), self.measured_seconds
+        active, now, running = self.running.active(), self.measured_seconds, self.running
         n = max(len(active), 1)
         size = size_class(n)
         tokens, lengths, seconds = self.expected(active)
@@ -158,28 +153,27 @@ class Planner:
         k = self._best_k[size] = best if rates[best] >= _LEAST_GAIN * rates[present] else present
         if last is None:
             self._trial_at = now + _FIRST_TRIAL_ROUNDS * seconds[0]
-        elif last.is_trial and last.num_changes == self.num_changes:  # the same texts
+        elif last.is_trial and last.num_changes == running.num_changes:  # the same texts
             self._pay_for_trial(rates[min(last.k, len(rates) - 1)] / rates[k], last.seconds)
         if is_trial := now >= self._trial_at:
             self._num_trials += 1
             best, k = k, self._other_k(k, rates)
             self._pay_for_trial(rates[k] / rates[best], seconds[k])
-        ends_at = self.num_rounds + n * min(_WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        return Window(k, lengths[k], tokens[k], seconds[k], n, self.num_changes, ends_at, is_trial)
+        ends_at = running.num_rounds + n * min(WINDOW_ROUNDS, 1 + self.num_rounds // n)
+        return Window(k, lengths[k], tokens[k], seconds[k], n, running.num_changes, ends_at, is_trial)
 
     def _pay_for_trial(self, part: float, seconds: float) -> None:
         """Delay the next trial, after one with this part of the best speed and such rounds."""
         loss = max(1 - part, _LEAST_LOSS)
-        self._trial_at = self.measured_seconds + loss * _WINDOW_ROUNDS * seconds / _TRIAL_SHARE
+        self._trial_at = self.measured_seconds + loss * WINDOW_ROUNDS * seconds / _TRIAL_SHARE
 
     def expected(self, active: list[SessionPlanner]) -> tuple[list[float], list[float], list[float]]:
         """Return by k the tokens that a session's round emits and proposes, and its seconds, as means over sessions.
 
         A round with k draft tokens emits 1 and those that are accepted (Leviathan et al., arXiv 2211.17192,
-        equation 1, by position). Its seconds are the mean over the lengths of proposals, which may end early: the cost
-        of a verify is not linear in its length.
+        equation 1, by position).
         """
-        may_draft = [each for each in active if each.may_draft and not each.has_fault]
+        may_draft = [each for each in active if each.shared is self and each.may_draft and not each.has_fault]
         most = MAX_NUM_DRAFT_TOKENS if self.costs.draft() and may_draft else 0
         accepted, proposed = [0.0] * most, [0.0] * most
         for each in may_draft:
@@ -190,11 +184,7 @@ class Planner:
         tokens = [*accumulate(accepted, initial=1.0)]
         lengths = [*accumulate(proposed, initial=0.0)]
         costs = [self.costs.seconds(max(len(active), 1), k) for k in range(most + 1)]
-        seconds, ended_early = [costs[0]], 0.0
-        for k, (before, now) in enumerate(pairwise((1.0, *proposed)), start=1):
-            ended_early += (before - now) * costs[k - 1]
-            seconds.append(ended_early + now * costs[k])
-        return tokens, lengths, seconds
+        return tokens, lengths, mean_seconds(costs, proposed)
 
     def _other_k(self, best: int, rates: list[float]) -> int:
         """Return the k of a trial: each second time none, a control; else a near one that promises most."""
@@ -219,13 +209,13 @@ class SessionPlanner:
         self.has_fault = False  # the draft did not answer in the last round
         self._learns_alone = sampling.changes_logits  # other tokens are likely under a bias
         # Acceptance depends on the temperature more than on the text.
-        self._kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
+        self.kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
         self._join(shared)
 
     def _join(self, shared: Planner) -> None:
-        self._shared = shared
+        self.shared = shared
         self.is_prefilling = True
-        self.planned_at = shared.num_rounds  # the number of rounds of all sessions when it last planned
+        self.planned_at = shared.running.num_rounds  # the number of rounds of all sessions when it last planned
         client = shared.join(self)
         self._paces, self._pools = client.paces, {} if self._learns_alone else client.pools
         self._own: dict[bool, Proposals] = {}
@@ -249,25 +239,24 @@ class SessionPlanner:
 
     def close(self) -> None:
         """End with the session."""
-        self._shared.sessions.pop(self, None)
-        self._shared.num_changes += 1
+        self.shared.running.remove(self)
 
     def will_draft(self) -> bool:
         """Return whether the draft is likely to be asked soon, so that it should have the prompt."""
-        window = self._shared.window()
+        window = self.shared.window()
         return self._drafts and bool(self._sources.k or (self.may_draft and window is not None and window.k))
 
     def plan(self, matches: Sequence[Match] = ()) -> Plan:
         """Plan the next round, for which sources have these matches."""
-        self.planned_at = self._shared.num_rounds
-        before, self._window = self._window, self._shared.window()
+        self.planned_at = self.shared.running.num_rounds
+        before, self._window = self._window, self.shared.window()
         window, k = self._window, self._sources.k
         self._is_settled = before is not None and window is not None and before.k == window.k
         if k is not None:
             return Plan(dict.fromkeys(self._sources.allowed, k), most=k)
         if window is not None and matches and (plan := self._plan_match(window, matches)):
             return plan
-        if self.may_draft and self._shared.costs.draft() is None:
+        if self.may_draft and self.shared.costs.draft() is None:
             return Plan({TokenSource.DRAFT: 1})  # the Drafter reports why there is no draft
         plan = self._plan_draft()
         return self._lengthened(plan, window, matches) if window is not None and plan.limits and matches else plan
@@ -287,7 +276,8 @@ class SessionPlanner:
 
     def observe(self, plan: Plan, round_: Round) -> float:
         """Learn from a round after the first; return the target-only seconds for its tokens, 0 if not known."""
-        self._shared.num_rounds += 1
+        self.shared.num_rounds += 1
+        self.shared.running.num_rounds += 1
         self.is_prefilling = False
         drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
         self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
@@ -297,7 +287,7 @@ class SessionPlanner:
         is_typical = (
             num_new <= _MOST_NEW_TOKENS
             and not verdict.was_retried
-            and not any(each.is_prefilling for each in self._shared.sessions)
+            and not any(each.is_prefilling for each in self.shared.running.sessions)
         )
         if is_typical:
             tokens, seconds = self._pace(window)
@@ -310,8 +300,8 @@ class SessionPlanner:
             # Others in the step may have had more tokens, such as looked-up ones.
             step = verdict.exchange
             num_others = step.step_tokens / step.num_sessions - 1 - num_drafted
-            window.expected_seconds += self._shared.costs.seconds(window.num_active, num_drafted, num_others)
-            self._shared.measured_seconds += round_.seconds / window.num_active
+            window.expected_seconds += self.shared.costs.seconds(window.num_active, num_drafted, num_others)
+            self.shared.measured_seconds += round_.seconds / window.num_active
         # The target's own count of what it accepted: a text that ends rejects nothing.
         if self._sources.k is None and num_drafted:
             alone, num_accepted = window.num_active == 1, min(verdict.num_accepted, num_drafted)
@@ -321,7 +311,7 @@ class SessionPlanner:
         if self._sources.k is None and num_matched and self._of_match is not None:
             for rates in (self._of_match,) if num_drafted else (self._of_match, self._of_matches()):
                 rates.add(num_matched, max(verdict.num_accepted - num_drafted, 0))
-        return len(round_.commit.token_ids) * self._shared.costs.seconds(window.num_active, 0)
+        return len(round_.commit.token_ids) * self.shared.costs.seconds(window.num_active, 0)
 
     def _plan_match(self, window: Window, matches: Sequence[Match]) -> Plan | None:
         """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any two.
@@ -329,7 +319,7 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        rate, seconds = self._tokens_per_second(window), self._shared.seconds_by_match(window)
+        rate, seconds = self._tokens_per_second(window), self.shared.seconds_by_match(window)
         least_gain = 1.0 if window.is_trial else _LEAST_GAIN
         plan, best = None, least_gain * window.tokens - rate * window.seconds
         for match in matches:
@@ -353,7 +343,7 @@ class SessionPlanner:
         source, evidence = matches[0].source, matches[0].evidence
         rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)
         rates.forget()
-        seconds = self._shared.seconds_by_match(window)[round(window.length) :]
+        seconds = self.shared.seconds_by_match(window)[round(window.length) :]
         length, _ = _best_length(rates, self._tokens_per_second(window), seconds)
         return replace(plan, limits={**plan.limits, source: length}) if length else plan
 
@@ -378,7 +368,7 @@ class SessionPlanner:
 
     def _rates(self, what: str, expected: float) -> PassRates:
         """Return what sessions with this kind of sampling share."""
-        return self._pools.setdefault(f"{self._kind} {what}", PassRates(expected))
+        return self._pools.setdefault(f"{self.kind} {what}", PassRates(expected))
 
 
 def _best_length(rates: PassRates, rate: float, seconds: Sequence[float]) -> tuple[int, float]:

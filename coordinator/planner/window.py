@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
+
 
 @dataclass
 class Window:

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 from coordinator.core import Exchange
 from coordinator.planner.memory import Memory
-from coordinator.planner.planner import Planner
+from coordinator.planner.planner import Planner, SessionPlanner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.running import Running
 from coordinator.replicas.prefix_estimate import CachedPart, PrefixEstimate
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.place import Place, Prompt
@@ -34,6 +35,24 @@ class Slowness:
     decoding: float = 1.0
 
 
+@dataclass(frozen=True)
+class DraftFacts:
+    """The costs and models of the drafts that propose for the same sessions, as they are now."""
+
+    costs: Callable[[], StepCosts | None]
+    models: Callable[[], Iterable[ModelInfo | None]]
+
+
+@dataclass
+class _Learner:
+    """A planner, and what is kept of it."""
+
+    facts: DraftFacts
+    planner: Planner
+    memory: Memory
+    has_recalled: bool = False
+
+
 class Replica:
     """One of the targets that serve the same model: its costs and planner, its room, and its probable prefixes."""
 
@@ -41,37 +60,61 @@ class Replica:
         self,
         worker: RemoteWorker[TargetStream],
         *,
-        draft_costs: Callable[[], StepCosts | None],
-        draft_models: Callable[[], Iterable[ModelInfo | None]],
+        draft: DraftFacts,
+        canary: DraftFacts | None = None,
+        canary_leads: Callable[[], bool] = lambda: False,
         max_sessions: int,
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`draft_costs` and `draft_models` return those of the draft that proposes for its sessions.
+        """`draft` proposes for its sessions, and a `canary` for some of them, or for all while `canary_leads`.
 
         `name` is the one in metrics. `clock` returns seconds.
         """
         self.worker, self.name, self._clock = worker, name, clock
-        self.planner = Planner(RoundCosts(lambda: worker.step_costs, draft_costs))
-        self.planner_memory = Memory(self.planner, lambda: (worker.model, *draft_models()))
+        running = Running[SessionPlanner]()
+
+        def learner(facts: DraftFacts) -> _Learner:
+            planner = Planner(RoundCosts(lambda: worker.step_costs, facts.costs), running)
+            return _Learner(facts, planner, Memory(planner, lambda: (worker.model, *facts.models())))
+
+        self._learners = [learner(facts) for facts in (draft, canary) if facts is not None]
+        self._canary_leads = canary_leads
         self.capacity = Capacity(
             lambda: worker.cache_bytes,
             lambda *num_tokens: worker.footprint.bytes_for(*num_tokens),  # noqa: PLW0108 - of now
             max_sessions=max_sessions,
-            seconds_per_token=self.planner.seconds_per_token,
+            seconds_per_token=lambda num_sessions: self.planner.seconds_per_token(num_sessions),  # noqa: PLW0108 - of now
         )
         self._prefixes = PrefixEstimate(lambda: min(worker.prefix_cache_tokens, _MOST_CACHED_TOKENS))
         self._life = worker.life.incarnation  # of which they are
         self._cached = WeakKeyDictionary[Place, CachedPart]()  # what was expected, by session
         self._prefill_seconds = MovingAverage(_WEIGHT)  # of a token
         self._taken_at = -math.inf  # when it got its latest session
-        self._has_recalled = False
+
+    @property
+    def planner(self) -> Planner:
+        """The planner of most sessions."""
+        return self.planner_of(is_canary=self._canary_leads())
+
+    def planner_of(self, *, is_canary: bool) -> Planner:
+        """Return the planner of the sessions for which the canary proposes, or of the others: neither mislead these."""
+        return self._learners[is_canary].planner
+
+    @property
+    def planner_memories(self) -> list[Memory]:
+        """What is kept of each planner."""
+        return [each.memory for each in self._learners]
 
     def recall_learnt(self) -> None:
-        """Begin with the kept knowledge of the pair, once the models are known."""
-        if not self._has_recalled and self.worker.model is not None:
-            self._has_recalled = True
-            self.planner_memory.recall()
+        """Begin with the kept knowledge of each pair, once the models are known."""
+        if self.worker.model is None:
+            return
+        for number, learner in enumerate(self._learners):
+            is_known = number == 0 or None not in learner.facts.models()  # a canary may come later
+            if is_known and not learner.has_recalled:
+                learner.has_recalled = True
+                learner.memory.recall()
 
     def take(self, place: Place) -> None:
         """Expect a session to prefill its prompt here."""

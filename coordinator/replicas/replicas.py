@@ -96,9 +96,7 @@ class Replicas:
 
     async def keep_learnt(self) -> None:
         """Keep the knowledge of the planners for the next start: in each file, that of the most rounds."""
-        most = {
-            replica.planner_memory.path: replica
-            for replica in sorted(self.all, key=lambda each: each.planner.num_rounds)
-        }
-        for replica in most.values():
-            await replica.planner_memory.keep()
+        memories = (memory for replica in self.all for memory in replica.planner_memories)
+        most = {memory.path: memory for memory in sorted(memories, key=lambda each: each.num_rounds)}
+        for memory in most.values():
+            await memory.keep()

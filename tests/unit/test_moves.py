@@ -190,7 +190,7 @@ def check_that_nothing_is_left(coordinator: Coordinator, world: World) -> None:
     for replica in coordinator.replicas.all:
         capacity = replica.capacity
         assert (capacity.num_running, capacity.reserved_bytes, capacity.prefilling_tokens) == (0, 0, 0)
-        assert not replica.planner.sessions
+        assert not replica.planner.running.sessions
     assert [target.num_open for target in world.targets] == [0] * len(world.targets)
 
 

@@ -133,28 +133,28 @@ def test_a_stalled_session_does_not_count_as_active() -> None:
     simulation = Simulation(World())
     stalled = simulation.planner.begin(Sampling(), client="")
     stalled.plan()
-    assert len(simulation.planner.active()) == 1
+    assert len(simulation.planner.running.active()) == 1
     simulation.run(num_sessions=1, at_once=1, tokens=400)
     running = simulation.planner.begin(Sampling(), client="")
     running.plan()
-    assert simulation.planner.active() == [running]
+    assert simulation.planner.running.active() == [running]
     stalled.plan()  # its client reads again
-    assert len(simulation.planner.active()) == 2
+    assert len(simulation.planner.running.active()) == 2
 
 
 def test_a_paused_session_does_not_count_as_active() -> None:
     planner, is_paused = Simulation(World()).planner, True
     planner.begin(Sampling(), is_paused=lambda: is_paused, client="").plan()
-    assert planner.active() == []
+    assert planner.running.active() == []
     is_paused = False
-    assert len(planner.active()) == 1, "before it plans again"
+    assert len(planner.running.active()) == 1, "before it plans again"
 
 
 def test_a_session_that_ended_does_not_count_as_active() -> None:
     simulation = Simulation(World())
     for _ in range(3):
         simulation.planner.begin(Sampling(), client="").close()
-    assert simulation.planner.active() == []
+    assert simulation.planner.running.active() == []
 
 
 def test_sessions_that_run_together_have_one_k() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from coordinator.core import Exchange
 from coordinator.replicas.prefix_estimate import BLOCK_TOKENS, CachedPart, PrefixEstimate, blocks_of
-from coordinator.replicas.replica import Replica
+from coordinator.replicas.replica import DraftFacts, Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.capacity import Capacity
@@ -60,7 +60,7 @@ class CachingWorker(RemoteWorker[TargetStream]):
 
 def replicas_of(workers: Sequence[CachingWorker], clock: Callable[[], float] = lambda: 0.0) -> Replicas:
     def replica_of(worker: RemoteWorker[TargetStream]) -> Replica:
-        return Replica(worker, draft_costs=lambda: None, draft_models=lambda: (), max_sessions=32, clock=clock)
+        return Replica(worker, draft=DraftFacts(lambda: None, lambda: ()), max_sessions=32, clock=clock)
 
     return Replicas(Workers(workers), replica_of, lambda replica: None)
 
