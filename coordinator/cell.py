@@ -6,10 +6,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
+from coordinator.canary.canary import Canary
+from coordinator.canary.judgement import CanaryState
 from coordinator.proposals.drafter import DraftStream
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.connection import WorkerConnection
@@ -51,6 +54,8 @@ class Cell:
         self.on_change: Callable[[], Awaitable[None]] | None = None  # called when a target comes or goes
         self.targets = Workers[TargetStream](fault="TARGET_UNAVAILABLE")
         self.drafts = Workers[DraftStream](fault="DRAFT_UNAVAILABLE")
+        self.canary: Canary | None = None  # a second draft on trial
+        self._dismissing: asyncio.Future[None] | None = None
         self._settings, self._certificates, self._metrics = settings, certificates, metrics
         self._connections = connections
         self._fetching = asyncio.Lock()
@@ -78,10 +83,33 @@ class Cell:
             log.warning("the draft worker does not answer: serving with the target alone", address=self._settings.draft)
         elif self.drafts.model is None:
             raise StartupError(self.drafts.refusal)
+        if self._settings.canary_draft:
+            self._connect_canary()
 
-    def _discover(self, addresses: str, workers: Workers[Stream], link: Callable[[str], WorkerLink[Any]]) -> None:
+    def _connect_canary(self) -> None:
+        """Link the canary's workers. Nothing waits for them, and a refused one ends nothing."""
+        workers = Workers[DraftStream](fault="DRAFT_UNAVAILABLE")
+        self.canary = canary = Canary(self.drafts, workers, self._settings.canary_share)
+        discovery = self._discover(self._settings.canary_draft, workers, partial(self._link_draft, is_canary=True))
+
+        async def dismiss() -> None:
+            await asyncio.sleep(self._settings.draft_timeout_seconds)  # of the last proposals
+            await discovery.close()
+
+        def on_taken_back() -> None:
+            self._dismissing = asyncio.ensure_future(dismiss())
+
+        canary.on_taken_back = on_taken_back
+        for state in CanaryState:
+            self._metrics.show("canary_state", partial(canary.has_state, state), state.value)
+        self._metrics.show("canary_rounds", lambda: canary.judgement.num_rounds)
+
+    def _discover(
+        self, addresses: str, workers: Workers[Stream], link: Callable[[str], WorkerLink[Any]]
+    ) -> Discovery[Any]:
         discovery = Discovery(split_addresses(addresses), workers, link)
         self._connections.push_async_callback(discovery.close)
+        return discovery
 
     def _link_target(self, address: str) -> WorkerLink[GrpcTargetStream]:
         async def on_change(ready: bool) -> None:
@@ -101,17 +129,25 @@ class Cell:
             keeps_model=True,
         )
 
-    def _link_draft(self, address: str) -> WorkerLink[GrpcDraftStream]:
+    def _link_draft(self, address: str, *, is_canary: bool = False) -> WorkerLink[GrpcDraftStream]:
         async def on_change(ready: bool) -> None:
-            self._metrics.show_worker("draft", self.drafts.model)
+            draft = self.canary.drafts[self.canary.leads].workers if self.canary is not None else self.drafts
+            self._metrics.show_worker("draft", draft.model)
+            if is_canary and link.refusal:
+                log.warning(
+                    "the canary draft is refused, the present one serves all", address=address, why=link.refusal
+                )
+            if is_canary and self.on_change is not None:
+                await self.on_change()
 
-        return WorkerLink(
+        link = WorkerLink(
             WorkerConnection("draft", address, self._certificates),
             calls=propose_calls(),
             open_stream=GrpcDraftStream,
             accept=self._accept_draft,
             on_change=on_change,
         )
+        return link
 
     async def _accept_target(self, model: ModelInfo, link: WorkerLink[GrpcTargetStream]) -> None:
         async with self._fetching:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from coordinator.canary.canary import Canary
 from coordinator.core import Session
 from coordinator.proposals.drafter import DraftStream
 from coordinator.proposals.drafts import Drafts
@@ -68,19 +69,21 @@ class Coordinator:
         targets: Workers[TargetStream],
         drafts: Workers[DraftStream],
         sessions: SessionStore,
+        canary: Canary | None = None,
         name: str = "",
         num_requests: Counter[str] | None = None,
     ) -> None:
-        """Use targets of which one is there with this model and tokenizer. The model has the name, if one is given.
+        """Use targets of which one is there with this model and tokenizer, and these drafts or the canary.
 
-        `num_requests` counts the requests of each client for all models.
+        The model has the name, if one is given. `num_requests` counts the requests of each client for all models.
         """
         self.settings = settings
         self._name = name
         self.model = self._named(model)
         self.metrics = metrics
         self._target_names: dict[str, str] = {}  # by address
-        self.drafts = Drafts(drafts)
+        self.canary = canary
+        self._present = canary.drafts[False] if canary is not None else Drafts(drafts)
         self.replicas = Replicas(targets, self._new_replica, self._remove_replica)
         self.sessions = sessions
         capacities = Capacities(self.replicas.capacities, self.replicas.choose)
@@ -103,16 +106,22 @@ class Coordinator:
         self._show_gauges()
 
     def _new_replica(self, worker: RemoteWorker[TargetStream]) -> Replica:
-        def draft_costs() -> StepCosts | None:
-            return (self.self_draft(worker) or self.drafts.workers.first).step_costs
+        def facts_of(drafts: Drafts[DraftStream]) -> DraftFacts:
+            def costs() -> StepCosts | None:
+                return (self.self_draft(worker) or drafts.workers.first).step_costs
 
-        def draft_models() -> Iterable[ModelInfo | None]:
-            own = self.self_draft(worker)
-            return (own.model, None) if own is not None else (self.drafts.workers.model,)
+            def models() -> Iterable[ModelInfo | None]:
+                own = self.self_draft(worker)
+                return (own.model, None) if own is not None else (drafts.workers.model,)
 
+            return DraftFacts(costs, models)
+
+        canary = self.canary
         replica = Replica(
             worker,
-            draft=DraftFacts(draft_costs, draft_models),
+            draft=facts_of(self._present),
+            canary=facts_of(canary.drafts[True]) if canary is not None else None,
+            canary_leads=lambda: canary is not None and canary.leads,
             max_sessions=self.settings.max_sessions,
             name=self._name_of(worker.address),
         )
@@ -120,6 +129,11 @@ class Coordinator:
         for name, value in _target_gauges(replica).items():
             self.metrics.show(name, value, replica.name)
         return replica
+
+    @property
+    def drafts(self) -> Drafts[DraftStream]:
+        """The drafts that propose for most sessions."""
+        return self.canary.drafts[self.canary.leads] if self.canary is not None else self._present
 
     def _name_of(self, address: str) -> str:
         """Return a target's name in metrics: its address, or of a Unix socket the file, if no other has that name."""

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from coordinator.canary.canary_planner import CanaryPlanner
+from coordinator.canary.choice import CanaryChoice
 from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
+from coordinator.planner.planner import Planner, kind_of
 from coordinator.proposals.drafter import Drafter
 from coordinator.proposals.forced import Forced
 from coordinator.proposals.grammar_proposer import GrammarProposer
@@ -25,7 +28,7 @@ from coordinator.proposals.source import Source
 from coordinator.replicas.prefix_estimate import blocks_of
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.route import SessionRoute
-from coordinator.round_loop import decode, read_ahead
+from coordinator.round_loop import RoundPlanner, decode, read_ahead
 from coordinator.sessions.place import Place, Prompt
 from coordinator.sessions.prompt import EncodedPrompt
 from coordinator.sessions.request import GenerationRequest
@@ -210,13 +213,12 @@ class Generation:
             asks_ahead=target_draft is not None,
         )
         sources: list[Source] = []
+        self._choice: CanaryChoice | None = None
         if TokenSource.DRAFT in self._sources.allowed:
-            seconds = settings.draft_timeout_seconds
             if target_draft is not None:
-                sources.append(SelfDrafter(self._verifier, timeout_seconds=seconds))
-            else:  # a draft worker masks nothing
-                free = replace(setup, sampling=replace(setup.sampling, grammar=None))
-                sources.append(Drafter(shared.drafts, free, timeout_seconds=seconds, clock=clock))
+                sources.append(SelfDrafter(self._verifier, timeout_seconds=settings.draft_timeout_seconds))
+            else:
+                sources.append(self._drafter(setup))
         if TokenSource.LOOKUP in self._sources.allowed:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
@@ -228,7 +230,7 @@ class Generation:
             self._proposer = Proposer(sources)
         # With another adapter, other proposals are accepted.
         learner = f"{request.client}\0{self._adapter}" if self._adapter else request.client
-        self._planner = replica.planner.begin(
+        self._planner = self._planner_at(replica).begin(
             setup.sampling, self._sources, client=learner, is_paused=lambda: place.is_paused
         )
         self._statistics = SessionStatistics(prompt_len, clock() - self._arrived_at)
@@ -241,7 +243,10 @@ class Generation:
     @asynccontextmanager
     async def _rounds(self, place: Place) -> AsyncIterator[AsyncGenerator[Round]]:
         """Decode, ahead of the client, and close the request's resources when its rounds are no longer read."""
-        decoding = decode(self._session, self._planner, self._proposer, self._verifier, clock=time.perf_counter)
+        planner: RoundPlanner = self._planner
+        if self._choice is not None:
+            planner = CanaryPlanner(self._planner, self._choice, lambda: self._planner_at(self._route.replica))
+        decoding = decode(self._session, planner, self._proposer, self._verifier, clock=time.perf_counter)
         try:
             async with aclosing(read_ahead(decoding, self._shared.admission, place, limit=_ROUNDS_AHEAD)) as rounds:
                 yield rounds
@@ -257,8 +262,25 @@ class Generation:
 
     def _on_move(self, replica: Replica) -> None:
         """Continue at another target."""
-        self._planner.move(replica.planner)
+        self._planner.move(self._planner_at(replica))
         self._shared.metrics.count_move()
+
+    def _drafter(self, setup: SessionSetup) -> Drafter:
+        """Return the source of a draft worker's tokens: the present one's, or the canary's in its turn."""
+        shared, sampling = self._shared, setup.sampling
+        if shared.canary is not None:
+            # Other tokens are accepted under a bias, in a form, and with an adapter, and a given k ends none early.
+            is_free = not sampling.changes_logits, sampling.grammar is None, self._sources.k is None
+            kind = kind_of(sampling), is_free, self._adapter
+            self._choice = CanaryChoice(shared.canary, kind)
+        drafts = self._choice.drafts if self._choice is not None else lambda: shared.drafts
+        shared.metrics.count_draft_session(is_canary=self._choice is not None and self._choice.is_canary)
+        free = replace(setup, sampling=replace(sampling, grammar=None))  # a draft worker masks nothing
+        return Drafter(drafts, free, timeout_seconds=shared.settings.draft_timeout_seconds, clock=time.perf_counter)
+
+    def _planner_at(self, replica: Replica) -> Planner:
+        """Return the planner of the sessions at a target with the same draft."""
+        return replica.planner if self._choice is None else replica.planner_of(is_canary=self._choice.is_canary)
 
     def _close(self) -> None:
         request, shared, session, statistics = self._request, self._shared, self._session, self._statistics

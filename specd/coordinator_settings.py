@@ -37,6 +37,14 @@ class CoordinatorSettings(ListenerSettings):
     draft: OptionalAddresses = Field(
         "127.0.0.1:50052", description="Addresses of the draft workers, in the same form; 'none': no worker."
     )
+    canary_draft: OptionalAddresses = Field(
+        "",
+        description="Addresses of draft workers on trial, in the same form, which serve some sessions until it is "
+        "known whether they are faster than the others: then all sessions, or none. 'none': no trial.",
+    )
+    canary_share: float = Field(
+        0.1, gt=0, le=0.5, description="Part of the sessions that begin with the draft on trial, up to 0.5."
+    )
     models: File = Field(
         "",
         description="File of several models, in JSON, each with the addresses of its workers, instead of --target and "
@@ -134,6 +142,20 @@ class CoordinatorSettings(ListenerSettings):
             raise ValueError("session_file and session_server are both set: leave out one")
         return self
 
+    @model_validator(mode="after")
+    def _check_canary(self) -> Self:
+        if not self.canary_draft:
+            return self
+        if self.models:
+            raise ValueError(f"canary_draft is {self.canary_draft}, and models has several models: leave out one")
+        if not self.draft:
+            raise ValueError(
+                f"canary_draft is {self.canary_draft}, but draft is none, with which it would be compared: set draft"
+            )
+        if both := sorted({*split_addresses(self.canary_draft)} & {*split_addresses(self.draft)}):
+            raise ValueError(f"draft and canary_draft both have {', '.join(both)}: name each worker in one of them")
+        return self
+
     @property
     def asks_for_tokens(self) -> bool:
         """Whether clients at `listen` show a token."""
@@ -142,7 +164,7 @@ class CoordinatorSettings(ListenerSettings):
     @property
     def reaches_workers_by_tls(self) -> bool:
         """Whether a worker's address is not a Unix socket, which has no TLS."""
-        addresses = split_addresses(",".join(filter(None, (self.target, self.draft))))
+        addresses = split_addresses(",".join(filter(None, (self.target, self.draft, self.canary_draft))))
         return bool(self.tls_ca) and not all(address.startswith("unix:") for address in addresses)
 
     @property

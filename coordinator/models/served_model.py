@@ -98,6 +98,7 @@ class ServedModel:
                 tokenizer=tokenizer,
                 targets=cell.targets,
                 drafts=cell.drafts,
+                canary=cell.canary,
                 sessions=self.sessions.store,
                 num_requests=shared.num_requests,
             )

@@ -208,8 +208,7 @@ class SessionPlanner:
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
         self._learns_alone = sampling.changes_logits  # other tokens are likely under a bias
-        # Acceptance depends on the temperature more than on the text.
-        self.kind = f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
+        self._kind = kind_of(sampling)
         self._join(shared)
 
     def _join(self, shared: Planner) -> None:
@@ -236,6 +235,11 @@ class SessionPlanner:
         if alone not in self._own:
             self._own[alone] = self._of_client(alone=alone).begun()
         return self._own[alone]
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other session shares the steps of the present round: its proposals then end early."""
+        return self._window is not None and self._window.num_active == 1
 
     def close(self) -> None:
         """End with the session."""
@@ -368,7 +372,12 @@ class SessionPlanner:
 
     def _rates(self, what: str, expected: float) -> PassRates:
         """Return what sessions with this kind of sampling share."""
-        return self._pools.setdefault(f"{self.kind} {what}", PassRates(expected))
+        return self._pools.setdefault(f"{self._kind} {what}", PassRates(expected))
+
+
+def kind_of(sampling: Sampling) -> str:
+    """Return the kind of sampling: acceptance depends on the temperature more than on the text."""
+    return f"{sampling.acceptance.value} {min(round(2 * sampling.temperature), 8)}"
 
 
 def _best_length(rates: PassRates, rate: float, seconds: Sequence[float]) -> tuple[int, float]:

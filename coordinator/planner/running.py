@@ -1,4 +1,4 @@
-"""The sessions that run at a target, whichever draft proposes for them."""
+"""The sessions that run at a target, with any draft."""
 
 from __future__ import annotations
 

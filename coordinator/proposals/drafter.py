@@ -49,20 +49,25 @@ class Drafter(Source):
 
     def __init__(
         self,
-        drafts: Drafts[DraftStream],
+        drafts: Callable[[], Drafts[DraftStream]],
         setup: SessionSetup,
         *,
         timeout_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        self._drafts = drafts
-        self._worker = drafts.best()
+        """`drafts` returns those that may propose now; a session leaves its worker when they are others."""
+        self._choose = drafts
         self._setup = setup
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._stream: DraftStream | None = None
         self._prefilling: asyncio.Future[None] | None = None
         self._cached = CachedPrefix()
+        self._begin_with(drafts())
+
+    def _begin_with(self, drafts: Drafts[DraftStream]) -> None:
+        self._drafts = drafts
+        self._worker = drafts.best()
         self._backoff_seconds = _FIRST_BACKOFF_SECONDS
         self._retry_at = float("-inf")
         self._last_fault = ""
@@ -79,6 +84,9 @@ class Drafter(Source):
         assert not before, "the draft model proposes first"
         if plan.limit(TokenSource.DRAFT) == 0:
             return None
+        if (drafts := self._choose()) is not self._drafts:
+            self.close()
+            self._begin_with(drafts)
         if self._worker.model is None:
             self._leave()
         model = self._worker.model

@@ -103,7 +103,7 @@ class Replica:
 
     @property
     def planner_memories(self) -> list[Memory]:
-        """What is kept of each planner."""
+        """The memory of each planner."""
         return [each.memory for each in self._learners]
 
     def recall_learnt(self) -> None:

@@ -27,6 +27,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "recovered_tokens": ("Tokens sampled by the target after a rejection.",),
     "bonus_tokens": ("Tokens sampled by the target after full acceptance.",),
     "constrained_tokens": ("Tokens emitted in the form of a grammar.",),
+    "sessions_by_draft": ("Sessions that begin with the present draft worker, or with the canary.", "draft"),
     "near_ties": ("Tokens chosen within the rounding of the target's device.",),
     "rounds_without_draft": ("Rounds that asked for a proposal and got none, by reason.", "reason"),
     "round_seconds": ("Time of the rounds after a session's first that have a target-only estimate.",),
@@ -59,6 +60,8 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "capacity_bytes": ("Memory that the target worker has for the caches of sessions.",),
     "kept_sessions": ("Sessions that are kept to be continued, or run now.",),
     "kept_session_tokens": ("Tokens of the kept sessions that do not run now.",),
+    "canary_state": ("1 for the state of the draft on trial: undecided, kept or taken back.", "state"),
+    "canary_rounds": ("Rounds of the draft on trial that count for the decision.",),
     "draft_available": ("1 while a draft that fits the target is connected.",),
     "target_available": ("1 while a target is connected.",),
     "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
@@ -66,6 +69,7 @@ _GAUGES: dict[str, tuple[str, ...]] = {
 # A counter whose series begins with its first count shows Prometheus no rise: those with alerts begin at 0.
 _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
+    "sessions_by_draft": (("present",), ("canary",)),
     "sessions": (*((reason.value,) for reason in FinishReason), ("cancelled",), ("failed",)),
     "reused_prompt_tokens": (("draft",), ("target",)),
     "proposed_tokens_by_source": tuple((source.value,) for source in PROPOSERS),
@@ -134,6 +138,10 @@ class CoordinatorMetrics:
     def count_unsaved_turn(self) -> None:
         """Count a turn that could not be written to the session file."""
         self._counters["unsaved_turns"].inc()
+
+    def count_draft_session(self, *, is_canary: bool) -> None:
+        """Count a session that begins with a draft worker."""
+        self._series("sessions_by_draft", "canary" if is_canary else "present").inc()
 
     def count_move(self) -> None:
         """Count a session that moved to another target."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from specd.v1.generation_pb2 import SessionStatistics
 from tests.e2e.processes import complaint, processes_mentioning, run_specd, start_specd
 from tests.raw_client import RawClient
 from tests.thorough import examples
+from tests.worker.models import save_foreign_draft
 
 WORKERS = ["draft-worker", "target-worker"]
 
@@ -133,12 +132,7 @@ def test_a_socket_path_that_cannot_be(path: str, named: str, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def draft_of_another_family(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The embedded draft with two entries of its vocabulary swapped."""
-    directory = shutil.copytree(EMBEDDED_DRAFT, tmp_path_factory.mktemp("models") / "other-family")
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["return"], vocabulary["import"] = vocabulary["import"], vocabulary["return"]
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return str(directory)
+    return save_foreign_draft(tmp_path_factory.mktemp("models") / "other-family")
 
 
 def assert_names_the_difference(message: str, draft: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.core import Match, Part, Plan, Proposal, Round, Session, SessionSetup, Verdict
-from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.drafter import Drafter, DraftStream
 from coordinator.proposals.drafts import Drafts
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
@@ -276,7 +276,8 @@ def run(
 ) -> tuple[list[Round], SessionStatistics]:
     """Decode a session to its end by the draft and other sources, with these plans in turn."""
     clock = itertools.count().__next__
-    drafter = Drafter(Drafts(Workers([draft])), SETUP, timeout_seconds=1.0, clock=clock)
+    drafts = Drafts[DraftStream](Workers([draft]))
+    drafter = Drafter(lambda: drafts, SETUP, timeout_seconds=1.0, clock=clock)
     planner = Planned([plan_of(plans)] if isinstance(plans, int) else plans)
     return run_planned(session, planner, Proposer([drafter, *others]), target, clock)
 

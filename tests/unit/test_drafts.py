@@ -41,8 +41,8 @@ class LateDraft(FakeDraft):
 
 async def propose(drafts: Sequence[FakeDraft], num_rounds: int, seconds: float) -> list[str]:
     """Return the fault of each round, or "" with tokens; a round takes some seconds by the clock."""
-    now = 0.0
-    drafter = Drafter(Drafts(Workers(drafts)), SETUP, timeout_seconds=1.0, clock=lambda: now)
+    now, own = 0.0, Drafts[DraftStream](Workers(drafts))
+    drafter = Drafter(lambda: own, SETUP, timeout_seconds=1.0, clock=lambda: now)
     faults, tokens = [], [1, 2, 3]
     for _ in range(num_rounds):
         part = await drafter.propose(tokens, (), plan_of(2))
@@ -73,7 +73,7 @@ async def test_drafts_that_hang_are_asked_less_and_less(num_drafts: int) -> None
 async def test_a_session_changes_its_draft_at_once_and_a_draft_that_hangs_does_not_get_the_next_one() -> None:
     hanging, good = LateDraft(10**9), LateDraft(0)
     drafts = Drafts[DraftStream](Workers([hanging, good]))
-    drafter = Drafter(drafts, SETUP, timeout_seconds=1.0, clock=lambda: 0.0)
+    drafter = Drafter(lambda: drafts, SETUP, timeout_seconds=1.0, clock=lambda: 0.0)
     faults = []
     for _ in range(3):
         part = await drafter.propose([1, 2, 3], (), plan_of(2))
@@ -89,9 +89,8 @@ async def test_a_session_changes_its_draft_at_once_and_a_draft_that_hangs_does_n
 
 
 async def test_without_any_draft_there_is_a_reason() -> None:
-    drafter = Drafter(
-        Drafts(Workers[DraftStream](fault="DRAFT_UNAVAILABLE")), SETUP, timeout_seconds=1.0, clock=lambda: 0.0
-    )
+    drafts = Drafts(Workers[DraftStream](fault="DRAFT_UNAVAILABLE"))
+    drafter = Drafter(lambda: drafts, SETUP, timeout_seconds=1.0, clock=lambda: 0.0)
     part = await drafter.propose([1], (), plan_of(2))
     assert part is not None
     assert part.fault == "DRAFT_UNAVAILABLE"

@@ -116,6 +116,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "coordinator.workers",
         "coordinator.proposals",
     ),
+    "coordinator.canary": (
+        *FLOOR,
+        "coordinator.core",
+        "coordinator.planner",
+        "coordinator.workers",
+        "coordinator.proposals",
+        "coordinator.canary",
+    ),
     "coordinator.replicas": (
         *FLOOR,
         "coordinator.core",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core import Part, Plan, Proposal, SessionSetup, Verdict
-from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.drafter import Drafter, DraftStream
 from coordinator.proposals.drafts import Drafts
 from coordinator.workers import verifier as verifier_module
 from coordinator.workers.errors import WorkerError, WorkerLateError
@@ -258,6 +258,7 @@ async def test_a_request_to_the_draft_and_its_answer_together_take_no_longer_tha
             return Slow(self)
 
     setup = SessionSetup("session", Sampling(), namespace=b"")
-    drafter = Drafter(Drafts(Workers([SlowDraft(next_token, [])])), setup, timeout_seconds=1.0, clock=lambda: now)
+    drafts = Drafts[DraftStream](Workers([SlowDraft(next_token, [])]))
+    drafter = Drafter(lambda: drafts, setup, timeout_seconds=1.0, clock=lambda: now)
     assert await drafter.propose([1, 2, 3], [], plan_of(2)) == Part(TokenSource.DRAFT, fault="DRAFT_LATE")
     assert waits == [1.0, 0.25]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core import SessionSetup
-from coordinator.proposals.drafter import Drafter
+from coordinator.proposals.drafter import Drafter, DraftStream
 from coordinator.proposals.drafts import Drafts
 from coordinator.replicas.prefix_estimate import blocks_of
 from coordinator.sessions.prompt import EncodedPrompt
@@ -110,7 +110,8 @@ async def test_a_draft_proposes_with_its_adapter_of_the_same_name(
 ) -> None:
     draft = NotingDraft(replace(MODEL, adapters=adapters))
     setup = SessionSetup("s", Sampling(), namespace=b"", adapter="sql")
-    drafter = Drafter(Drafts(Workers([draft])), setup, timeout_seconds=1.0, clock=lambda: 0.0)
+    drafts = Drafts[DraftStream](Workers([draft]))
+    drafter = Drafter(lambda: drafts, setup, timeout_seconds=1.0, clock=lambda: 0.0)
     part = await drafter.propose([1, 2, 3], (), plan_of(2))
     assert part is not None
     assert len(part.token_ids) == 2

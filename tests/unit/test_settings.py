@@ -118,12 +118,26 @@ def test_a_number_of_bytes_is_named_where_it_stands(
         ("listen", "127.0.0.1:70000", "--listen: '127.0.0.1:70000' has the port 70000: it must be 0 to 65535"),
         ("draft_timeout_seconds", "x", "--draft-timeout-seconds is 'x': it must be a number"),
         ("max_sessions", "0", "--max-sessions is '0': it must be greater than or equal to 1"),
+        ("canary_share", "0.7", "--canary-share is '0.7': it must be less than or equal to 0.5"),
         ("lookup", "maybe", "--lookup is 'maybe': it must be true or false"),
     ],
 )
 def test_a_value_is_shown_once(name: str, value: str, says: str) -> None:
     with pytest.raises(StartupError) as raised:
         load_settings(CoordinatorSettings, {name: value})
+    assert str(raised.value) == f"wrong settings: {says}"
+
+
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        ("none", "canary_draft is unix:/c, but draft is none, with which it would be compared: set draft"),
+        ("unix:/d,unix:/c", "draft and canary_draft both have unix:/c: name each worker in one of them"),
+    ],
+)
+def test_a_canary_needs_another_draft_to_be_compared_with(draft: str, says: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_settings(CoordinatorSettings, {"draft": draft, "canary_draft": "unix:/c"})
     assert str(raised.value) == f"wrong settings: {says}"
 
 

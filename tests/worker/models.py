@@ -125,6 +125,24 @@ def save_odd_draft(kind: str, directory: Path) -> str:
     raise AssertionError(kind)
 
 
+def save_noisy_draft(directory: Path, *, noise: float) -> str:
+    """Save the embedded draft with noise in its weights, relative to their spread."""
+    mx.random.seed(1)
+    return _save_variant(
+        EMBEDDED_DRAFT, directory, lambda name, weight: weight + noise * mx.std(weight) * mx.random.normal(weight.shape)
+    )
+
+
+def save_foreign_draft(directory: Path) -> str:
+    """Save the embedded draft with two entries of its vocabulary swapped."""
+    shutil.copytree(EMBEDDED_DRAFT, directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["return"], vocabulary["import"] = vocabulary["import"], vocabulary["return"]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(directory)
+
+
 def save_poisoned(source: str, directory: Path, *, nan: int, inf: int) -> str:
     """Save a model of the embedded pair that gives logits that are not finite after the tokens `nan` and `inf`.
 
