@@ -150,7 +150,7 @@ class CoordinatorSettings(ListenerSettings):
             raise ValueError(f"canary_draft is {self.canary_draft}, and models has several models: leave out one")
         if not self.draft:
             raise ValueError(
-                f"canary_draft is {self.canary_draft}, but draft is none, with which it would be compared: set draft"
+                f"canary_draft is {self.canary_draft}, but it needs a draft to be compared with: set draft"
             )
         if both := sorted({*split_addresses(self.canary_draft)} & {*split_addresses(self.draft)}):
             raise ValueError(f"draft and canary_draft both have {', '.join(both)}: name each worker in one of them")

@@ -145,6 +145,16 @@ def speculation() -> dashboard.Dashboard:
             stacked=True,
         ),
         lines(
+            "Sessions by draft",
+            unit="suffix:sessions/s",
+            axis="sessions a second",
+            text="Sessions that begin with the present draft worker, or with the canary, a draft on trial "
+            "(--canary-draft). The canary has its share (--canary-share) until it is decided, and then all sessions or "
+            "none. specd_canary_state has the decision, and the log has both speeds.",
+            queries={"{{draft}}": rate("specd_sessions_by_draft_total", "draft")},
+            stacked=True,
+        ),
+        lines(
             "Cached prompt tokens",
             unit="suffix:tokens/s",
             axis="tokens a second",

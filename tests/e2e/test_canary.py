@@ -81,7 +81,7 @@ async def test_a_better_canary_is_kept_and_serves_all_sessions(
 
 async def test_a_canary_that_never_comes_harms_nothing(stack: Stack, tmp_path: Path, prompts: list[str]) -> None:
     good = draft_of(stack).facts["address"]
-    async with canary_stack(stack, tmp_path, prompts, draft=good, canary=f"unix:{tmp_path}/nobody") as trial:
+    async with canary_stack(stack, tmp_path, prompts, draft=good, canary=f"unix:{tmp_path}/absent") as trial:
         await trial.run(range(6))
         assert trial.read() == {"state": UNDECIDED, "rounds": 0, "present": 6, "canary": 0}
         assert all(completion.statistics.rounds_without_draft == 0 for _, completion in trial.completions)

@@ -131,7 +131,7 @@ def test_a_value_is_shown_once(name: str, value: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
-        ("none", "canary_draft is unix:/c, but draft is none, with which it would be compared: set draft"),
+        ("none", "canary_draft is unix:/c, but it needs a draft to be compared with: set draft"),
         ("unix:/d,unix:/c", "draft and canary_draft both have unix:/c: name each worker in one of them"),
     ],
 )
