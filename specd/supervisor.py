@@ -38,6 +38,7 @@ class Stack:
         *,
         target: str = "",
         draft: str = "",
+        canary_draft: str = "",
         models: ModelPlans | None = None,
         num_targets: int = 1,
         num_ranks: int = 1,
@@ -57,6 +58,8 @@ class Stack:
         `num_targets` processes hold the target and share the sessions. Each has one of the machine's NVIDIA GPUs for
         itself, while there are any left. With several ranks, each of them has followers, which hold parts of the
         target. Instead of one target, there can be several `models`, which the coordinator loads and unloads.
+
+        A `canary_draft` serves some sessions until it is known whether it is faster than the draft.
 
         If `insecure`, `listen` may be an address that other machines reach, without TLS and tokens.
 
@@ -96,9 +99,10 @@ class Stack:
         self._group: WorkerGroup | None = None
         self.models: ModelProcesses | None = None
         if models is None:
-            own = WorkerModels(target, draft, num_targets, num_ranks, options=common)
+            own = WorkerModels(target, draft, num_targets, num_ranks, canary=canary_draft, options=common)
             self._group = WorkerGroup(own, f"{sockets}/", child)
             addresses = ["--target", self._group.target_addresses, "--draft", self._group.draft_address]
+            addresses += ["--canary-draft", self._group.canary_address] if canary_draft else []
             # At the first start, wait for the draft without limit, because it may download; the supervisor sees a
             # failure.
             coordinator_options += [*addresses, *_PATIENCE]

@@ -40,6 +40,15 @@ class UpSettings(Settings):
     draft_dirs: Directories = Field(
         "", description="Directories with models, with commas between them, among which 'auto' looks for a draft, too."
     )
+    canary_draft: ModelOrNone = Field(
+        "none",
+        validate_default=True,
+        description="Draft model on trial, in a draft worker of its own: it serves some sessions until it is known "
+        "whether it is faster than the draft, then all or none. 'none': no trial.",
+    )
+    canary_share: float = Field(
+        0.1, gt=0, le=0.5, description=CoordinatorSettings.model_fields["canary_share"].description
+    )
     draft_in_target: bool = Field(
         False, description="Compute the draft, a model or a head, in the target worker, without a draft worker."
     )
@@ -164,6 +173,8 @@ class UpSettings(Settings):
             raise StartupError(f"wrong settings: {pair} contradict each other: leave out one")
         if self.draft_adapters and not self.draft_worker_model:
             raise StartupError("wrong settings: --draft-adapters needs a draft worker: leave it out, or set --draft")
+        if self.canary_draft and not (self.draft_worker_model or self.chooses_draft):
+            raise StartupError("wrong settings: --canary-draft needs a draft worker: leave it out, or set --draft")
         wanted = given if self.draft else False
         return {} if wanted is None else {"lookup": wanted}
 

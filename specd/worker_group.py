@@ -6,8 +6,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from specd.child import Child, together
 from specd.machine import gpu_of
+from specd.startup_error import StartupError
+
+log = structlog.get_logger()
+
+CANARY_NAME = "draft-worker canary"
 
 
 def target_names(number: int, model: str = "") -> list[str]:
@@ -21,7 +28,8 @@ class WorkerModels:
     """The models of a group of workers, and how they are held.
 
     `num_targets` processes hold the target and share the sessions, each in `num_ranks` parts. `name` tells groups
-    apart, "" if there is one group. `draft` is "" without a draft worker. `options` are further options by process.
+    apart, "" if there is one group. `draft` is "" without a draft worker. `canary` is the model of a draft worker on
+    trial, or "". `options` are further options by process.
     """
 
     target: str
@@ -30,6 +38,7 @@ class WorkerModels:
     num_ranks: int = 1
     name: str = ""
     options: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    canary: str = ""
 
 
 class WorkerGroup:
@@ -49,6 +58,11 @@ class WorkerGroup:
             name = f"draft-worker {models.name}".rstrip()
             arguments = ("--model", models.draft, "--listen", self.draft_address)
             self.draft = new_child(name, *arguments, options=models.options)
+        self.canary_address = f"unix:{sockets}canary" if models.canary else ""
+        self.canary: Child | None = None
+        if models.canary:
+            arguments = ("--model", models.canary, "--listen", self.canary_address)
+            self.canary = new_child(CANARY_NAME, *arguments, options=models.options)
         self.targets: list[Child] = []
         names = target_names(models.num_targets, models.name)
         for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
@@ -71,12 +85,17 @@ class WorkerGroup:
 
     @property
     def children(self) -> list[Child]:
-        """The draft worker, then the target workers."""
-        return [*([self.draft] if self.draft is not None else []), *self.targets]
+        """The draft worker, one on trial, then the target workers."""
+        return [*(child for child in (self.draft, self.canary) if child is not None), *self.targets]
 
     async def start(self) -> None:
-        """Start all processes, and restart those that end from now on. Raises StartupError if one does not start."""
-        await together(*map(self._start, self.children))
+        """Start all processes, and restart those that end from now on. Raises StartupError if one does not start.
+
+        Nothing waits for a draft on trial, or ends with it.
+        """
+        if self.canary is not None:
+            self._watching[self.canary] = asyncio.ensure_future(_run_canary(self.canary))
+        await together(*(self._start(child) for child in self.children if child is not self.canary))
 
     async def _start(self, child: Child) -> None:
         await child.start()
@@ -98,3 +117,13 @@ class WorkerGroup:
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
         for child in self.children:
             await child.stop()
+
+
+async def _run_canary(canary: Child) -> None:
+    try:
+        await canary.start()
+        if canary.on_progress is not None:
+            canary.on_progress({"stage": "ready"})
+        await canary.run()
+    except (StartupError, OSError) as error:
+        log.warning("the draft on trial is not there: the other one serves all sessions", error=str(error))

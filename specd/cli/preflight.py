@@ -31,11 +31,11 @@ from specd.up_settings import UpSettings
 from specd.worker.model.adapter_files import read_adapters
 from specd.worker.model.directory import is_repository
 from specd.worker.model.outline import Outline, check_draft, outline_of
-from specd.worker_group import target_names
+from specd.worker_group import CANARY_NAME, target_names
 
 # What several targets share on a machine.
 _SHARED = ("blas_threads", "cache_bytes", "prefix_cache_bytes")
-_OF_COORDINATOR = ("tls_cert", "tls_key", "tls_ca", "tokens")
+_OF_COORDINATOR = ("canary_share", "tls_cert", "tls_key", "tls_ca", "tokens")
 
 
 @dataclass
@@ -81,7 +81,8 @@ class Preflight:
             self._check_gateway(listeners)
 
     def _check_files(self, before_download: Callable[[], None]) -> None:
-        names = [name for name in (self.settings.target, self.settings.draft_model) if name]
+        canary = self.settings.canary_draft
+        names = [name for name in (self.settings.target, self.settings.draft_model, canary) if name]
         # Repositories come last, because they may take a while.
         outlines = self._outlines([name for name in names if not is_repository(name)])
         self._raise_problems()
@@ -92,6 +93,7 @@ class Preflight:
         self.target = outlines[self.settings.target]
         draft = outlines[self.settings.draft_model] if self.settings.draft_model else None
         check_draft(self.target, draft, in_target=self.settings.draft_in_target)
+        check_draft(self.target, outlines[canary] if canary else None, in_target=False)
         self._check_memory(draft)
 
     def _check_memory(self, draft: Outline | None) -> None:
@@ -169,8 +171,8 @@ class Preflight:
                 loaded = self._loaded(cls, {"model": model, "listen": "unix:worker"}, role)
                 if loaded is not None:
                     self._check_metrics(process, loaded, listeners)
-                    if process == "target-worker" and loaded.metrics_listen:
-                        self._move_metrics_of_other_targets(loaded.metrics_listen)
+                    if loaded.metrics_listen:
+                        self._move_metrics_of_others(process, loaded.metrics_listen)
 
     def _adapters_of(self, process: str) -> str:
         """Return the adapters of a worker, and pass them on to it; without any, it has those of its own settings."""
@@ -179,8 +181,10 @@ class Preflight:
             self.options.setdefault(process, {})["adapters"] = adapters
         return adapters
 
-    def _move_metrics_of_other_targets(self, metrics_listen: str) -> None:
-        for name in target_names(self.settings.targets)[1:]:
+    def _move_metrics_of_others(self, process: str, metrics_listen: str) -> None:
+        """Give further workers of a kind free ports."""
+        canaries = [CANARY_NAME] if self.settings.canary_draft else []
+        for name in target_names(self.settings.targets)[1:] if process == "target-worker" else canaries:
             host = metrics_listen.rpartition(":")[0]
             self.options[name] = {"metrics_listen": f"{host}:0"} if self.settings.metrics else {}
 

@@ -93,6 +93,7 @@ async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
     stack = Stack(
         target=settings.target,
         draft=draft,
+        canary_draft=settings.canary_draft,
         num_targets=settings.targets,
         num_ranks=settings.target_ranks,
         listen=settings.listen,
@@ -166,7 +167,7 @@ def _say_all(stack: Stack, preflight: Preflight, console: Console) -> None:
         url = stack.gateway.facts["url"]
         console.print(f"  OpenAI's API: {url}/v1, page: {url}/")
     for child in stack.children:
-        if child.facts["metrics_url"]:
+        if child.facts.get("metrics_url"):  # a draft on trial may not be there yet
             is_moved = ", because its default port is in use" if child.name in preflight.moved else ""
             console.print(f"  metrics of the {child.name}: {child.facts['metrics_url']}{is_moved}")
     console.print(f"  try: {_command_to_try(stack, preflight)}", markup=False)

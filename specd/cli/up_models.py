@@ -27,7 +27,17 @@ log = structlog.get_logger()
 
 # The settings of one model, which the file has for each.
 _OF_ONE_MODEL = (
-    *("target", "draft", "draft_dirs", "draft_in_target", "target_adapters", "draft_adapters", "targets"),
+    *(
+        "target",
+        "draft",
+        "draft_dirs",
+        "draft_in_target",
+        "canary_draft",
+        "canary_share",
+        "target_adapters",
+        "draft_adapters",
+        "targets",
+    ),
     "target_ranks",
 )
 

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.canary_stacks import KEPT, TAKEN_BACK, UNDECIDED, canary_stack
-from tests.e2e.processes import RunningSpecd, draft_of, start_specd
+from tests.e2e.completions import complete
+from tests.e2e.faults import PATIENT
+from tests.e2e.processes import RunningSpecd, draft_of, read_metric, start_specd
+from tests.raw_client import RawClient
 from tests.worker.models import save_foreign_draft, save_noisy_draft
 
 
@@ -130,3 +134,31 @@ async def test_a_canary_that_is_killed_harms_nothing(
         assert (after["canary"], after["present"] - before["present"]) == (before["canary"], 4)
         assert all(completion.statistics.rounds_without_draft == 0 for _, completion in trial.completions[num_before:])
         await trial.check_texts()
+
+
+async def test_a_stack_with_a_canary_serves_with_both_and_without_one_that_cannot_start(
+    noisy_draft: str, tmp_path: Path
+) -> None:
+    """Its worker is a process of the stack; a model that cannot be loaded ends neither the stack nor its start."""
+    broken = save_foreign_draft(tmp_path / "broken")
+    (Path(broken) / "model.safetensors").write_bytes(b"no weights")
+    for canary, is_there in ((noisy_draft, True), (broken, False)):
+        options = {"coordinator": {"canary_share": "0.5"}}
+        async with (
+            Stack(
+                target=EMBEDDED_TARGET,
+                draft=EMBEDDED_DRAFT,
+                canary_draft=canary,
+                options=options,
+                environment=PATIENT | {"OPENBLAS_NUM_THREADS": "1"},
+            ) as stack,
+            RawClient(stack.address) as client,
+        ):
+            name = "specd_sessions_by_draft_total"
+            for _ in range(1000):
+                completion = await complete(client, max_tokens=8)
+                assert completion.statistics.rounds_without_draft == 0
+                if not is_there or read_metric(stack.coordinator, name, draft="canary"):
+                    break
+            assert bool(read_metric(stack.coordinator, name, draft="canary")) == is_there
+            assert "draft-worker canary" in [child.name for child in stack.children]
