@@ -103,16 +103,19 @@ class Replica:
 
     @property
     def planner_memories(self) -> list[Memory]:
-        """The memory of each planner."""
-        return [each.memory for each in self._learners]
+        """The memory of each planner, as far as its models are known: a canary may come later, or be away."""
+        return [each.memory for each in self._known_learners()]
+
+    def _known_learners(self) -> list[_Learner]:
+        present, *canaries = self._learners
+        return [present, *(each for each in canaries if None not in each.facts.models())]
 
     def recall_learnt(self) -> None:
         """Begin with the kept knowledge of each pair, once the models are known."""
         if self.worker.model is None:
             return
-        for number, learner in enumerate(self._learners):
-            is_known = number == 0 or None not in learner.facts.models()  # a canary may come later
-            if is_known and not learner.has_recalled:
+        for learner in self._known_learners():
+            if not learner.has_recalled:
                 learner.has_recalled = True
                 learner.memory.recall()
 

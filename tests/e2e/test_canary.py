@@ -6,6 +6,7 @@ Sessions run one after the other where the better draft must win: on two cores, 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -39,6 +40,13 @@ async def worse(noisy_draft: str, tmp_path: Path) -> AsyncIterator[tuple[str, Ru
         yield address, worker
 
 
+def acceptance_in(path: Path) -> float:
+    """Return the part of the tried tokens that were accepted, in the memory of a planner."""
+    pools = [pool for client in json.loads(path.read_text())["clients"].values() for pool in client.items()]
+    counts = [(sum(tried), sum(passed)) for kind, (_, tried, passed) in pools if "accepted" in kind]
+    return sum(passed for _, passed in counts) / sum(tried for tried, _ in counts)
+
+
 async def test_a_worse_canary_is_taken_back(
     stack: Stack, worse: tuple[str, RunningSpecd], tmp_path: Path, prompts: list[str]
 ) -> None:
@@ -59,6 +67,9 @@ async def test_a_worse_canary_is_taken_back(
         await trial.run(range(4, 6))
         assert all(completion.statistics.rounds_without_draft == 0 for _, completion in trial.completions)
         await trial.check_texts()
+    # Each draft has taught a planner of its own.
+    low, high = sorted(map(acceptance_in, (tmp_path / "cache").rglob("planner-*.json")))
+    assert low < high - 0.1
 
 
 async def test_a_better_canary_is_kept_and_serves_all_sessions(
