@@ -61,13 +61,13 @@ class CanaryStack:
         for i in range(0, len(numbers), at_once):
             await asyncio.gather(*map(self.ask, numbers[i : i + at_once]))
 
-    async def run_until_decided(self) -> None:
+    async def run_until_decided(self, *, greedily: bool = False) -> None:
         """Complete prompts until the trial is decided, which takes 200 rounds of the canary at most."""
         number = 0
         while self.state == UNDECIDED:
-            assert number < 400, self.read()
-            await self.run((number, number + 1))
-            number += 2
+            assert number < 800, self.read()
+            await self.run((number + 1, number + 3) if greedily else (number, number + 1))
+            number += 4 if greedily else 2
 
     async def check_texts(self) -> None:
         """Compare each text with the target's own."""
