@@ -139,6 +139,7 @@ def test_the_values_name_every_setting_that_the_chart_does_not_set_itself() -> N
         *("target", "draft", "tokens", "session_server", "session_file", "session_file_required", "allowed_hosts"),
         *("coordinator", "coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_name"),
         *RankSettings.model_fields,  # a pod holds a whole target
+        "models",  # the coordinator of a cell serves one
     }
     names = ("coordinatorSettings", "gatewaySettings", "targetSettings", "draftSettings")
     for name, settings in zip(names, SETTINGS.values(), strict=True):
