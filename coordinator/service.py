@@ -172,6 +172,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     response.models.extend(map(_public, model.infos))
                 elif model.name:
                     response.models.add(name=model.name)
+                    for adapter in model.entry.adapters:
+                        response.models.add(name=adapter, parent=model.name)
                 else:
                     raise starting()
             return response
@@ -181,7 +183,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GetModelInfoResponse:
         """Describe the models and the limits of a request."""
         waits = not request.refuse_unloaded
-        async with reporting_errors(context, self._errors), self._using(request.model, waits=waits) as waiting:
+        async with (
+            reporting_errors(context, self._errors),
+            self._using(request.model, request.session_id, waits=waits) as waiting,
+        ):
             coordinator = await waiting.ready()
             coordinator.check_model(request.model)
             draft = coordinator.draft_model

@@ -148,6 +148,7 @@ class AsyncClient:
         self,
         prompt: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
+        model: str = "",
         add_special_tokens: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -157,12 +158,12 @@ class AsyncClient:
         Without `add_special_tokens`, a text has none in front.
         """
         asked = prompt_of(prompt, tools=tools, template_arguments=template_arguments)
-        request = to_count(asked, {}, return_token_ids=True, add_special_tokens=add_special_tokens)
+        request = to_count(asked, {"model": model}, return_token_ids=True, add_special_tokens=add_special_tokens)
         return (await self.count(request)).token_ids
 
-    async def detokenize(self, token_ids: Sequence[int], *, token: str = "") -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", token: str = "") -> str:
         """Return the text of tokens, with the names of special ones. `token` is that of another caller."""
-        request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, model=model)
         text: str = (await self._call(self._generations.Detokenize, request, token=token)).text
         return text
 
@@ -177,21 +178,25 @@ class AsyncClient:
         self,
         model: str = "",
         *,
+        session_id: str = "",
         refuse_unloaded: bool = False,
         token: str = "",
         timeout_seconds: float | None = _CALL_SECONDS,
     ) -> ServiceDescription:
         """Return a model of the coordinator with its draft, and the limits of a request.
 
-        Without `refuse_unloaded`, it waits for a model that is not loaded. `token` is that of another caller, for a
-        client without one of its own.
+        Without `model`, it is that of the session, or else the default one. Without `refuse_unloaded`, it waits for a
+        model that is not loaded. `token` is that of another caller, for a client without one of its own.
         """
-        request = generation_pb2.GetModelInfoRequest(model=model, refuse_unloaded=refuse_unloaded)
+        request = generation_pb2.GetModelInfoRequest(
+            model=model, session_id=session_id, refuse_unloaded=refuse_unloaded
+        )
         return described(await self._call(self._generations.GetModelInfo, request, timeout_seconds, token))
 
-    async def models(self, *, timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
-        """Return the models that the option `model` can name."""
-        response = await self._call(self._generations.ListModels, generation_pb2.ListModelsRequest(), timeout_seconds)
+    async def models(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
+        """Return the models that the option `model` can name. One that was never loaded has its name alone."""
+        request = generation_pb2.ListModelsRequest()
+        response = await self._call(self._generations.ListModels, request, timeout_seconds, token)
         return tuple(map(model_from, response.models))
 
     async def statuses(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelStatus, ...]:

@@ -149,6 +149,7 @@ class Client:
         self,
         prompt: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
+        model: str = "",
         add_special_tokens: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -158,12 +159,12 @@ class Client:
         Without `add_special_tokens`, a text has none in front.
         """
         asked = prompt_of(prompt, tools=tools, template_arguments=template_arguments)
-        request = to_count(asked, {}, return_token_ids=True, add_special_tokens=add_special_tokens)
+        request = to_count(asked, {"model": model}, return_token_ids=True, add_special_tokens=add_special_tokens)
         return (self.count(request)).token_ids
 
-    def detokenize(self, token_ids: Sequence[int], *, token: str = "") -> str:
+    def detokenize(self, token_ids: Sequence[int], *, model: str = "", token: str = "") -> str:
         """Return the text of tokens, with the names of special ones. `token` is that of another caller."""
-        request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, model=model)
         text: str = (self._call(self._generations.Detokenize, request, token=token)).text
         return text
 
@@ -178,21 +179,25 @@ class Client:
         self,
         model: str = "",
         *,
+        session_id: str = "",
         refuse_unloaded: bool = False,
         token: str = "",
         timeout_seconds: float | None = _CALL_SECONDS,
     ) -> ServiceDescription:
         """Return a model of the coordinator with its draft, and the limits of a request.
 
-        Without `refuse_unloaded`, it waits for a model that is not loaded. `token` is that of another caller, for a
-        client without one of its own.
+        Without `model`, it is that of the session, or else the default one. Without `refuse_unloaded`, it waits for a
+        model that is not loaded. `token` is that of another caller, for a client without one of its own.
         """
-        request = generation_pb2.GetModelInfoRequest(model=model, refuse_unloaded=refuse_unloaded)
+        request = generation_pb2.GetModelInfoRequest(
+            model=model, session_id=session_id, refuse_unloaded=refuse_unloaded
+        )
         return described(self._call(self._generations.GetModelInfo, request, timeout_seconds, token))
 
-    def models(self, *, timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
-        """Return the models that the option `model` can name."""
-        response = self._call(self._generations.ListModels, generation_pb2.ListModelsRequest(), timeout_seconds)
+    def models(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelInfo, ...]:
+        """Return the models that the option `model` can name. One that was never loaded has its name alone."""
+        request = generation_pb2.ListModelsRequest()
+        response = self._call(self._generations.ListModels, request, timeout_seconds, token)
         return tuple(map(model_from, response.models))
 
     def statuses(self, *, token: str = "", timeout_seconds: float = _CALL_SECONDS) -> tuple[ModelStatus, ...]:

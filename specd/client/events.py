@@ -69,6 +69,14 @@ class Loading:
     done_bytes: int = 0
     total_bytes: int = 0
 
+    @property
+    def words(self) -> str:
+        """The progress in words, such as `target-worker coder: downloading 40 %`."""
+        if not self.process:
+            return "waiting for memory, or for another model"
+        share = f" {self.done_bytes / self.total_bytes:.0%}".replace("%", " %") if self.total_bytes else ""
+        return f"{self.process}: {self.stage}{share}"
+
 
 @dataclass(frozen=True)
 class Finished:

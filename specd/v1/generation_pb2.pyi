@@ -437,12 +437,14 @@ class ModelStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., loading: _Optional[_Union[LoadProgress, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., active_requests: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
-    __slots__ = ("model", "refuse_unloaded")
+    __slots__ = ("model", "refuse_unloaded", "session_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REFUSE_UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     refuse_unloaded: bool
-    def __init__(self, model: _Optional[str] = ..., refuse_unloaded: _Optional[bool] = ...) -> None: ...
+    session_id: str
+    def __init__(self, model: _Optional[str] = ..., refuse_unloaded: _Optional[bool] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
     __slots__ = ("target", "draft", "draft_fault", "default_num_draft_tokens", "max_num_draft_tokens", "sources", "chat_template", "special_tokens", "version", "protocol")
