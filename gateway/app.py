@@ -18,16 +18,16 @@ from starlette.routing import BaseRoute, Route
 from gateway.chat.endpoint import complete_chat
 from gateway.completions.endpoint import complete
 from gateway.http.answer import Answer
-from gateway.http.endpoint import Endpoint, Requester, caller_of
+from gateway.http.endpoint import REFUSE_UNLOADED, Endpoint, Requester, caller_of
 from gateway.http.error_forms import MESSAGES, body_of
 from gateway.http.errors import ApiError
 from gateway.http.guards import Guards
 from gateway.messages.endpoint import answer_message, count_tokens
 from gateway.metrics import GatewayMetrics
+from gateway.model_list import list_models, refuse_embeddings, show_model
 from gateway.openapi import openapi_document
 from gateway.page import page_routes
 from gateway.responses.endpoint import respond
-from gateway.served_model import ModelCard
 from gateway.service import Service
 from gateway.tokenizing import detokenize, tokenize
 
@@ -78,25 +78,20 @@ def make_app(service: Service, registry: CollectorRegistry) -> Starlette:
         CORSMiddleware,
         allow_origins=settings.origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
+        allow_headers=[
+            "authorization",
+            "content-type",
+            "x-api-key",
+            "anthropic-version",
+            "anthropic-beta",
+            REFUSE_UNLOADED,
+        ],
     )
     return Starlette(
         routes=routes,
         middleware=[guards, cors] if settings.origins else [guards],
         exception_handlers={HTTPException: show_http_error},
     )
-
-
-async def list_models(service: Service, _: Mapping[str, Any], caller: Requester) -> Answer:
-    """List the models that are served. Raises ApiError: clients try their token with this."""
-    models = await service.models.ask(caller)
-    return Answer(json={"object": "list", "data": [describe(served.model) for served in models]})
-
-
-async def show_model(service: Service, path: Mapping[str, Any], caller: Requester) -> Answer:
-    """Describe a model. Raises ApiError if it is not served."""
-    served = await service.models.find(path["name"], caller)
-    return Answer(json=describe(served.model))
 
 
 async def check_health(service: Service, _: Mapping[str, Any], __: Requester) -> Answer:
@@ -106,21 +101,11 @@ async def check_health(service: Service, _: Mapping[str, Any], __: Requester) ->
     return Answer(json={"status": "ok"})
 
 
-async def refuse_embeddings(service: Service, _: Mapping[str, Any], caller: Requester) -> Answer:
-    """Raise the ApiError of a request for embeddings."""
-    served = await service.models.get(caller)
-    raise ApiError(
-        404,
-        "not_supported",
-        f"{served.model.model_id!r} generates text, and specd has no embeddings: ask a server with a model for them",
-    )
-
-
 async def show_metrics(service: Service, registry: CollectorRegistry, request: Request) -> Response:
     """Return the metrics in Prometheus's text format, where clients have tokens to those only."""
     if service.settings.asks_for_tokens:
         try:
-            await service.models.ask(caller_of(request))
+            await service.models.check(caller_of(request))
         except ApiError as error:
             return JSONResponse(body_of(error, request.scope), status_code=error.status)
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -140,19 +125,3 @@ async def show_http_error(request: Request, error: Exception) -> Response:
     what = f"the method is not allowed: use {' or '.join(allowed)}" if error.status_code == 405 else error.detail
     shown = ApiError(error.status_code, code, f"{request.method} {request.url.path[:200]}: {what}")
     return JSONResponse(body_of(shown, request.scope), status_code=error.status_code, headers=headers)
-
-
-def describe(model: ModelCard) -> dict[str, Any]:
-    """Return a model as clients look for it: the context length has a name with each of them."""
-    return {
-        "id": model.model_id,
-        "object": "model",
-        "created": 0,
-        "owned_by": "specd",
-        "root": model.parent or model.model_id,
-        "parent": model.parent or None,
-        "max_model_len": model.context_length,
-        "context_length": model.context_length,
-        "meta": {"n_ctx": model.context_length, "n_ctx_train": model.context_length, "n_vocab": model.vocabulary_size},
-        "specd": dict(model.details),
-    }

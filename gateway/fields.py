@@ -21,6 +21,7 @@ from pydantic import (
 from gateway.calls.tool_choice import NO_TOOLS, ToolChoice
 from gateway.generation import RequestedGeneration
 from gateway.http.errors import ApiError, invalid
+from gateway.model_choice import ModelChoice
 from gateway.neutral import ignored_in
 from specd.client import GenerationOptions
 from specd.sampling import (
@@ -144,6 +145,11 @@ class SamplingFields(StrictModel):
         None,
         description="Generate what the context has room for if that is less than the most tokens that are asked for.",
     )
+
+    @property
+    def model_choice(self) -> ModelChoice:
+        """The model that is to answer."""
+        return ModelChoice(self.model or "", self.session_id or "", bool(self.refuse_unloaded))
 
     def ignored(self) -> list[str]:
         """Return the names of the fields that do nothing here. Raises ApiError for one that would change the text."""

@@ -33,7 +33,12 @@ class RequestedGeneration:
 
     def start(self, client: AsyncClient, caller: Requester) -> AsyncStream:
         """Return its stream. Raises InvalidRequestError for values that cannot be sent."""
-        options: GenerationOptions = {**self.options, "token": caller.token, "traceparent": caller.traceparent}
+        options: GenerationOptions = {
+            **self.options,
+            "refuse_unloaded": caller.refuses_unloaded or bool(self.options.get("refuse_unloaded")),
+            "token": caller.token,
+            "traceparent": caller.traceparent,
+        }
         turns = client.session(self.session_id) if self.session_id else client
         if not isinstance(self.prompt, Chat):
             return turns.generate(self.prompt, **options)

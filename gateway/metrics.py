@@ -28,7 +28,7 @@ class GatewayMetrics:
             "specd_http_open_requests", "HTTP requests that are being answered.", registry=registry
         )
 
-    def count(self, endpoint: str, status: int, seconds: float) -> None:
+    def count(self, endpoint: str, status: str, seconds: float) -> None:
         """Count a request that has been answered."""
-        self._requests.labels(endpoint, str(status)).inc()
+        self._requests.labels(endpoint, status).inc()
         self._seconds.labels(endpoint).observe(seconds)

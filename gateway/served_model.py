@@ -1,12 +1,9 @@
-"""The model that is served, as the gateway remembers it."""
+"""A model that is served, as the gateway describes it, and the form of its replies."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,22 +12,14 @@ from gateway.calls.grammar import can_be_kept, grammar_of
 from gateway.calls.tool_choice import ToolChoice
 from gateway.fields import refuse_field
 from gateway.generation import RequestedGeneration
-from gateway.http.endpoint import Requester
-from gateway.http.errors import ApiError
 from gateway.reasoning_effort import Effort, with_effort, with_thinking
 from gateway.reply.format import ReplyFormat, detect_format, with_calls
 from gateway.reply.reader import ReplyReader
-from gateway.wording import to_api_error
-from specd.client import AsyncClient, GenerationOptions, ServiceDescription
-from specd.errors import SpecdError
+from specd.client import GenerationOptions, ServiceDescription
 from specd.model_info import ModelInfo
 from specd.text.chat import Chat
 from specd.version import __version__
 from specd.vocabulary import TokenSource
-
-_FRESH_SECONDS = 5.0
-_DESCRIBE_SECONDS = 5.0
-UNAUTHENTICATED = 401
 
 
 @dataclass(frozen=True)
@@ -58,25 +47,47 @@ class ModelCard:
     @classmethod
     def of(cls, service: ServiceDescription, target: ModelInfo) -> ModelCard:
         """Return the card of a target, or of one with an adapter."""
-        # What decides which token follows: the weights, and the device and the library that compute with them.
-        deciding = (target.fingerprint, target.vocabulary_fingerprint, target.precision, target.device, __version__)
-        digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
         return cls(
             model_id=target.name,
             context_length=target.context_length,
             vocabulary_size=target.vocabulary_size,
-            system_fingerprint=f"specd_{digest[:16]}",
+            system_fingerprint=fingerprint_of(target),
             chat_template=service.chat_template,
             special_tokens=service.special_tokens,
             details={
-                "architecture": target.architecture,
-                "precision": target.precision,
+                **_known_of(target),
                 "draft": service.draft.name if service.draft is not None else None,
                 "sources": {each.value: each.label for each in TokenSource if each.value in service.sources},
                 "chat": bool(service.chat_template),
             },
             parent=target.parent,
         )
+
+    @classmethod
+    def listed(cls, model: ModelInfo) -> ModelCard:
+        """Return what is known of a model that was not described: its name alone if it was never loaded."""
+        return cls(
+            model_id=model.name,
+            context_length=model.context_length,
+            vocabulary_size=model.vocabulary_size,
+            system_fingerprint="",
+            chat_template="",
+            special_tokens={},
+            details=_known_of(model) if model.architecture else {},
+            parent=model.parent,
+        )
+
+
+def _known_of(model: ModelInfo) -> dict[str, Any]:
+    return {"architecture": model.architecture, "precision": model.precision}
+
+
+def fingerprint_of(model: ModelInfo) -> str:
+    """Return OpenAI's `system_fingerprint` of a model."""
+    # What decides which token follows: the weights, and the device and the library that compute with them.
+    deciding = (model.fingerprint, model.vocabulary_fingerprint, model.precision, model.device, __version__)
+    digest = hashlib.sha256("\n".join(deciding).encode()).hexdigest()
+    return f"specd_{digest[:16]}"
 
 
 @dataclass(frozen=True)
@@ -169,98 +180,3 @@ class KnownModel:
     def reply_format(self) -> ReplyFormat:
         """The form in which it writes reasoning and tool calls."""
         return detect_format(self.model.chat_template, self.model.special_tokens)
-
-
-class ServedModels:
-    """Remembers the models, so that a request does not wait for their description.
-
-    The coordinator serves one target with its adapters for as long as it lives, and other ones after a restart at most.
-    So a description is renewed after some seconds beside the request that finds it old, and before the request after an
-    error.
-    """
-
-    def __init__(
-        self,
-        client: AsyncClient,
-        *,
-        asks_for_tokens: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """With `asks_for_tokens`, there are no models while the coordinator serves who has none."""
-        self._client = client
-        self._asks_for_tokens = asks_for_tokens
-        self._clock = clock
-        self._served: list[KnownModel] = []  # the target first
-        self._asked_at = 0.0
-        self._renewing: asyncio.Task[None] | None = None
-
-    async def get(self, caller: Requester) -> KnownModel:
-        """Return the target. Raises ApiError if the coordinator does not describe it."""
-        if not self._served:
-            return (await self.ask(caller))[0]
-        if self._clock() > self._asked_at + _FRESH_SECONDS and self._renewing is None:
-            self._renewing = asyncio.ensure_future(self._renew(caller))
-        return self._served[0]
-
-    async def ask(self, caller: Requester) -> Sequence[KnownModel]:
-        """Ask the coordinator for the models, which also says whether the caller may ask. Raises ApiError."""
-        models = await self._described(caller.token)
-        if self._asks_for_tokens:
-            await self._check_that_strangers_are_refused()
-        self._asked_at = self._clock()
-        if [served.model for served in self._served] != models:
-            self._served = [*map(KnownModel, models)]
-        return self._served
-
-    async def named(self, name: str | None, caller: Requester) -> KnownModel:
-        """Return the model of this name, without one the target. Raises ApiError."""
-        target = await self.get(caller)
-        if not name:
-            return target
-        # There may be other ones by now.
-        return _find(name, self._served) or await self.find(name, caller)
-
-    async def find(self, name: str, caller: Requester) -> KnownModel:
-        """Ask the coordinator for the model of this name. Raises ApiError."""
-        models = await self.ask(caller)
-        if (found := _find(name, models)) is None:
-            raise _not_found(name, models)
-        return found
-
-    def forget(self) -> None:
-        """Ask anew at the next request: the coordinator failed, and may come back with another model."""
-        self._served = []
-
-    async def _check_that_strangers_are_refused(self) -> None:
-        try:
-            await self._described("")
-        except ApiError as error:
-            if error.status == UNAUTHENTICATED:
-                return
-            raise
-        everyone = "everyone could use this gateway: start the coordinator with --tokens, or the gateway with --tls-ca"
-        raise ApiError(503, "open_to_everyone", everyone)
-
-    async def _described(self, token: str) -> list[ModelCard]:
-        try:
-            return ModelCard.all_of(await self._client.describe(token=token, timeout_seconds=_DESCRIBE_SECONDS))
-        except SpecdError as error:
-            raise to_api_error(error) from error
-
-    async def _renew(self, caller: Requester) -> None:
-        try:
-            with contextlib.suppress(ApiError):
-                await self.ask(caller)
-        finally:
-            self._renewing = None
-
-
-def _find(name: str, models: Sequence[KnownModel]) -> KnownModel | None:
-    return next((known for known in models if known.model.model_id == name), None)
-
-
-def _not_found(name: str, models: Sequence[KnownModel]) -> ApiError:
-    """Return the error of a model that is not served."""
-    served = ", ".join(repr(known.model.model_id) for known in models)
-    which = f"the one that is served is {served}" if len(models) == 1 else f"those that are served are {served}"
-    return ApiError(404, "model_not_found", f"there is no model {name[:200]!r} here: {which}", param="model")

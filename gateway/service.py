@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.choices import Indexed, merged
@@ -14,9 +15,12 @@ from gateway.http.answer import Answer
 from gateway.http.endpoint import Requester
 from gateway.http.errors import invalid
 from gateway.http.long_bodies import beside_loop
-from gateway.served_model import ServedModels
+from gateway.http.notice import Notice
+from gateway.model_choice import ModelChoice
+from gateway.served_model import KnownModel
+from gateway.served_models import ServedModels
 from gateway.wording import to_api_error
-from specd.client import AsyncClient, Delta, Retrying, TokenCount
+from specd.client import AsyncClient, Delta, GenerationOptions, Loading, Retrying, TokenCount
 from specd.client.protocol.wire import to_count
 from specd.errors import SpecdError
 from specd.gateway_settings import GatewaySettings
@@ -34,6 +38,23 @@ class Composer(Protocol):
 
     def events(self, deltas: AsyncGenerator[Indexed]) -> AsyncGenerator[bytes]:
         """Yield the reply in events. Raises ApiError."""
+
+
+@dataclass(frozen=True)
+class PlannedReply:
+    """The generations for a request, `count` of each, all with their own noise, and what makes the reply of them.
+
+    `ignored` are fields of the request that this model ignores, and `has_unread_calls` is as in Answer.
+    """
+
+    composer: Composer
+    generations: Sequence[RequestedGeneration]
+    count: int = 1
+    ignored: Sequence[str] = ()
+    has_unread_calls: bool = False
+
+
+Plan = Callable[[KnownModel], Awaitable[PlannedReply]]
 
 
 class Service:
@@ -61,31 +82,40 @@ class Service:
 
     async def answered(
         self,
-        answer: Answer,
-        composer: Composer,
-        generations: Sequence[RequestedGeneration],
-        count: int,
+        choice: ModelChoice,
         caller: Requester,
+        plan: Plan,
         *,
+        ignored: Sequence[str],
         streams: bool,
     ) -> Answer:
-        """Return an answer with a reply to `count` generations of each, all with their own noise. Raises ApiError.
+        """Return an answer with the reply that `plan` makes for the model. Raises ApiError.
 
         Before the first delta of a generation whose `max_tokens` was cut, a header says to how many: the fewest of all.
+        If the model has to be loaded, a stream begins before that, without the headers that depend on the model.
         """
+        notice = Notice()
+        served = await self.models.at_once(choice, caller)
+        if served is None and streams:
+            return Answer(events=self._late_events(choice, caller, plan, notice), ignored=ignored, notice=notice)
+        planned = await plan(served or await self.models.loaded(choice, caller, notice))
         headers: dict[str, str] = {}
-        choices = [generation.choice(index) for generation in generations for index in range(count)]
-        deltas = merged([self._deltas(choice, caller, headers) for choice in choices])
-        if streams:
-            return replace(answer, events=composer.events(deltas), more_headers=headers)
-        return replace(answer, json=await composer.whole(deltas), more_headers=headers)
+        deltas = self._all_deltas(planned, caller, headers, notice)
+        return Answer(
+            json=None if streams else await planned.composer.whole(deltas),
+            events=planned.composer.events(deltas) if streams else None,
+            ignored=[*ignored, *planned.ignored],
+            has_unread_calls=planned.has_unread_calls,
+            more_headers=headers,
+            notice=notice,
+        )
 
     async def count(
         self,
         prompt: str | Chat,
+        choice: ModelChoice,
         caller: Requester,
         *,
-        session_id: str = "",
         return_token_ids: bool = False,
         add_special_tokens: bool = True,
     ) -> TokenCount:
@@ -94,8 +124,8 @@ class Service:
             request = await beside_loop(
                 to_count,
                 prompt,
-                {},
-                session_id=session_id,
+                _options_of(choice, caller),
+                session_id=choice.session_id,
                 return_token_ids=return_token_ids,
                 add_special_tokens=add_special_tokens,
             )
@@ -103,21 +133,44 @@ class Service:
         except SpecdError as error:
             raise to_api_error(error) from error
 
+    async def _late_events(
+        self, choice: ModelChoice, caller: Requester, plan: Plan, notice: Notice
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of a reply by a model that has to be loaded first. Raises ApiError."""
+        planned = await plan(await self.models.loaded(choice, caller, notice))
+        async with aclosing(planned.composer.events(self._all_deltas(planned, caller, {}, notice))) as events:
+            async for event in events:
+                yield event
+
+    def _all_deltas(
+        self, planned: PlannedReply, caller: Requester, headers: dict[str, str], notice: Notice
+    ) -> AsyncGenerator[Indexed]:
+        choices = [each.choice(index) for each in planned.generations for index in range(planned.count)]
+        return merged([self._deltas(choice, caller, headers, notice) for choice in choices])
+
     async def _deltas(
-        self, generation: RequestedGeneration, caller: Requester, headers: dict[str, str]
+        self, generation: RequestedGeneration, caller: Requester, headers: dict[str, str], notice: Notice
     ) -> AsyncGenerator[Delta]:
+        name = generation.options.get("model") or "the model"
         most = generation.options.get("max_tokens") or 0
         try:
             async with await beside_loop(generation.start, self.client, caller) as stream:
                 async for event in stream:
                     if isinstance(event, Retrying):
                         self.models.forget()
+                    elif isinstance(event, Loading):  # it was unloaded after it was described
+                        notice.say(f"loading {name}, {event.words}")
                     elif isinstance(event, Delta):
+                        notice.say("")
                         if generation.is_max_tokens_given and 0 < event.max_tokens < most:
                             headers[_CUT] = str(min(event.max_tokens, int(headers.get(_CUT, event.max_tokens))))
                         yield event
         except SpecdError as error:
             failure = to_api_error(error, max_tokens=generation.max_tokens_field, grammar=generation.grammar_field)
-            if failure.status >= 500:
+            if failure.status >= 500 or error.reason == "MODEL_NOT_FOUND":
                 self.models.forget()
             raise failure from error
+
+
+def _options_of(choice: ModelChoice, caller: Requester) -> GenerationOptions:
+    return {"model": choice.name, "refuse_unloaded": choice.refuses_unloaded or caller.refuses_unloaded}

@@ -14,6 +14,7 @@ from gateway.http.answer import Answer
 from gateway.http.endpoint import Requester
 from gateway.http.errors import invalid
 from gateway.http.long_bodies import beside_loop
+from gateway.model_choice import ModelChoice
 from gateway.neutral import ignored_in
 from gateway.served_model import ModelCard
 from gateway.service import Service
@@ -29,6 +30,7 @@ class TokenizeFields(StrictModel):
     """POST /tokenize."""
 
     model: _Name | None = None
+    refuse_unloaded: bool | None = Field(None, description="Answer 503 if the model is not loaded.")
     prompt: str | None = Field(None, description="A text; vLLM's name. Special tokens are added, unless refused.")
     content: str | None = Field(None, description="A text; llama.cpp's name. No special tokens are added.")
     messages: Annotated[Array[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
@@ -65,6 +67,7 @@ class DetokenizeFields(StrictModel):
     """POST /detokenize."""
 
     model: _Name | None = None
+    refuse_unloaded: bool | None = Field(None, description="Answer 503 if the model is not loaded.")
     tokens: Annotated[Array[TokenId], Field(max_length=_MAX_TOKENS)]
 
     def check(self, model: ModelCard) -> None:
@@ -80,20 +83,24 @@ async def tokenize(service: Service, body: Mapping[str, Any], caller: Requester)
     """Return the tokens of a text or a conversation. Raises ApiError."""
     fields = await beside_loop(validated, TokenizeFields, body)
     asked = await beside_loop(fields.asked)
-    served = await service.models.named(fields.model, caller)
+    choice = ModelChoice(fields.model or "", refuses_unloaded=bool(fields.refuse_unloaded))
+    served = await service.models.named(choice, caller)
     ignored = ignored_in(fields.model_extra or {}, {})
     if not asked:
         return Answer(json=_tokenized([], served.model.context_length), ignored=ignored)
-    count = await service.count(asked, caller, return_token_ids=True, add_special_tokens=fields.adds_special_tokens)
+    count = await service.count(
+        asked, choice, caller, return_token_ids=True, add_special_tokens=fields.adds_special_tokens
+    )
     return Answer(json=_tokenized(list(count.token_ids), served.model.context_length), ignored=ignored)
 
 
 async def detokenize(service: Service, body: Mapping[str, Any], caller: Requester) -> Answer:
     """Return the text of tokens. Raises ApiError."""
     fields = await beside_loop(validated, DetokenizeFields, body)
-    fields.check((await service.models.named(fields.model, caller)).model)
+    choice = ModelChoice(fields.model or "", refuses_unloaded=bool(fields.refuse_unloaded))
+    fields.check((await service.models.named(choice, caller)).model)
     try:
-        text = await service.client.detokenize(fields.tokens, token=caller.token)
+        text = await service.client.detokenize(fields.tokens, model=choice.name, token=caller.token)
     except SpecdError as error:
         raise to_api_error(error) from error
     # The text by both names.

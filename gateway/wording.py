@@ -37,6 +37,7 @@ _SENTENCES = {
     "began with text or token_ids, and the request has chat: use the same": (
         "is a completion, and the request a conversation: use /v1/completions"
     ),
+    " (ListModels)": " (GET /v1/models)",
     "a Generate runs on session": "another request runs on session",
     "set REJECTION": "set 'rejection'",
     "to go on, resume with the tokens so far when it is back, or at another": "send the request again",

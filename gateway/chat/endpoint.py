@@ -13,7 +13,7 @@ from gateway.http.answer import Answer
 from gateway.http.endpoint import Requester
 from gateway.http.long_bodies import beside_loop
 from gateway.served_model import KnownModel
-from gateway.service import Service
+from gateway.service import PlannedReply, Service
 from gateway.usage import usage_of
 from specd.client import Delta
 
@@ -25,15 +25,19 @@ async def complete_chat(service: Service, body: Mapping[str, Any], caller: Reque
     seed = service.seed_of(fields)
     ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.chat_generation, seed, service.defaults)
-    served = await service.models.named(fields.model, caller)
-    known = await beside_loop(served.asked, asked, fields.reasoning_effort)
-    unread = [] if known.reads_effort else ["reasoning_effort"]
-    answer = Answer(
-        ignored=[*ignored, *unread, *(f"tools[{i}].function.strict" for i in known.free_calls)],
-        has_unread_calls=served.leaves_calls_unread(asked.tools),
-    )
-    completion = ChatCompletion(served, fields, seed, count)
-    return await service.answered(answer, completion, [known.generation], count, caller, streams=bool(fields.stream))
+
+    async def plan(served: KnownModel) -> PlannedReply:
+        known = await beside_loop(served.asked, asked, fields.reasoning_effort)
+        unread = [] if known.reads_effort else ["reasoning_effort"]
+        return PlannedReply(
+            ChatCompletion(served, fields, seed, count),
+            [known.generation],
+            count,
+            ignored=[*unread, *(f"tools[{i}].function.strict" for i in known.free_calls)],
+            has_unread_calls=served.leaves_calls_unread(asked.tools),
+        )
+
+    return await service.answered(fields.model_choice, caller, plan, ignored=ignored, streams=bool(fields.stream))
 
 
 class ChatCompletion(CompletionComposer):

@@ -13,7 +13,7 @@ from gateway.http.answer import Answer
 from gateway.http.endpoint import Requester
 from gateway.http.long_bodies import beside_loop
 from gateway.served_model import KnownModel
-from gateway.service import Service
+from gateway.service import PlannedReply, Service
 from gateway.tokens import finish_reason_of, round_of, sources_of
 from specd.client import CompletionToken, Delta
 
@@ -23,11 +23,13 @@ async def complete(service: Service, body: Mapping[str, Any], caller: Requester)
     fields = await beside_loop(validated, CompletionFields, body)
     count = service.num_choices(fields)
     seed = service.seed_of(fields)
-    answer = Answer(ignored=await beside_loop(fields.ignored))
+    ignored = await beside_loop(fields.ignored)
     generations = await beside_loop(fields.generations, seed, service.defaults)
-    served = await service.models.named(fields.model, caller)
-    completion = TextCompletion(served, fields, seed, count)
-    return await service.answered(answer, completion, generations, count, caller, streams=bool(fields.stream))
+
+    async def plan(served: KnownModel) -> PlannedReply:
+        return PlannedReply(TextCompletion(served, fields, seed, count), generations, count)
+
+    return await service.answered(fields.model_choice, caller, plan, ignored=ignored, streams=bool(fields.stream))
 
 
 class TextCompletion(CompletionComposer):

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.http.notice import Notice
+
 _UNREAD = "the model writes tool calls in an unknown form, so they are part of the content"
 
 
@@ -14,7 +16,7 @@ class Answer:
     """A JSON object, or a stream of events in bytes, and the ignored fields of the request.
 
     `has_unread_calls` is true if the request has tools, but the model's calls are not read. `more_headers` can be set
-    until the first event.
+    until the first event. The stream repeats the `notice` in comments while it has no event.
     """
 
     json: Mapping[str, Any] | None = None
@@ -22,6 +24,7 @@ class Answer:
     ignored: Sequence[str] = ()
     has_unread_calls: bool = False
     more_headers: Mapping[str, str] = field(default_factory=dict)
+    notice: Notice = field(default_factory=Notice)
 
     @property
     def headers(self) -> dict[str, str]:

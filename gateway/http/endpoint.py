@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.answer import Answer
 from gateway.http.error_forms import event_of, is_anthropics
-from gateway.http.errors import ApiError
+from gateway.http.errors import ApiError, invalid
 from gateway.http.event_stream import send_events
 from gateway.http.json_body import parse_object, read_body
 from gateway.http.long_bodies import beside_loop
@@ -27,19 +27,26 @@ from gateway.metrics import GatewayMetrics
 log = structlog.get_logger()
 
 # Of nginx: the client closed the request. It is in metrics only.
-_CLIENT_GONE = 499
+_CLIENT_GONE = "499"
+# In metrics only: the client did not want to wait for its model, so the gateway has not failed.
+_LOADING = "503 model_loading"
 
 # gRPC's metadata has 8 KiB for both, and refuses more as if there were too many requests.
 _MOST_TOKEN_CHARACTERS = 4096
+REFUSE_UNLOADED = "x-specd-refuse-unloaded"
 _TRACEPARENT = re.compile(r"[!-~]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Requester:
-    """Who asks: the token of the client, and the trace that its request is part of; empty if it sent none."""
+    """Who asks: the token of the client, and the trace that its request is part of; empty if it sent none.
+
+    With `refuses_unloaded`, it wants no answer of a model that has to be loaded first.
+    """
 
     token: str = ""
     traceparent: str = ""
+    refuses_unloaded: bool = False
 
 
 Handler = Callable[[Mapping[str, Any], Requester], Awaitable[Answer]]
@@ -65,16 +72,16 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         began_at = time.perf_counter()
-        status = 500
+        status = "500"
         sent = _Sent(send)
         self._metrics.open_requests.inc()
         try:
             await self._answer(Request(scope, receive), sent)
-            status = sent.status
+            status = str(sent.status)
         except (ClientDisconnect, _ClientGoneError):  # during the upload, or after it
             status = _CLIENT_GONE
         except ApiError as error:
-            status = error.status
+            status = _LOADING if error.code == "model_loading" else str(error.status)
             await send_error(error, scope, sent)
         except Exception:
             # Without what was asked: that is the client's.
@@ -95,7 +102,11 @@ class Endpoint:
             if answer.events is not None:
                 try:
                     await send_events(
-                        answer.events, send, lambda: answer.headers, partial(event_of, scope=request.scope)
+                        answer.events,
+                        send,
+                        lambda: answer.headers,
+                        partial(event_of, scope=request.scope),
+                        answer.notice,
                     )
                 finally:
                     await answer.events.aclose()
@@ -117,7 +128,7 @@ class _Sent:
 
 
 def caller_of(request: Request) -> Requester:
-    """Return who asks, by the headers. Raises ApiError for a token that is longer than any."""
+    """Return who asks, by the headers. Raises ApiError for a token that is longer than any, or a wrong switch."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     if not token and is_anthropics(request.scope):
@@ -132,7 +143,19 @@ def caller_of(request: Request) -> Requester:
             f"the token has {len(token)} characters: one of the coordinator has at most {_MOST_TOKEN_CHARACTERS}",
         )
     traceparent = request.headers.get("traceparent", "")
-    return Requester(token, traceparent if _TRACEPARENT.fullmatch(traceparent) else "")
+    return Requester(
+        token,
+        traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        _switch(request, REFUSE_UNLOADED),
+    )
+
+
+def _switch(request: Request, name: str) -> bool:
+    """Return whether a header switches something on. Raises ApiError for another value than 0 and 1."""
+    value = request.headers.get(name, "0").strip()
+    if value not in {"0", "1"}:
+        raise invalid(f"the header {name} is {value[:100]!r}: send 1, or leave it out")
+    return value == "1"
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -11,8 +12,10 @@ from pydantic_core import to_json
 from starlette.types import Send
 
 from gateway.http.errors import ApiError
+from gateway.http.notice import Notice
 
 PING_SECONDS = 15.0
+NOTICE_SECONDS = 2.0
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -39,16 +42,20 @@ async def send_events(
     send: Send,
     headers: Callable[[], Mapping[str, str]],
     event_of: Callable[[ApiError], bytes],
+    notice: Notice,
     *,
     ping_seconds: float = PING_SECONDS,
+    notice_seconds: float = NOTICE_SECONDS,
 ) -> None:
     """Send events as they come, and a comment after each `ping_seconds` without an event.
+
+    While `notice` has a text, the comment is that text, at once when it changes and after each `notice_seconds`.
 
     An ApiError before the first event is raised, so that it becomes a response of its own, unless a comment was sent
     before. A later ApiError becomes the last event, by `event_of`. `headers` is called when the response begins.
     """
     stream = _Stream(send, headers)
-    pinging = asyncio.ensure_future(stream.ping(ping_seconds))
+    pinging = asyncio.ensure_future(stream.ping(notice, ping_seconds, notice_seconds))
     try:
         async for event in events:
             await stream.write(event)
@@ -75,11 +82,16 @@ class _Stream:
         self._written_at = time.monotonic()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def ping(self, seconds: float) -> None:
+    async def ping(self, notice: Notice, seconds: float, notice_seconds: float) -> None:
         while True:
-            await asyncio.sleep(max(self._written_at + seconds - time.monotonic(), 0.001))
-            if time.monotonic() >= self._written_at + seconds:
-                await self.write(b": ping\n\n")
+            period = notice_seconds if notice.text else seconds
+            is_new = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self._written_at + period - time.monotonic(), 0.001)):
+                    await notice.changed()
+                    is_new = bool(notice.text)
+            if is_new or time.monotonic() >= self._written_at + period:
+                await self.write(f": {notice.text or 'ping'}\n\n".encode())
 
     async def end(self) -> None:
         await self._begin()

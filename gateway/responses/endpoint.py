@@ -20,7 +20,7 @@ from gateway.reply.reader import ReplyReader
 from gateway.responses.items import Event, Items
 from gateway.responses.request import ResponseFields, shown_fields
 from gateway.served_model import KnownModel
-from gateway.service import Service
+from gateway.service import PlannedReply, Service
 from gateway.tokens import finish_reason_of
 from gateway.usage import timings_of, usage_of
 from specd.client import Delta, GenerationStatistics
@@ -32,15 +32,18 @@ async def respond(service: Service, body: Mapping[str, Any], caller: Requester) 
     seed = service.seed_of(fields)
     ignored = await beside_loop(fields.ignored)
     asked = await beside_loop(fields.response_generation, seed, service.defaults)
-    served = await service.models.named(fields.model, caller)
-    known = await beside_loop(served.asked, asked, fields.reasoning_effort)
-    unread = [] if known.reads_effort else ["reasoning.effort"]
-    answer = Answer(
-        ignored=[*ignored, *unread, *(f"tools[{i}].strict" for i in known.free_calls)],
-        has_unread_calls=served.leaves_calls_unread(asked.tools),
-    )
-    response = await beside_loop(Response, served, fields, seed)
-    return await service.answered(answer, response, [known.generation], 1, caller, streams=bool(fields.stream))
+
+    async def plan(served: KnownModel) -> PlannedReply:
+        known = await beside_loop(served.asked, asked, fields.reasoning_effort)
+        unread = [] if known.reads_effort else ["reasoning.effort"]
+        return PlannedReply(
+            await beside_loop(Response, served, fields, seed),
+            [known.generation],
+            ignored=[*unread, *(f"tools[{i}].strict" for i in known.free_calls)],
+            has_unread_calls=served.leaves_calls_unread(asked.tools),
+        )
+
+    return await service.answered(fields.model_choice, caller, plan, ignored=ignored, streams=bool(fields.stream))
 
 
 class Response:
