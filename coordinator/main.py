@@ -144,7 +144,10 @@ def _models(shared: Shared, registry: CollectorRegistry, loader: Loader) -> Mode
             known[entry.name] = CoordinatorMetrics(registries.of(entry.name) if settings.models else registry)
         metrics = known[entry.name]
         sessions = before.sessions if before is not None else KeptSessions(settings, metrics, _file_of(entry, settings))
-        return ServedModel(entry, shared, metrics, sessions)
+        model = ServedModel(entry, shared, metrics, sessions)
+        if before is None:
+            model.show_state()
+        return model
 
     return Models(entries, new_model, loader)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.cell import Cell
@@ -80,6 +81,14 @@ class ServedModel:
             self._infos = self.coordinator.models
         return self._infos
 
+    def show_state(self) -> None:
+        """Show the state in the metrics of the name, if the model is loaded on demand."""
+        for state in ModelState if self.entry.key else ():
+            self.metrics.show("model_state", partial(self._is, state), state.name.lower())
+
+    def _is(self, state: ModelState) -> bool:
+        return self.state is state
+
     async def open(self) -> Coordinator:
         """Wait for the workers, and check that they fit. Raises StartupError."""
         shared, metrics = self._shared, self.metrics
@@ -119,6 +128,7 @@ class ServedModel:
 
         cell.on_change = on_change
         self.coordinator, self.tokenizer, self._connections = coordinator, tokenizer, connections
+        self.show_state()  # of the model before, until then
         return coordinator
 
     async def close(self) -> None:

@@ -64,6 +64,7 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "canary_rounds": ("Rounds of the draft on trial that count for the decision.",),
     "draft_available": ("1 while a draft that fits the target is connected.",),
     "target_available": ("1 while a target is connected.",),
+    "model_state": ("1 for the present state of a model that is loaded on demand.", "state"),
     "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
 }
 # A counter whose series begins with its first count shows Prometheus no rise: those with alerts begin at 0.

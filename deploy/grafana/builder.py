@@ -26,8 +26,10 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-# Selectors of the instances that the reader has chosen.
+# Selectors of the instances that the reader has chosen, and of the series of the chosen models: of a coordinator that
+# serves one alone, they have no model, which `.*` matches as well.
 COORDINATOR = '{instance=~"$coordinator"}'
+MODEL = '{instance=~"$coordinator", model=~"$model"}'
 WORKER = '{instance=~"$worker"}'
 
 _COLUMNS = 24  # of Grafana's grid
@@ -47,13 +49,15 @@ def make_dashboard(
     *panels: timeseries.Panel | statetimeline.Panel,
     variables: Sequence[dashboard.QueryVariable] = (),
 ) -> dashboard.Dashboard:
-    """Make a dashboard with variables for models and coordinators, and others of its own."""
+    """Make a dashboard with variables for targets, coordinators and models, and others of its own."""
     made = dashboard.Dashboard(f"specd: {title}").uid(uid).description(text).tags(["specd"])
     made.time("now-1h", "now").refresh("10s").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR).readonly()
-    made.with_variable(variable("model", "label_values(specd_model_info, target)", label="Model"))
-    # The coordinators that serve these models.
-    coordinators = 'label_values(specd_model_info{target=~"$model"}, instance)'
+    made.with_variable(variable("target", "label_values(specd_model_info, target)", label="Target"))
+    # The coordinators that serve these targets, and their models' names, if each serves several.
+    coordinators = 'label_values(specd_model_info{target=~"$target"}, instance)'
     made.with_variable(variable("coordinator", coordinators, label="Coordinator"))
+    models = 'label_values(specd_model_info{target=~"$target", instance=~"$coordinator"}, model)'
+    made.with_variable(variable("model", models, label="Model").all_value(".*"))
     for own in variables:
         made.with_variable(own)
     for number, panel in enumerate(panels, start=1):
@@ -99,8 +103,8 @@ def variable(name: str, query: str, *, label: str) -> dashboard.QueryVariable:
     return made.sort(VariableSort.ALPHABETICAL_ASC)
 
 
-def rate(counter: str, *by: str, of: str = COORDINATOR, over: str = "$__rate_interval") -> str:
-    """Return the rise of a counter per second, summed over the chosen coordinators or workers."""
+def rate(counter: str, *by: str, of: str = MODEL, over: str = "$__rate_interval") -> str:
+    """Return the rise of a counter per second, summed over the chosen models or workers."""
     return f"sum by ({', '.join(by)}) (rate({counter}{of}[{over}]))"
 
 
@@ -109,7 +113,7 @@ def per(numerator: str, denominator: str) -> str:
     return f"{numerator} / ({denominator} > 0)"
 
 
-def mean(histogram: str, *by: str, of: str = COORDINATOR) -> str:
+def mean(histogram: str, *by: str, of: str = MODEL) -> str:
     """Return the mean of the values that a histogram counts."""
     return per(rate(f"{histogram}_sum", *by, of=of), rate(f"{histogram}_count", *by, of=of))
 

@@ -12,6 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from deploy.grafana.builder import (
     COORDINATOR,
+    MODEL,
     WORKER,
     lines,
     make_dashboard,
@@ -26,8 +27,10 @@ from deploy.grafana.builder import (
 DIRECTORY = Path(__file__).parent / "dashboards"
 
 # From 8 on, positions would repeat the colours of the first ones.
-_FIRST_POSITIONS = '{instance=~"$coordinator", position=~"[0-7]"}'
-_FORCED = '{instance=~"$coordinator", source="forced"}'
+_FIRST_POSITIONS = '{instance=~"$coordinator", model=~"$model", position=~"[0-7]"}'
+_READY = '{instance=~"$coordinator", model=~"$model", state="ready"}'
+_LOADED = f" unless on (job, instance, model) specd_model_state{_READY} == 0"
+_FORCED = '{instance=~"$coordinator", model=~"$model", source="forced"}'
 
 
 def speculation() -> dashboard.Dashboard:
@@ -49,7 +52,7 @@ def speculation() -> dashboard.Dashboard:
             "The rate depends on the text and on the temperature. If it is low for all your traffic, try another "
             "draft of the target's family: a larger one, or one that was trained on such text.",
             queries={
-                "{{instance}}": f"instance:specd_accepted_tokens_per_proposed_tokens:ratio_rate1m{COORDINATOR}",
+                "{{instance}} {{model}}": f"instance:specd_accepted_tokens_per_proposed_tokens:ratio_rate1m{MODEL}",
             },
         ),
         lines(
@@ -70,7 +73,7 @@ def speculation() -> dashboard.Dashboard:
             axis="tokens a round",
             text="Tokens that a round emits, with the target's own token. 1 is the target alone. A larger value means "
             "fewer passes of the target.",
-            queries={"{{instance}}": f"instance:specd_generated_tokens_per_rounds:ratio_rate1m{COORDINATOR}"},
+            queries={"{{instance}} {{model}}": f"instance:specd_generated_tokens_per_rounds:ratio_rate1m{MODEL}"},
         ),
         lines(
             "Speed-up over the target alone",
@@ -79,7 +82,9 @@ def speculation() -> dashboard.Dashboard:
             text="Estimated time of the target alone for the same tokens, over the measured time. The estimate comes "
             "from rounds without a draft. Below 1, drafting costs more than it gains. The service then stops it by "
             "itself, except for requests with a fixed num_draft_tokens.",
-            queries={"{{instance}}": f"instance:specd_target_only_seconds_per_round_seconds:ratio_rate1m{COORDINATOR}"},
+            queries={
+                "{{instance}} {{model}}": f"instance:specd_target_only_seconds_per_round_seconds:ratio_rate1m{MODEL}"
+            },
         ),
         lines(
             "Draft tokens per round",
@@ -180,7 +185,7 @@ def speculation() -> dashboard.Dashboard:
 def service() -> dashboard.Dashboard:
     """Make the dashboard of availability, requests, latency, load and memory."""
     worker = variable("worker", "label_values(specd_worker_active_sessions, instance)", label="Worker")
-    capacity = f"sum (specd_capacity_bytes{COORDINATOR})"
+    capacity = f"sum (specd_capacity_bytes{MODEL})"
     return make_dashboard(
         "Service",
         "specd-service",
@@ -189,11 +194,11 @@ def service() -> dashboard.Dashboard:
             "Availability",
             text="Whether processes answer scrapes, and whether the coordinator has its target and its draft. While "
             "the draft is away, sessions go on with the target alone, slower. While the target is away, sessions "
-            "wait for it, and new ones fail.",
+            "wait for it, and new ones fail. A model that is loaded on demand is shown while it is loaded.",
             queries={
                 "{{instance}} answers": f"up{COORDINATOR} or up{WORKER}",
-                "{{instance}} has its target": f"specd_target_available{COORDINATOR}",
-                "{{instance}} has its draft": f"specd_draft_available{COORDINATOR}",
+                "{{instance}} {{model}} has its target": f"specd_target_available{MODEL}{_LOADED}",
+                "{{instance}} {{model}} has its draft": f"specd_draft_available{MODEL}{_LOADED}",
             },
         ),
         lines(
@@ -212,7 +217,7 @@ def service() -> dashboard.Dashboard:
             text="Requests that ended with an error, by gRPC status code. INVALID_ARGUMENT, NOT_FOUND and ABORTED are "
             "the client's mistakes. RESOURCE_EXHAUSTED: the queue or a cache was full. No other code is normal: "
             "specd_errors_total and the log have the reason.",
-            queries={"{{code}}": rate("specd_errors_total", "code")},
+            queries={"{{code}}": rate("specd_errors_total", "code", of=COORDINATOR)},
             stacked=True,
         ),
         lines(
@@ -256,8 +261,8 @@ def service() -> dashboard.Dashboard:
             axis="sessions",
             text="Running sessions by state, and their limit. At the limit, new requests wait.",
             queries={
-                "{{state}}": f"sum by (state) (specd_sessions_by_state{COORDINATOR})",
-                "limit": f"sum (specd_max_sessions{COORDINATOR})",
+                "{{state}}": f"sum by (state) (specd_sessions_by_state{MODEL})",
+                "limit": f"sum (specd_max_sessions{MODEL})",
             },
         ),
         lines(
@@ -266,7 +271,7 @@ def service() -> dashboard.Dashboard:
             axis="sessions",
             text="Running sessions by target. A session goes to the target where it probably ends first, and moves to "
             "another one if its own stops or is lost.",
-            queries={"{{target}}": f"sum by (target) (specd_target_sessions{COORDINATOR})"},
+            queries={"{{target}}": f"sum by (target) (specd_target_sessions{MODEL})"},
         ),
         lines(
             "Queue",
@@ -275,8 +280,8 @@ def service() -> dashboard.Dashboard:
             text="Waiting requests, and their limit. Beyond the limit, requests get RESOURCE_EXHAUSTED. If the queue "
             "does not empty between peaks, the machine or --max-sessions is too small.",
             queries={
-                "waiting": f"sum (specd_queued_requests{COORDINATOR})",
-                "limit": f"sum (specd_max_queued_requests{COORDINATOR})",
+                "waiting": f"sum (specd_queued_requests{MODEL})",
+                "limit": f"sum (specd_max_queued_requests{MODEL})",
             },
         ),
         lines(
@@ -286,7 +291,7 @@ def service() -> dashboard.Dashboard:
             text="Memory that the running sessions can grow to, as a part of the capacity. When everything is "
             "reserved, new requests wait: raise the target worker's --cache-bytes, or ask for fewer max_tokens.",
             queries={
-                "reserved": per(f"sum (specd_reserved_bytes{COORDINATOR})", capacity),
+                "reserved": per(f"sum (specd_reserved_bytes{MODEL})", capacity),
             },
         ),
         lines(
