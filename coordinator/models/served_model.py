@@ -82,7 +82,8 @@ class ServedModel:
         return self._infos
 
     def show_state(self) -> None:
-        """Show the state in the metrics of the name, if the model is loaded on demand."""
+        """Let the metrics of the name be those of this model, with the state of one that is loaded on demand."""
+        self.metrics.subject = self
         for state in ModelState if self.entry.key else ():
             self.metrics.show("model_state", partial(self._is, state), state.name.lower())
 
@@ -135,5 +136,5 @@ class ServedModel:
         """Leave the workers. The sessions stay."""
         _, self.coordinator = self.infos, None
         await self._connections.aclose()
-        for worker in ("target", "draft"):
-            self.metrics.show_worker(worker, None)
+        if self.metrics.subject is self:
+            self.metrics.show_no_workers()

@@ -67,6 +67,11 @@ _GAUGES: dict[str, tuple[str, ...]] = {
     "model_state": ("1 for the present state of a model that is loaded on demand.", "state"),
     "model_info": ("1 for the models that are connected, or last were; empty names before.", "target", "draft"),
 }
+# Gauges of the work at the targets; a model that is not loaded has none, but it has kept sessions.
+_OF_TARGETS = (
+    *("active_sessions", "session_tokens", "paused_sessions", "queued_requests", "max_sessions"),
+    *("max_queued_requests", "reserved_bytes", "capacity_bytes"),
+)
 # A counter whose series begins with its first count shows Prometheus no rise: those with alerts begin at 0.
 _FIRST_LABELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rounds_without_draft": (("DRAFT_UNAVAILABLE",), ("DRAFT_LATE",)),
@@ -123,6 +128,7 @@ class CoordinatorMetrics:
         # The library's own look-up of a series is a tenth of a round's work.
         self._series = cache(lambda name, label: self._counters[name].labels(label))
         self._model_names = {"target": "", "draft": ""}
+        self.subject: object = None  # the model of this name that the gauges show, as another one can replace it
         for name, series in _FIRST_LABELS.items():
             for labels in series:
                 self._counters[name].labels(*labels)
@@ -135,6 +141,14 @@ class CoordinatorMetrics:
     def hide(self, name: str, *labels: str) -> None:
         """Remove a series of the gauge specd_{name}."""
         self._gauges[name].remove(*labels)
+
+    def show_no_workers(self) -> None:
+        """Show that there is neither a target nor a draft, and nothing at them."""
+        for name in _OF_TARGETS:
+            self.show(name, lambda: 0.0)
+        self._gauges["sessions_by_state"].clear()
+        for worker in ("target", "draft"):
+            self.show_worker(worker, None)
 
     def count_unsaved_turn(self) -> None:
         """Count a turn that could not be written to the session file."""
