@@ -1,7 +1,7 @@
 // The page: asks, and shows the answer as it comes. Text of the model only ever becomes text nodes.
 
 import { Answer } from "./answer.js";
-import { ApiError, chunksOf, servedModels } from "./api.js";
+import { ApiError, chunksOf, loadModel, servedModels } from "./api.js";
 import { curlOf, pythonOf } from "./commands.js";
 import { Conversation } from "./conversation.js";
 import { conversations, forget, forgetAll } from "./history.js";
@@ -10,6 +10,7 @@ import { bodyOf, pathOf, streamed, tokensOf } from "./request.js";
 import { describeTokensIn, hideTip } from "./tokens.js";
 
 const RETRY_MS = 3000;
+const STATES_MS = 3000;
 const EXAMPLES = {
   chat: "Explain speculative decoding in three sentences.",
   text: 'class Vector:\n    """A vector in the plane."""\n\n    def __init__(self, x, y):\n',
@@ -40,11 +41,58 @@ async function connect() {
     else setTimeout(connect, RETRY_MS);
   }
   byId("model").classList.toggle("wrong", !models.length);
-  const names = models.map(({ id }) => Object.assign(document.createElement("option"), { value: id, textContent: id }));
-  byId("model-choice").replaceChildren(...names);
-  byId("chooser").hidden = models.length < 2;
-  choose(models.find(({ id }) => id === model?.id) ?? models[0] ?? null);
+  listModels();
+  const isLoaded = ({ status }) => status?.value === "loaded";
+  choose(models.find(({ id }) => id === model?.id) ?? models.find(isLoaded) ?? models[0] ?? null);
 }
+
+function listModels() {
+  const options = models.map(({ id, status }) => {
+    const state = { unloaded: " (not loaded)", loading: " (loading)", downloading: " (loading)" }[status?.value] ?? "";
+    return Object.assign(document.createElement("option"), { value: id, textContent: id + state });
+  });
+  byId("model-choice").replaceChildren(...options);
+  byId("chooser").hidden = models.length < 2;
+  if (model !== null) byId("model-choice").value = model.id;
+}
+
+// Shows the states of several models as they are now, unless the reader chooses among them.
+async function showStates() {
+  const chooser = byId("model-choice");
+  if (!models.some(({ status }) => status) || document.hidden || document.activeElement === chooser) return;
+  const now = await servedModels(token()).catch(() => []);
+  const chosen = now.find(({ id }) => id === model?.id);
+  if (!chosen || running || document.activeElement === chooser) return;
+  const isOther = JSON.stringify(chosen.specd) !== JSON.stringify(model.specd);
+  models = now;
+  model = chosen;
+  listModels();
+  if (isOther) choose(chosen);
+}
+
+// Loads a model of which the name alone is known: only then is it known whether it chats. Returns whether it is there.
+async function load() {
+  const { signal } = (running = new AbortController());
+  setBusy(true);
+  const say = (stage) => show("state", `loading ${model.id}${stage && `, ${stage}`} …`);
+  say("");
+  try {
+    await loadModel(model.id, token(), signal, say);
+    models = await servedModels(token());
+    show("state", "");
+    return true;
+  } catch (error) {
+    if (signal.aborted) show("state", `does not wait for ${model.id}`);
+    else fail(error);
+    return false;
+  } finally {
+    running = null;
+    listModels();
+    choose(models.find(({ id }) => id === model.id) ?? null);
+  }
+}
+
+const isUnknown = () => model.specd.chat === undefined;
 
 function choose(chosen) {
   model = chosen;
@@ -53,6 +101,11 @@ function choose(chosen) {
   byId("model-choice").value = model.id;
   drawLegend();
   const { chat, draft, precision } = model.specd;
+  if (isUnknown()) {
+    show("model", `${model.id}, which has not been loaded yet`);
+    if (shownAs === null) showKind(false);
+    return;
+  }
   const others = Object.entries(sources()).filter(([source]) => !["draft", "prediction"].includes(source));
   const helpers = [...(draft ? [`draft ${draft}`] : []), ...others.map(([, label]) => label)].join(" and ") || "no draft";
   show("model", `${model.id} (${precision}) with ${helpers}`);
@@ -191,7 +244,9 @@ async function generate(body, answer = null, said = null) {
   draw();
   let note = "";
   try {
-    for await (const chunk of chunksOf(pathOf(body), streamed(body), token(), running.signal)) {
+    const say = (notice) => show("state", `${notice} …`);
+    for await (const chunk of chunksOf(pathOf(body), streamed(body), token(), running.signal, say)) {
+      if (!progress.count) show("state", "generating …"); // and no longer loading
       state.timings = chunk.timings ?? state.timings;
       body.seed ??= chunk.seed; // so that it can be asked for again
       take(chunk.choices[0], body, answer, progress);
@@ -281,9 +336,9 @@ async function copy(text) {
 
 // -- The controls
 
-byId("request").addEventListener("submit", (event) => {
+byId("request").addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (byId("generate").disabled) return;
+  if (byId("generate").disabled || (isUnknown() && !(await load()))) return;
   if (model.specd.chat) send();
   else generate(bodyOf(model, { prompt: byId("prompt").value }), newCompletion());
 });
@@ -300,7 +355,11 @@ byId("turns").addEventListener("click", ({ target }) => {
 });
 byId("token").addEventListener("change", connect);
 byId("access").addEventListener("submit", (event) => event.preventDefault()); // by then it has changed
-byId("model-choice").addEventListener("change", ({ target }) => choose(models.find(({ id }) => id === target.value)));
+byId("model-choice").addEventListener("change", ({ target }) => {
+  choose(models.find(({ id }) => id === target.value));
+  target.blur();
+  if (isUnknown()) load();
+});
 byId("conversation").addEventListener("change", ({ target }) => open(conversations().find(({ id }) => id === target.value)));
 byId("new").addEventListener("click", () => open(undefined));
 byId("delete").addEventListener("click", () => {
@@ -333,3 +392,4 @@ addEventListener("keydown", (event) => {
 for (const id of ["turns", "completion"]) describeTokensIn(byId(id));
 
 connect();
+setInterval(showStates, STATES_MS);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 from openai import APIStatusError, AsyncOpenAI
+from playwright.async_api import Page, expect
 
 from specd.client import AsyncClient
 from specd.model_processes import ModelPlan, ModelPlans
@@ -18,6 +20,8 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_TARGET
 from specd.supervisor import Stack
 from specd.worker_group import WorkerModels
 from tests.e2e.faults import PATIENT
+from tests.e2e.processes import read_metric
+from tests.gateway.browser import CHROMIUM, origin_of
 from tests.gateway.http_client import HttpClient
 from tests.worker.models import save_chat_target
 
@@ -311,3 +315,68 @@ async def test_a_model_that_was_replaced_is_noticed(several: Stack, http: HttpCl
     assert model["specd"]["chat"] is True
     after = (await http.post("/v1/completions", {**CODE, "model": "small"})).json()
     assert after["system_fingerprint"] != before["system_fingerprint"]
+    # The one before has left, and the metrics of the name are not its own.
+    assert read_metric(several.coordinator, "specd_target_available", model="small") == 1
+
+
+# -- The page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
+async def test_the_page_loads_the_chosen_model(page: Page, coder: str) -> None:
+    plans = plans_of(coder)
+    chosen = [plan for plan in plans.plans if plan.name in {"coder", "small"}]
+    async with (
+        Stack(
+            models=ModelPlans((chosen[1], chosen[0]), budget_bytes=200), http="127.0.0.1:0", environment=PATIENT
+        ) as stack,
+        HttpClient(stack) as http,
+    ):
+        said = await states_said(page)
+        await page.goto(origin_of(stack))
+        chooser = page.get_by_role("combobox", name="Model", exact=True)
+        options = chooser.locator("option")
+        await expect(options).to_have_text(["small (not loaded)", "coder (not loaded)"])
+        await expect(page.locator("#model")).to_have_text("small, which has not been loaded yet")
+
+        # A text for a model of which the page knows the name alone.
+        await page.get_by_label("Text to continue").fill("def area(width):")
+        await page.get_by_role("button", name="Generate").click()
+        await expect(page.locator("#state")).to_have_text(re.compile(r"^\d+ tokens, "))
+        await expect(options).to_have_text(["small", "coder (not loaded)"])
+        assert "loading small …" in said
+
+        # The choice of such a model loads it, and shows its kind.
+        await chooser.select_option("coder")
+        await expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        await expect(page.locator("#model")).to_have_text(re.compile(r"^coder \(float32\) with draft "))
+        assert any("worker coder: " in each for each in said)
+        await expect(options).to_have_text(["small (not loaded)", "coder"])
+
+        # A known one is loaded by the message itself.
+        await http.post("/v1/completions", {**CODE, "model": "small"})
+        await expect(options).to_have_text(["small", "coder (not loaded)"])
+        del said[:]
+        await page.get_by_label("Message", exact=True).fill("hello")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#state")).to_have_text(re.compile(r"^\d+ tokens, "))
+        assert any(each.startswith("loading coder, ") for each in said)
+        assert said.index("generating …", 1) > 0
+
+
+async def states_said(page: Page) -> list[str]:
+    """Return the list to which the texts of the page's state are added as they come."""
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+
+    await page.expose_function("noteState", note)
+    await page.add_init_script(
+        """addEventListener("DOMContentLoaded", () => {
+          const state = document.getElementById("state");
+          const note = () => noteState(state.textContent);
+          new MutationObserver(note).observe(state, { childList: true, characterData: true, subtree: true });
+        });"""
+    )
+    return said
