@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -18,10 +18,12 @@ from rich.table import Table
 from specd.cli.completion import LEGEND, print_retrying, print_tokens, summary
 from specd.cli.connection import Address, Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors, words_for
 from specd.cli.line_reader import LineReader, line_reader
+from specd.cli.loading import LoadingLine, load_model, state_of
 from specd.cli.options import RequestOptions, with_request_options
-from specd.cli.rewindable_chat import RewindableChat, names_of_models
+from specd.cli.rewindable_chat import RewindableChat, names_of_models, statuses_of
 from specd.client.client import Client
-from specd.client.events import Delta, Retrying
+from specd.client.events import Delta, Loading, Retrying
+from specd.client.protocol.service import ServiceDescription
 from specd.client.statistics import GenerationStatistics
 from specd.client.stream import Stream
 from specd.errors import InvalidRequestError, SpecdError
@@ -30,7 +32,7 @@ from specd.settings import DEFAULT_ADDRESS
 
 _HELP = "/help lists the commands, /exit ends. Ctrl-C stops an answer."
 _COMMANDS = {
-    "/model [NAME]": "continue with another model; without a name, list them",
+    "/model [NAME]": "continue with another model, and load it if need be; without a name, list them",
     "/system [TEXT]": "change the system message, with - to none; without a text, show it",
     "/undo": "forget the last answer and its message, which can be edited",
     "/save FILE": "write the conversation to a new file: JSON for .json, otherwise Markdown",
@@ -79,7 +81,10 @@ def chat(
     request = options.checked()
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         conversation = TerminalConversation(
-            RewindableChat(client, system, request), client, lambda error: words_for(error, address, credentials)
+            RewindableChat(client, system, request),
+            client,
+            credentials,
+            lambda error: words_for(error, address, credentials),
         )
         conversation.run(keeps_history=history)
 
@@ -87,9 +92,13 @@ def chat(
 class TerminalConversation:
     """A conversation at the terminal."""
 
-    def __init__(self, talk: RewindableChat, client: Client, words: Callable[[SpecdError], str]) -> None:
+    def __init__(
+        self, talk: RewindableChat, client: Client, credentials: ClientCredentials, words: Callable[[SpecdError], str]
+    ) -> None:
         self._talk = talk
         self._client = client
+        self._credentials = credentials
+        self._has_several = False  # models, each with its workers
         self._words = words
         self._turns: list[GenerationStatistics] = []
         self._begun = ""  # the text with which the next message begins
@@ -110,13 +119,8 @@ class TerminalConversation:
 
         Raises SpecdError if the first answer fails, and at once for a model without a chat template.
         """
-        service = self._client.describe()
-        if not service.chat_template:
-            raise InvalidRequestError(
-                "NO_CHAT_TEMPLATE",
-                f"{service.target.public_name} cannot chat, because it has no chat template: complete a text with "
-                f"specd generate 'TEXT'",
-            )
+        self._has_several = bool(statuses_of(self._client))
+        service = self._described(self._talk.model if self._has_several else "")
         words = {**dict.fromkeys((*self._commands, "/exit")), "/model": names_of_models(self._client)}
         reader = line_reader(self._console, words, keeps_history=keeps_history)
         self._console.print(f"[bold]{service.target.name}[/]. {_HELP}")
@@ -128,6 +132,17 @@ class TerminalConversation:
             elif line:
                 self._answer(line.removeprefix("/"))
         self._talk.close()
+
+    def _described(self, model: str) -> ServiceDescription:
+        """Wait for a model. Raises SpecdError, also for one without a chat template, and KeyboardInterrupt."""
+        service = load_model(self._client, model, self._credentials, self._aside)
+        if not service.chat_template:
+            raise InvalidRequestError(
+                "NO_CHAT_TEMPLATE",
+                f"{service.target.public_name} cannot chat, because it has no chat template: complete a text with "
+                f"specd generate 'TEXT'",
+            )
+        return service
 
     def _read(self, reader: LineReader) -> str | None:
         """Return the user's message; None at the end of the input."""
@@ -159,11 +174,16 @@ class TerminalConversation:
                     self._talk.keep()
 
     def _show(self, stream: Stream) -> None:
-        for event in stream:
-            if isinstance(event, Delta):
-                print_tokens(self._console, event.tokens)
-            elif isinstance(event, Retrying):
-                print_retrying(self._aside, event)
+        with LoadingLine(self._aside) as line:
+            for event in stream:
+                if isinstance(event, Loading):
+                    line.show(self._talk.model, event)
+                    continue
+                line.clear()
+                if isinstance(event, Delta):
+                    print_tokens(self._console, event.tokens)
+                elif isinstance(event, Retrying):
+                    print_retrying(self._aside, event)
         self._console.print()
 
     def _show_statistics(self, _: str) -> None:
@@ -189,15 +209,35 @@ class TerminalConversation:
     def _choose_model(self, name: str) -> None:
         names = names_of_models(self._client)
         if name == "/model":
-            current = self._talk.model or (names[0] if len(names) == 1 else "")
-            for each in names:
-                self._console.print(f"{'*' if each == current else ' '} {each}", markup=False)
+            self._list_models(names)
         elif name in names:
+            if self._has_several and not self._load(name):
+                return
             self._talk.set_model(name)
             self._console.print(f"{name} continues the conversation", markup=False)
         else:
             known = ", ".join(names) or "no model that it names"
             self._console.print(f"there is no model {name!r} here: the coordinator serves {known}", markup=False)
+
+    def _list_models(self, names: Sequence[str]) -> None:
+        states = {status.name: state_of(status) for status in statuses_of(self._client)}
+        current = self._talk.model or (names[0] if len(names) == 1 or states else "")
+        width = max(map(len, names), default=0)
+        for each in names:
+            line = f"{'*' if each == current else ' '} {each:{width}}  {states.get(each, '')}"
+            self._console.print(line.rstrip(), markup=False)
+
+    def _load(self, name: str) -> bool:
+        """Wait for a model, and return whether it can chat. Without it, the conversation keeps its model."""
+        try:
+            self._described(name)
+        except KeyboardInterrupt:
+            self._aside.print(f"{name} is not waited for, and still loads", markup=False)
+            return False
+        except SpecdError as error:
+            self._aside.print(self._words(error), style="red", markup=False)
+            return False
+        return True
 
     def _change_system(self, text: str) -> None:
         if text == "/system":

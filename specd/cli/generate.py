@@ -14,9 +14,10 @@ from rich.console import Console
 
 from specd.cli.completion import print_retrying, print_tokens, summary
 from specd.cli.connection import Address, Insecure, TlsCa, TlsCert, TlsKey, TlsName, Token, reported_errors
+from specd.cli.loading import LoadingLine
 from specd.cli.options import RequestOptions, with_request_options
 from specd.client.client import Client
-from specd.client.events import Delta, Retrying
+from specd.client.events import Delta, Loading, Retrying
 from specd.client.stream import Stream
 from specd.errors import InvalidRequestError, StartupError
 from specd.grammar import Grammar
@@ -49,6 +50,10 @@ def generate(
         typer.Option(exists=True, dir_okay=False, help="File with a Lark grammar that the text must keep."),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a chat message.")] = False,
+    refuse_unloaded: Annotated[
+        bool,
+        typer.Option("--refuse-unloaded", help="Fail at once if the model is not loaded, which then begins to load."),
+    ] = False,
     session: Annotated[str, typer.Option(metavar="ID", help="Continue this session.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON message per line.")] = False,
     address: Address = DEFAULT_ADDRESS,
@@ -67,6 +72,7 @@ def generate(
         "prediction": _read(prediction, "prediction") if prediction is not None else None,
         "answer_start": answer_start or None,
         "grammar": _grammar(schema, regex, lark),
+        "refuse_unloaded": refuse_unloaded,
     }
     with reported_errors(address, credentials), Client(address, credentials=credentials) as client:
         turns = client.session(session) if session else client
@@ -75,18 +81,23 @@ def generate(
             for message in stream.messages():
                 print(MessageToJson(message, indent=None, preserving_proto_field_name=True), flush=True)  # noqa: T201
         else:
-            _show(stream, is_sampled=options.temperature > 0)
+            _show(stream, options.model, is_sampled=options.temperature > 0)
 
 
-def _show(stream: Stream, *, is_sampled: bool) -> None:
+def _show(stream: Stream, model: str, *, is_sampled: bool) -> None:
     """Stream a completion to standard output, and a line of its statistics to standard error."""
     console = Console(highlight=False, soft_wrap=True)
     aside = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
-    for event in stream:
-        if isinstance(event, Delta):
-            print_tokens(console, event.tokens)
-        elif isinstance(event, Retrying):
-            print_retrying(aside, event)
+    with LoadingLine(aside) as line:
+        for event in stream:
+            if isinstance(event, Loading):
+                line.show(model, event)
+                continue
+            line.clear()
+            if isinstance(event, Delta):
+                print_tokens(console, event.tokens)
+            elif isinstance(event, Retrying):
+                print_retrying(aside, event)
     console.print()
     seed = [f"seed {stream.seed}"] if is_sampled else []
     aside.print(" · ".join([summary(stream.completion().statistics), *seed, f"session {stream.session_id}"]))

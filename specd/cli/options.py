@@ -23,7 +23,11 @@ class RequestOptions:
 
     model: Annotated[
         str,
-        typer.Option(metavar="NAME", help="The target, which is the default, or an adapter of it.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="The model, or an adapter of one. (default: the target, or the first one of several)",
+            show_default=False,
+        ),
     ] = ""
     num_draft_tokens: Annotated[
         int | None,

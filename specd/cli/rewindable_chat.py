@@ -9,6 +9,7 @@ from typing import Any
 
 from specd.client.client import Client
 from specd.client.options import GenerationOptions
+from specd.client.protocol.service import ModelStatus
 from specd.client.session import ClientSession
 from specd.client.stream import Stream
 from specd.errors import SpecdError
@@ -101,6 +102,14 @@ class RewindableChat:
     def _begin_session(self) -> None:
         self.close()
         self._session = self._client.session()
+
+
+def statuses_of(client: Client) -> tuple[ModelStatus, ...]:
+    """Return the states of several models; none for one alone, or if the coordinator does not list them."""
+    try:
+        return client.statuses()
+    except SpecdError:
+        return ()
 
 
 def names_of_models(client: Client) -> list[str]:

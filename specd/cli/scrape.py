@@ -21,11 +21,30 @@ _Series = tuple[str, frozenset[tuple[str, str]]]
 class Scrape:
     """The samples of a scrape by name and labels, and its time in seconds of the monotonic clock.
 
-    Without samples, all counters are 0, as at the start of a process.
+    Without samples, all counters are 0, as at the start of a process. `models` has the samples of each of several
+    models by its name.
     """
 
     at: float = 0.0
     samples: Mapping[_Series, float] = field(default_factory=dict)
+    models: Mapping[str, Mapping[_Series, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, at: float, samples: Mapping[_Series, float]) -> Scrape:
+        """Return a scrape of one model alone, or of several: its samples are then their sums."""
+        sums: dict[_Series, float] = {}
+        models: dict[str, dict[_Series, float]] = {}
+        for (name, labels), value in samples.items():
+            model = dict(labels).get("model")
+            series = name, frozenset((label, text) for label, text in labels if label != "model")
+            sums[series] = sums.get(series, 0.0) + value
+            if model is not None:
+                models.setdefault(model, {})[series] = value
+        return cls(at, sums, models)
+
+    def of_model(self, name: str) -> Scrape:
+        """Return the samples of one of several models."""
+        return Scrape(self.at, self.models[name])
 
     def value(self, name: str, **labels: str) -> float:
         """Return a sample; 0 for one that is not there."""
@@ -87,11 +106,11 @@ class MetricsReader:
             for family in families
             for sample in family.samples
         }
-        if ("specd_active_sessions", frozenset()) not in samples:
+        if not any(name == "specd_active_sessions" for name, _ in samples):
             raise ConnectionError(
                 f"the process at {self._address} is not a coordinator: give the address of a coordinator's metrics"
             )
-        return Scrape(time.monotonic(), samples)
+        return Scrape.of(time.monotonic(), samples)
 
     def _text(self) -> str:
         connection: http.client.HTTPConnection

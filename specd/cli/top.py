@@ -160,6 +160,14 @@ class View:
         return list(pairwise(self._scrapes))[-_BAR_WIDTH:]
 
     def _title(self, last: Scrape) -> Text:
+        if last.models:
+            title = Text.assemble(
+                ("specd top", "bold"), f"  {len(last.models)} models", no_wrap=True, overflow="ellipsis"
+            )
+            for name in last.models:
+                if _state_of(last, name) == "ready" and not last.of_model(name).value("specd_target_available"):
+                    title.append(f"  the target of {name} is away", style="bold red")
+            return title.append(f"  {self._address}", style="dim")
         models = last.labels("specd_model_info")
         target, draft = (PurePath(models.get(role, "")).name for role in ("target", "draft"))
         name = f"  {target or 'no model yet'}"
@@ -190,6 +198,11 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
 
     def shares(group: str, name: str, part: float | None, since: float | None, colour: str) -> None:
         row(group, name, _percent(part), _bar(part, colour), _percent(since))
+
+    for name in last.models:
+        words = f"{last.of_model(name).value('specd_active_sessions'):.0f} running"
+        state = _state_of(last, name)
+        row("models" if name == next(iter(last.models)) else "", name, state if state != "ready" else words)
 
     for name, words, part in _sessions(last):
         row("sessions" if name == "running" else "", name, words, _bar(part, "white"))
@@ -226,6 +239,12 @@ def _table(now: Span, ever: Span, rates: list[float], width: int) -> Table:
     kept, kept_tokens = last.value("specd_kept_sessions"), last.value("specd_kept_session_tokens")
     row("", "sessions kept", f"{kept:.0f}", f"{kept_tokens:,.0f} tokens")
     return table
+
+
+def _state_of(scrape: Scrape, model: str) -> str:
+    """Return the state of a model; one that is not loaded on demand is always ready."""
+    states = scrape.of_model(model).series("specd_model_state")
+    return next((labels["state"] for labels, value in states if value), "ready")
 
 
 def _sessions(scrape: Scrape) -> Iterator[tuple[str, str, float | None]]:

@@ -73,7 +73,7 @@ class Loading:
     def words(self) -> str:
         """The progress in words, such as `target-worker coder: downloading 40 %`."""
         if not self.process:
-            return "waiting for memory, or for another model"
+            return "waiting for its workers"
         share = f" {self.done_bytes / self.total_bytes:.0%}".replace("%", " %") if self.total_bytes else ""
         return f"{self.process}: {self.stage}{share}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.console import Console
 
@@ -65,3 +67,32 @@ def test_a_narrow_frame_has_fewer_columns_and_no_more_lines(width: int, has_bars
 )
 def test_metrics_are_on_the_host_of_the_coordinator(coordinator: str, metrics: str) -> None:
     assert metrics_address(coordinator) == metrics
+
+
+def test_several_models_are_shown_and_summed() -> None:
+    def of(model: str, **labels: str) -> frozenset[tuple[str, str]]:
+        return frozenset({"model": model, **labels}.items())
+
+    samples = {
+        ("specd_generated_tokens_total", of("coder")): 20.0,
+        ("specd_generated_tokens_total", of("small")): 10.0,
+        ("specd_active_sessions", of("coder")): 2.0,
+        ("specd_max_sessions", of("coder")): 8.0,
+        ("specd_model_state", of("coder", state="ready")): 1.0,
+        ("specd_model_state", of("small", state="ready")): 0.0,
+        ("specd_model_state", of("small", state="loading")): 1.0,
+        ("process_start_time_seconds", frozenset()): 1.0,
+    }
+    view = View("127.0.0.1:9464")
+    view.add(Scrape.of(0.0, {}))
+    view.add(Scrape.of(2.0, samples))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(view.frame())
+    shown = capture.get()
+    assert "specd top  2 models  the target of coder is away  127.0.0.1:9464" in shown
+    assert [" ".join(line.split()) for line in shown.splitlines()[3:5]] == [
+        "models coder 2 running",
+        "small loading",
+    ]
+    assert re.search(r"sessions +running +2 of 8 ", shown)
