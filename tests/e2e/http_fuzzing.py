@@ -47,6 +47,8 @@ async def send(client: httpx2.AsyncClient, generator: RequestGenerator) -> str:
     headers = {"content-type": pick(["application/json"] * 20 + ["text/plain", "application/x-www-form-urlencoded"])}
     if chance() < 0.02:
         headers |= pick([{"host": "elsewhere.example.org"}, {"origin": "https://elsewhere.example.org"}])
+    if chance() < 0.1:
+        headers["x-specd-refuse-unloaded"] = pick(["1", "0", "x"])
     content = _body(path, generator) if method == "POST" else b""
     async with client.stream(method, path, content=content, headers=headers) as response:
         if chance() < 0.1:
@@ -78,6 +80,7 @@ def _body(path: str, generator: RequestGenerator) -> bytes:
 def _valid_body(path: str, generator: RequestGenerator) -> dict[str, Any]:
     pick, upto = generator.random.choice, generator.random.randrange
     body: dict[str, Any] = {"model": "", "temperature": pick([0, 0.7, 2]), "stream": pick([False, True])}
+    body["refuse_unloaded"] = pick([None, False, True])
     optional: dict[str, Any] = {
         "seed": upto(2**31),
         "top_p": pick([0.5, 1]),
