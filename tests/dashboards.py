@@ -43,6 +43,7 @@ class Dashboard:
 
     title: str
     variables: dict[str, str]
+    all_values: dict[str, str]  # of the variables that have their own for all
     panels: tuple[Panel, ...]
 
     async def choose_all(self, prometheus: LocalPrometheus) -> dict[str, str]:
@@ -51,6 +52,9 @@ class Dashboard:
         for name, query in self.variables.items():
             match = _LABEL_VALUES.fullmatch(query)
             assert match is not None, f"{query} is no query for values of a label"
+            if name in self.all_values:
+                chosen[name] = self.all_values[name]
+                continue
             found = await prometheus.query(f"group by ({match['label']}) ({_substitute(match['series'], chosen)})")
             values = sorted(series["metric"][match["label"]] for series in found)
             # Twice: once for the regular expression, and once for the string that it is in.
@@ -61,8 +65,10 @@ class Dashboard:
 def read_dashboard(path: Path) -> Dashboard:
     """Read a dashboard from its JSON."""
     content = json.loads(path.read_text())
-    variables = {variable["name"]: variable["query"] for variable in content["templating"]["list"]}
-    return Dashboard(content["title"], variables, tuple(map(_panel, content["panels"])))
+    listed = content["templating"]["list"]
+    variables = {variable["name"]: variable["query"] for variable in listed}
+    all_values = {variable["name"]: variable["allValue"] for variable in listed if variable.get("allValue")}
+    return Dashboard(content["title"], variables, all_values, tuple(map(_panel, content["panels"])))
 
 
 def _panel(content: dict[str, Any]) -> Panel:
