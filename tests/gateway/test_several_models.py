@@ -95,7 +95,7 @@ async def streamed(http: HttpClient, path: str, body: dict[str, Any]) -> tuple[l
 
 
 def check_comments(comments: list[str], name: str) -> None:
-    assert comments[0] == f": loading {name}"
+    assert comments
     assert all(comment.startswith(f": loading {name}") for comment in comments)
     assert any(f"worker {name}: " in comment for comment in comments)
 
