@@ -149,7 +149,13 @@ def _models(shared: Shared, registry: CollectorRegistry, loader: Loader) -> Mode
             model.show_state()
         return model
 
-    return Models(entries, new_model, loader)
+    def forget(name: str) -> None:
+        known.pop(name, None)
+        registries.forget(name)
+
+    models = Models(entries, new_model, loader)
+    models.on_gone = forget
+    return models
 
 
 def _file_of(entry: ModelEntry, settings: CoordinatorSettings) -> Path | None:

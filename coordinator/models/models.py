@@ -53,6 +53,7 @@ class Models:
         self._named = {entry.name: new_model(entry, None) for entry in entries.models}
         self._wanted: dict[str, ServedModel] = {}  # replacements that are still to be loaded, by name
         self._leaving: set[ServedModel] = set()  # those that others have replaced
+        self.on_gone: Callable[[str], None] = lambda name: None  # called when a name is no longer served
         self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
         self._budget_bytes: float = entries.budget_bytes or math.inf
         self._turn = asyncio.Lock()
@@ -347,6 +348,8 @@ class Models:
             model.state = ModelState.LEAVING
             await self._unload(model, "it was replaced")
         self._leaving.discard(model)
+        if model.name not in self._named:
+            self.on_gone(model.name)
 
     def _admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
         """Let the requests that wait for a model use it, or the one that has replaced it."""

@@ -20,6 +20,10 @@ class ModelRegistries(Collector):
         self._registries[model] = registry = CollectorRegistry()
         return registry
 
+    def forget(self, model: str) -> None:
+        """Remove the metrics of a model, if there are any."""
+        self._registries.pop(model, None)
+
     def describe(self) -> Iterable[Metric]:
         """Return nothing, because the names are only known at a scrape."""
         return ()

@@ -269,12 +269,16 @@ async def test_a_model_that_is_no_longer_named_ends_with_its_requests() -> None:
     world = World.of(entry("a"), entry("b"))
     running = asyncio.ensure_future(world.request("a", 0.02))
     await asyncio.sleep(0.01)
+    gone: list[str] = []
+    world.models.on_gone = gone.append
     world.replace(entry("b"))
     with pytest.raises(NotFoundError, match="model is 'a': those that are served are 'b'"):
         await world.request("a")
     assert await running == "a"
+    assert not gone
     await asyncio.sleep(0.01)
     assert not world.workers.num_bytes
+    assert gone == ["a"]
 
 
 async def test_workers_that_ended_for_good_are_loaded_again_for_the_next_request() -> None:
