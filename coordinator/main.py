@@ -57,8 +57,9 @@ async def run(settings: CoordinatorSettings) -> None:
     certificates = load_certificates(settings, role=role)
     tokens = TokenFile(Path(settings.tokens)) if settings.tokens else None
     guard = Guard(Role.COORDINATOR, listen=settings.listen, certificates=certificates, tokens=tokens)
+    entries = _entries(settings)
     # One client may use all calls, so that refusals have a reason.
-    addresses = split_addresses(settings.target)
+    addresses = [address for entry in entries.models for address in split_addresses(entry.target)]
     num_targets = sum(_TARGETS_OF_A_NAME if address.startswith(NAME_PREFIX) else 1 for address in addresses)
     max_sessions = settings.max_sessions * num_targets
     max_streams = max_sessions + settings.max_queued + _OTHER_STREAMS
@@ -76,7 +77,7 @@ async def run(settings: CoordinatorSettings) -> None:
     errors = error_counter(registry)
     shared = Shared(settings, certificates, Quotas(time.perf_counter))
     loader = Loader()
-    models = _models(shared, registry, loader)
+    models = _models(entries, shared, registry, loader)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationService(models, errors, server, stall_seconds=settings.client_stall_seconds), server.grpc
     )
@@ -126,18 +127,23 @@ def _connect(models: Models, shared: Shared, loader: Loader, server: Server) -> 
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
 
 
-def _models(shared: Shared, registry: CollectorRegistry, loader: Loader) -> Models:
+def _entries(settings: CoordinatorSettings) -> ModelEntries:
     """Return the models of the settings, one without a name or several from a file. Raises StartupError."""
+    if not settings.models:
+        return ModelEntries((ModelEntry("", settings.target, settings.draft),))
+    entries = read_model_entries(Path(settings.models))
+    if any(entry.key for entry in entries.models) and supervisor() is None:
+        raise StartupError(f"the file of models {settings.models} has a key, and there is no supervisor to load it")
+    return entries
+
+
+def _models(entries: ModelEntries, shared: Shared, registry: CollectorRegistry, loader: Loader) -> Models:
+    """Return the models of these entries. Raises StartupError."""
     settings = shared.settings
     registries = ModelRegistries()
     known: dict[str, CoordinatorMetrics] = {}
     if settings.models:
-        entries = read_model_entries(Path(settings.models))
-        if any(entry.key for entry in entries.models) and supervisor() is None:
-            raise StartupError(f"the file of models {settings.models} has a key, and there is no supervisor to load it")
         registry.register(registries)
-    else:
-        entries = ModelEntries((ModelEntry("", settings.target, settings.draft),))
 
     def new_model(entry: ModelEntry, before: ServedModel | None) -> ServedModel:
         if entry.name not in known:

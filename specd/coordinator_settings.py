@@ -143,6 +143,12 @@ class CoordinatorSettings(ListenerSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        if self.models and (given := sorted({"target", "draft"} & self.model_fields_set)):
+            raise ValueError(f"models and {given[0]} are both set: leave out one")
+        return self
+
+    @model_validator(mode="after")
     def _check_canary(self) -> Self:
         if not self.canary_draft:
             return self

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from specd.model_info import public_name_of
+from specd.setting_types import Addresses, OptionalAddresses
 from specd.startup_error import StartupError
 
 _MOST_CHARACTERS = 500  # of a wrong file in an error
@@ -31,8 +32,8 @@ class ModelEntry:
     """
 
     name: Name
-    target: Annotated[str, Field(min_length=1)]
-    draft: str = ""
+    target: Addresses
+    draft: OptionalAddresses = ""
     adapters: tuple[Name, ...] = ()
     key: str = ""
     num_bytes: Annotated[int, Field(ge=0)] = 0
