@@ -26,6 +26,7 @@ _LONGEST_BACKOFF_SECONDS = 10.0
 _STABLE_SECONDS = 1.0  # a process that runs for less counts as one that failed to start
 _KILL_SECONDS = 15.0
 _LAST_LINES_SECONDS = 1.0
+_LAST_STEPS_SECONDS = 2.0  # of a follower, after the end of the process that it follows
 # A process that has ended this many times in a row, each time before it was stable, is given up: after about 40 s.
 _MOST_RESTARTS = 10
 
@@ -174,8 +175,11 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()
 
-    async def stop(self) -> None:
-        """Stop the process, and kill it if it does not stop. Its followers stop with it."""
+    async def stop(self, *, ends_by_itself: bool = False) -> None:
+        """Stop the process, and kill it if it does not stop. Its followers end by themselves then."""
+        if ends_by_itself and self.process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), _LAST_STEPS_SECONDS)
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -189,7 +193,7 @@ class Child:
         if self._passing_on is not None:
             await asyncio.wait({self._passing_on}, timeout=_LAST_LINES_SECONDS)
         for follower in self.followers:
-            await follower.stop()
+            await follower.stop(ends_by_itself=True)
 
     async def _end_if_silent(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         """Kill the process when its beats stop, because it hangs. Its sessions continue with the next process.

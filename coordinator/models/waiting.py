@@ -10,7 +10,7 @@ from coordinator.models.loader import LoadProgress
 from coordinator.models.served_model import ServedModel
 from specd.errors import UnavailableError
 
-_PROGRESS_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.2
 
 
 class Waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 import structlog
@@ -92,7 +93,13 @@ class AutoDraft:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end this process as it would by default, after the terminal has its cursor again."""
+    """Let Ctrl-C end this process as it would by default, after the terminal has its cursor again.
+
+    Beside the main thread, which has the signals, it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -78,6 +78,9 @@ async def _up(settings: UpSettings, preflight: Preflight, path: Path, plans: Mod
             except StartupError as error:
                 log.error("the models stay as they are", reason=str(error))
                 return
+            except Exception:
+                log.exception("the models stay as they are")
+                return
             assert stack.models is not None
             stack.models.replace(changed)
         log.info("the file of models was read again", models=[plan.name for plan in changed.plans])

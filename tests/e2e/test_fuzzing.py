@@ -11,7 +11,7 @@ from tests.e2e.http_fuzzing import POSTS
 
 async def test_random_messages_do_no_harm(tmp_path: Path) -> None:
     """`make fuzz` sends more of them, and others each time."""
-    result, problems = await fuzz(tmp_path, seed=1, num_messages=1000)
+    result, problems = await fuzz(tmp_path, seed=3, num_messages=1000)
     assert problems == []
     assert result.num_messages >= 1000
     reached = {method for method, _ in result.codes}

@@ -47,7 +47,9 @@ async def places(up: RunningSpecd) -> tuple[str, int, str]:
     port = re.search(r"0\.0\.0\.0:(\d+)", ready)
     assert port is not None
     command = await up.next_line(lambda line: "try: " in line)
-    return f"127.0.0.1:{port[1]}", int(api.split(":")[-1].removesuffix("/v1")), command
+    http = re.search(r"https://0\.0\.0\.0:(\d+)/v1", api)
+    assert http is not None
+    return f"127.0.0.1:{port[1]}", int(http[1]), command
 
 
 async def status_of(
