@@ -148,20 +148,22 @@ async def assert_cheap(
     attack: Callable[[], Awaitable[None]],
     num_bytes: int,
 ) -> None:
-    """An attack takes less memory than three of its requests, and holds up a stream for less than half a second."""
-    stalls = []
+    """An attack takes less memory than three of its requests, and holds up a stream for less than half a second.
+
+    It has three tries: the moments at which gRPC and the allocator give memory back differ.
+    """
+    tries = []
     for _ in range(3):
         undisturbed = await watch.longest_gap(lambda: asyncio.sleep(1))
         before = peaks_from_now(stack)
-        gap = await watch.longest_gap(attack)
+        stall = await watch.longest_gap(attack) - undisturbed
         growth = growth_in_bodies(before, num_bytes)
-        print(f"longest gap {gap:.3f} s, undisturbed {undisturbed:.3f} s; memory in requests: {growth}")
-        for name, bodies in growth.items():
-            assert bodies < max(3, honest[name] + BEGINNING_BYTES[name] / num_bytes), (name, growth, honest)
-        stalls.append(gap - undisturbed)
-        if stalls[-1] < LONGEST_STALL_SECONDS:
+        most = {name: max(3, honest[name] + BEGINNING_BYTES[name] / num_bytes) for name in growth}
+        tries.append({"stall": stall, "memory in requests": growth, "most": most})
+        print(tries[-1])
+        if stall < LONGEST_STALL_SECONDS and all(growth[name] < most[name] for name in growth):
             return
-    raise AssertionError(f"a stream stood still for {stalls} s longer than before")
+    raise AssertionError(f"a stream stood still, or memory grew: {tries}")
 
 
 @pytest.mark.parametrize("shape", HTTP_SHAPES)
