@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.telemetry.metrics import CoordinatorMetrics
+from coordinator.telemetry.metrics import CoordinatorMetrics, error_counter
 from gateway.metrics import GatewayMetrics
 from specd.cache_footprint import CacheFootprint
 from specd.rpc.metrics_endpoint import add_build_info, new_registry
@@ -28,6 +28,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     coordinator, gateway, worker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     process = new_registry()
     CoordinatorMetrics(coordinator)
+    error_counter(coordinator)
     GatewayMetrics(gateway)
     WorkerMetrics(worker, CacheCapacity(1, CacheFootprint()), PrefixCache(1))
     add_build_info(process, "coordinator")
@@ -41,6 +42,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
 def test_the_page_explains_every_label() -> None:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)
+    error_counter(registry)
     metrics: list[Any] = [*registry._collector_to_names]
     labels_of = {m._name + ("_total" if m._type == "counter" else ""): m._labelnames for m in metrics}
     assert any(labels_of.values())
