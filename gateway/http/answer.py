@@ -30,7 +30,12 @@ class Answer:
     def headers(self) -> dict[str, str]:
         """The headers with the ignored fields, with a note about unread calls, and others."""
         # Names come from the client, so names that a header cannot carry are left out.
-        shown = [name for name in self.ignored if name.isascii() and name.isprintable() and "," not in name][:32]
-        ignored = {"x-specd-ignored-fields": ", ".join(name[:64] for name in shown)} if shown else {}
+        shown = [name[:64].rstrip() for name in self.ignored if _can_be_shown(name)][:32]
+        ignored = {"x-specd-ignored-fields": ", ".join(shown)} if shown else {}
         unread = {"x-specd-unread-tool-calls": _UNREAD} if self.has_unread_calls else {}
         return {**ignored, **unread, **self.more_headers}
+
+
+def _can_be_shown(name: str) -> bool:
+    """Return whether a list in a header can have this name; the value of a header has no spaces at its ends."""
+    return name != "" and name == name.strip() and name.isascii() and name.isprintable() and "," not in name
