@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from specd.model_info import public_name_of
@@ -16,9 +17,21 @@ from specd.setting_types import Addresses, OptionalAddresses
 from specd.startup_error import StartupError
 
 _MOST_CHARACTERS = 500  # of a wrong file in an error
+_MOST_NAME_CHARACTERS = 200
 
-# Names that no request could send or no label could show are of no use.
-Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x20]*$")]
+
+def _check_name(name: str) -> str:
+    if len(name) > _MOST_NAME_CHARACTERS or any(each <= " " for each in name):
+        raise ValueError(
+            f"{name[:_MOST_NAME_CHARACTERS]!r} is not a name of a model: write at most {_MOST_NAME_CHARACTERS} "
+            "characters without spaces"
+        )
+    if public_name_of(name) != name:
+        raise ValueError(f"{name!r} is a path: give the model a name")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
 
 
 @checked_dataclass(frozen=True, config={"extra": "forbid"})
@@ -26,9 +39,9 @@ class ModelEntry:
     """A model that requests can name.
 
     Its workers are at `target` and `draft`, in the form of the coordinator's settings. Requests can also name one of
-    its `adapters`. With a `key`, the supervisor
-    starts and stops them under this key; without one they run all the time. They need `num_bytes` of memory. A `pinned`
-    model is loaded at the start and stays; another one is unloaded after `idle_seconds` without a request.
+    its `adapters`. With a `key`, the supervisor starts and stops the workers under this key; without one they run all
+    the time. They need `num_bytes` of memory. A `pinned` model is loaded at the start and stays; another one is
+    unloaded after `idle_seconds` without a request.
     """
 
     name: Name
@@ -55,8 +68,6 @@ class ModelEntries:
         names = [name for entry in self.models for name in (entry.name, *entry.adapters)]
         if not all(names) and len(names) > 1:
             raise ValueError("a model has no name")
-        if paths := [name for name in names if public_name_of(name) != name]:
-            raise ValueError(f"{paths[0]!r} is a path: give the model a name")
         pinned = sum(entry.num_bytes for entry in self.models if entry.pinned)
         needed = {entry.name: pinned + (0 if entry.pinned else entry.num_bytes) for entry in self.models}
         name = max(needed, key=needed.__getitem__)
@@ -73,6 +84,22 @@ class ModelEntries:
         return json.dumps(asdict(self), indent=1)  # JSON of Python: it has Infinity
 
 
+def model_entries(models: Iterable[ModelEntry], budget_bytes: int | None) -> ModelEntries:
+    """Return the models with a budget. Raises StartupError if they contradict each other."""
+    try:
+        return ModelEntries(tuple(models), budget_bytes)
+    except ValidationError as error:
+        raise StartupError(f"the models are wrong: {_problems_of(error)}") from error
+
+
+def model_entry(name: str, target: str, **fields: Any) -> ModelEntry:
+    """Return a model with these fields. Raises StartupError if one of them is wrong."""
+    try:
+        return ModelEntry(name=name, target=target, **fields)
+    except ValidationError as error:
+        raise StartupError(f"the model {name!r} is wrong: {_problems_of(error)}") from error
+
+
 def read_model_entries(path: Path) -> ModelEntries:
     """Return the models in a file. Raises StartupError."""
     try:
@@ -80,9 +107,12 @@ def read_model_entries(path: Path) -> ModelEntries:
     except OSError as error:
         raise StartupError(f"the file of models {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        problems = "; ".join(f"{_place_of(each)}: {each['msg']}" for each in error.errors())
-        raise StartupError(f"the file of models {path} is wrong: {problems[:_MOST_CHARACTERS]}") from error
+        raise StartupError(f"the file of models {path} is wrong: {_problems_of(error)}") from error
 
 
-def _place_of(problem: Any) -> str:
-    return ".".join(map(str, problem["loc"])) or "the whole file"
+def _problems_of(error: ValidationError) -> str:
+    places = (
+        (".".join(map(str, each["loc"])) or "the whole file", each["msg"].removeprefix("Value error, "))
+        for each in error.errors()
+    )
+    return "; ".join(f"{place}: {problem}" for place, problem in places)[:_MOST_CHARACTERS]

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from specd.child import Child
-from specd.model_entries import ModelEntries, ModelEntry
+from specd.model_entries import model_entries, model_entry
 from specd.startup_error import StartupError
 from specd.worker_group import WorkerGroup, WorkerModels
 
@@ -64,7 +64,10 @@ class ModelProcesses:
         new_group: Callable[[str, WorkerModels], WorkerGroup],
         tell: Callable[..., None],
     ) -> None:
-        """Write the file of models. `new_group` makes the group of a key; `tell` sends the coordinator a message."""
+        """Write the file of models. Raises StartupError if the plans contradict each other.
+
+        `new_group` makes the group of a key; `tell` sends the coordinator a message.
+        """
         self._file, self._new_group, self._tell = file, new_group, tell
         self._plans: dict[str, ModelPlan] = {}  # by key, also earlier ones, which the coordinator may still want
         self._current: set[str] = set()
@@ -79,7 +82,10 @@ class ModelProcesses:
         return [child for running in self._running.values() for child in running.group.children]
 
     def replace(self, plans: ModelPlans) -> None:
-        """Serve these models from now on. What has not changed keeps its workers."""
+        """Serve these models from now on. What has not changed keeps its workers.
+
+        Raises StartupError, and changes nothing, if the plans contradict each other.
+        """
         self._write(plans)
         self._tell(event="models")
 
@@ -111,21 +117,19 @@ class ModelProcesses:
             child.kill()
 
     def _write(self, plans: ModelPlans) -> None:
-        entries = []
+        entries, keys = [], dict[str, ModelPlan]()
         current = {plan.name: key for key, plan in self._plans.items() if key in self._current}
-        self._current = set()
         for plan in plans.plans:
             key = current.get(plan.name, "")
             if not key or self._plans[key].workers != plan.workers:
                 self._num_versions += 1
                 key = str(self._num_versions)
-            self._plans[key] = plan
-            self._current.add(key)
+            keys[key] = plan
             group = self._new_group(key, plan.workers)
             entries.append(
-                ModelEntry(
-                    name=plan.name,
-                    target=group.target_addresses,
+                model_entry(
+                    plan.name,
+                    group.target_addresses,
                     draft=group.draft_address,
                     key=key,
                     adapters=plan.adapters,
@@ -134,9 +138,12 @@ class ModelProcesses:
                     idle_seconds=plan.idle_seconds,
                 )
             )
+        content = model_entries(entries, plans.budget_bytes).to_json()
         partial = self._file.with_suffix(".new")  # renamed when it is whole: the coordinator may read it now
-        partial.write_text(ModelEntries(tuple(entries), plans.budget_bytes).to_json())
+        partial.write_text(content)
         partial.rename(self._file)
+        self._plans |= keys
+        self._current = set(keys)
 
     def _load(self, key: str) -> None:
         running = self._running.get(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +21,7 @@ _CHOSEN = frozenset(
     ("model", "listen", "metrics_listen", "self_draft", "adapters", "ranks", "rank", "follow", "ranks_listen")
 )
 
+_IDLE_SECONDS = 900.0
 IdleSeconds = Annotated[float, Field(gt=0)]
 
 
@@ -43,11 +44,16 @@ class ModelTable(BaseModel):
     draft_worker: dict[str, Any] = Field(default_factory=dict, alias="draft-worker")
 
 
+def of_one_model() -> list[str]:
+    """Return the settings of `specd up` that are those of one model, so that a table has them."""
+    return [name for name in UpSettings.model_fields if name in ModelTable.model_fields]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     budget: Annotated[ByteSize, Field(gt=0)] | None = None
-    idle_seconds: IdleSeconds = 900.0
+    idle_seconds: IdleSeconds = _IDLE_SECONDS
     models: dict[str, dict[str, Any]]
 
 
@@ -57,8 +63,7 @@ class ModelFile:
 
     models: dict[str, ModelTable]
     budget_bytes: int | None = None
-    idle_seconds: float = 900.0
-    path: Path = field(default_factory=Path)
+    idle_seconds: float = _IDLE_SECONDS
 
     def idle_seconds_of(self, name: str) -> float:
         """Return the time after which a model without requests is unloaded."""
@@ -81,14 +86,14 @@ def read_model_file(path: Path) -> ModelFile:
     if not file.models:
         raise StartupError(f"the file of models {path} has no model: add a table such as [models.coder]")
     models = {name: _table(name, values, path) for name, values in file.models.items()}
-    return ModelFile(models, file.budget, file.idle_seconds, path)
+    return ModelFile(models, file.budget, file.idle_seconds)
 
 
 def _read_directory(path: Path) -> ModelFile:
     found = sorted(each for each in path.iterdir() if (each / "config.json").is_file())
     if not found:
         raise StartupError(f"the directory of models {path} has no directory with a config.json")
-    return ModelFile({each.name: ModelTable(target=str(each)) for each in found}, path=path)
+    return ModelFile({each.name: ModelTable(target=str(each)) for each in found})
 
 
 def _table(name: str, values: dict[str, Any], path: Path) -> ModelTable:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from pydantic import ByteSize, TypeAdapter
 
+from specd.adapter_settings import split_adapters
 from specd.cli.auto_draft import AutoDraft
-from specd.cli.model_file import ModelFile, ModelTable
-from specd.cli.models.places import directory_here
+from specd.cli.model_file import ModelFile, ModelTable, of_one_model
 from specd.cli.models.pull import pull
 from specd.cli.pairs.memory import in_gigabytes, memory_here
 from specd.cli.preflight import Preflight
@@ -37,14 +36,6 @@ _CACHE_PARTS = {
 _PROCESS_BYTES = 200 * 2**20
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A model that has passed its checks, with the settings and the options of its workers."""
-
-    settings: UpSettings
-    options: dict[str, dict[str, str | None]]
-
-
 def plans_of(file: ModelFile, base: UpSettings) -> ModelPlans:
     """Return the plans for the models in a file, after all checks; missing weights are downloaded first.
 
@@ -59,11 +50,22 @@ def plans_of(file: ModelFile, base: UpSettings) -> ModelPlans:
             plans.append(_plan(name, table, file, base, budget))
         except StartupError as error:
             raise StartupError(f"the model {name}: {error}") from error
+    pinned = sum(plan.num_bytes for plan in plans if plan.pinned)
+    for plan in plans:
+        needed = pinned + (0 if plan.pinned else plan.num_bytes)
+        if budget is not None and needed > budget:
+            beside = " beside the pinned models" if needed > plan.num_bytes else ""
+            raise StartupError(
+                f"the model {plan.name}: it needs {in_gigabytes(plan.num_bytes)} with its caches{beside}, "
+                f"{in_gigabytes(needed)} in all, and the budget is {in_gigabytes(budget)}: raise the budget, pin fewer "
+                "models, or choose smaller models or smaller cache_bytes"
+            )
     return ModelPlans(tuple(plans), budget)
 
 
 def _plan(name: str, table: ModelTable, file: ModelFile, base: UpSettings, budget: int | None) -> ModelPlan:
-    settings = load_settings(UpSettings, {**_up_values(table), "metrics": False})
+    own = {name: getattr(table, name) for name in of_one_model()}
+    settings = load_settings(UpSettings, {**own, "metrics": False})
     for model in (settings.target, settings.draft_model):
         _fetch(model)
     settings = _with_draft(settings)
@@ -71,20 +73,15 @@ def _plan(name: str, table: ModelTable, file: ModelFile, base: UpSettings, budge
     preflight.check_models(before_download=lambda: start_logging("up"))
     options = preflight.options
     metrics = "127.0.0.1:0" if base.metrics else "none"
-    for worker, own in (("target-worker", table.target_worker), ("draft-worker", table.draft_worker)):
-        given = {each: str(value) for each, value in own.items()}
+    for worker, values in (("target-worker", table.target_worker), ("draft-worker", table.draft_worker)):
+        given = {each: str(value) for each, value in values.items()}
         options[worker] = {
-            **_caches(worker, own, budget),
+            **_caches(worker, given, budget),
             **options.get(worker, {}),
             **given,
             "metrics_listen": metrics,
         }
     num_bytes = _memory(settings, options)
-    if budget is not None and num_bytes > budget:
-        raise StartupError(
-            f"it needs {in_gigabytes(num_bytes)} with its caches, and the budget is {in_gigabytes(budget)}: raise the "
-            "budget, or choose a smaller model or smaller cache_bytes"
-        )
     log.info(
         "planned a model", model=name, target=settings.target, draft=settings.draft, memory=in_gigabytes(num_bytes)
     )
@@ -96,13 +93,9 @@ def _plan(name: str, table: ModelTable, file: ModelFile, base: UpSettings, budge
         name,
         {worker: own for worker, own in options.items() if worker != "coordinator"},
     )
-    adapters = tuple(each.partition("=")[0] for each in settings.target_adapters.split(",") if each)
-    return ModelPlan(workers, adapters, num_bytes, table.pinned, file.idle_seconds_of(name))
-
-
-def _up_values(table: ModelTable) -> dict[str, Any]:
-    names = table.model_fields.keys() & UpSettings.model_fields.keys()
-    return {name: getattr(table, name) for name in names}
+    return ModelPlan(
+        workers, tuple(split_adapters(settings.target_adapters)), num_bytes, table.pinned, file.idle_seconds_of(name)
+    )
 
 
 def _with_draft(settings: UpSettings) -> UpSettings:
@@ -118,7 +111,7 @@ def _with_draft(settings: UpSettings) -> UpSettings:
 
 def _fetch(model: str) -> None:
     """Download a repository that is not on this machine: its memory is planned by its files. Raises StartupError."""
-    if model and is_repository(model) and (directory_here(model) is None or memory_here(model) is None):
+    if model and is_repository(model) and memory_here(model) is None:
         log.info("downloading a model", model=model)
         pull(model, None, lambda done, total: None)
 

@@ -1,4 +1,4 @@
-"""A stack that runs until a signal."""
+"""The stack of a `specd up`, which runs until a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specd.cli.preflight import Preflight
     from specd.supervisor import Stack
+    from specd.up_settings import UpSettings
+
+
+def new_stack(settings: UpSettings, preflight: Preflight, **models: Any) -> Stack:
+    """Return the stack of a `specd up`, of which `models` are the arguments about its models."""
+    from specd.supervisor import Stack
+
+    return Stack(
+        listen=settings.listen,
+        insecure=settings.insecure,
+        http=settings.http,
+        num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
+        metrics_listen=None if settings.metrics else "",
+        hang_seconds=settings.hang_seconds,
+        options=preflight.options,
+        **models,
+    )
 
 
 async def run_stack(

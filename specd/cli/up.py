@@ -78,8 +78,7 @@ def _is_brief() -> bool:
 
 async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
     from specd.cli.progress import StartProgress
-    from specd.cli.running_stack import run_stack
-    from specd.supervisor import Stack
+    from specd.cli.running_stack import new_stack, run_stack
     from specd.worker_group import target_names
 
     settings = preflight.settings
@@ -90,19 +89,14 @@ async def _up(preflight: Preflight, auto: AutoDraft, is_brief: bool) -> None:
         **({"draft-worker": draft} if draft else {}),
     }
     progress = StartProgress(console, models) if is_brief else None
-    stack = Stack(
+    stack = new_stack(
+        settings,
+        preflight,
         target=settings.target,
         draft=draft,
         canary_draft=settings.canary_draft,
         num_targets=settings.targets,
         num_ranks=settings.target_ranks,
-        listen=settings.listen,
-        insecure=settings.insecure,
-        http=settings.http,
-        num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
-        metrics_listen=None if settings.metrics else "",
-        hang_seconds=settings.hang_seconds,
-        options=preflight.options,
         on_line=progress.write if progress else None,
         on_progress=progress.show if progress else None,
     )

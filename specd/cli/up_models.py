@@ -5,46 +5,34 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from rich.console import Console
 
 from specd.addresses import from_here
-from specd.cli.model_file import read_model_file
+from specd.cli.model_file import of_one_model, read_model_file
 from specd.cli.model_plans import plans_of
 from specd.cli.pairs.memory import in_gigabytes
 from specd.cli.preflight import Preflight
-from specd.cli.running_stack import run_stack
+from specd.cli.running_stack import new_stack, run_stack
 from specd.launch import start_logging
 from specd.model_info import short_name_of
 from specd.model_processes import ModelPlans
 from specd.settings import DEFAULT_ADDRESS
 from specd.startup_error import StartupError
-from specd.supervisor import Stack
 from specd.up_settings import UpSettings
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from specd.supervisor import Stack
 
-# The settings of one model, which the file has for each.
-_OF_ONE_MODEL = (
-    *(
-        "target",
-        "draft",
-        "draft_dirs",
-        "draft_in_target",
-        "canary_draft",
-        "canary_share",
-        "target_adapters",
-        "draft_adapters",
-        "targets",
-    ),
-    "target_ranks",
-)
+log = structlog.get_logger()
 
 
 def up_models(settings: UpSettings) -> None:
     """Serve the models of a file until a signal. Raises StartupError."""
-    if given := [name for name in _OF_ONE_MODEL if name in settings.model_fields_set]:
+    of_one = {*of_one_model(), "canary_draft", "canary_share"}
+    if given := [name for name in UpSettings.model_fields if name in of_one & settings.model_fields_set]:
         flag = given[0].replace("_", "-")
         raise StartupError(f"wrong settings: --models and --{flag} contradict each other: leave out one")
     preflight = Preflight(settings)
@@ -56,16 +44,7 @@ def up_models(settings: UpSettings) -> None:
 
 
 async def _up(settings: UpSettings, preflight: Preflight, path: Path, plans: ModelPlans) -> None:
-    stack = Stack(
-        models=plans,
-        listen=settings.listen,
-        insecure=settings.insecure,
-        http=settings.http,
-        num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in settings.model_fields_set else None,
-        metrics_listen=None if settings.metrics else "",
-        hang_seconds=settings.hang_seconds,
-        options=preflight.options,
-    )
+    stack = new_stack(settings, preflight, models=plans)
     renewing: set[asyncio.Task[None]] = set()
     turn = asyncio.Lock()
 
@@ -75,14 +54,14 @@ async def _up(settings: UpSettings, preflight: Preflight, path: Path, plans: Mod
             try:
                 # Beside the event loop, because it may download and measure.
                 changed = await asyncio.to_thread(lambda: plans_of(read_model_file(path), settings))
+                assert stack.models is not None
+                stack.models.replace(changed)
             except StartupError as error:
                 log.error("the models stay as they are", reason=str(error))
                 return
             except Exception:
                 log.exception("the models stay as they are")
                 return
-            assert stack.models is not None
-            stack.models.replace(changed)
         log.info("the file of models was read again", models=[plan.name for plan in changed.plans])
 
     def on_hangup() -> None:

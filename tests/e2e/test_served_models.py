@@ -308,6 +308,15 @@ async def test_specd_up_serves_a_file_of_models_and_reads_it_again(tmp_path: Pat
         ('[models.a]\ntarget = "TARGET"\nidle_second = 3', "has no 'idle_second': did you mean 'idle_seconds'"),
         ('budget = "8GB"\n[models.a]\ntarget = "TARGET"\ntarget-worker = { kv_bit = 4 }', "did you mean 'kv_bits'"),
         ('budget = "1MB"\n[models.a]\ntarget = "TARGET"', "and the budget is 1.0 MB: raise the budget"),
+        (
+            'budget = "1GB"\n[models.a]\npinned = true\ntarget = "TARGET"\ntarget-worker = { cache_bytes = "600MB" }\n'
+            '[models.b]\ntarget = "TARGET"\ntarget-worker = { cache_bytes = "600MB" }',
+            "beside the pinned models, ",
+        ),
+        (
+            '[models."a b"]\ntarget = "TARGET"',
+            "'a b' is not a name of a model: write at most 200 characters without spaces",
+        ),
         ('[models.a]\ntarget = "/nowhere/at/all"', "the model a: "),
         ('[models.a]\ntarget = "TARGET"\ntargets = 0', "--targets is 0: it must be greater than or equal to 1"),
         ('budget = "much"\n[models.a]\ntarget = "TARGET"', "budget is 'much': it must be a number of bytes"),
