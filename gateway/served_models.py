@@ -141,7 +141,7 @@ class ServedModels:
         return statuses
 
     def forget(self) -> None:
-        """Ask anew at the next request: the coordinator failed, and may come back with other models."""
+        """Forget what is known of the models. The coordinator has failed, and may serve other ones when it is back."""
         self._served = []
         self._described.clear()
         self._has_several = False
@@ -243,7 +243,7 @@ def _how(status: ModelStatus) -> str:
 
 
 def _find(name: str, models: Sequence[KnownModel]) -> KnownModel | None:
-    """Return the model of this name, the first one for ""; None if there is none."""
+    """Return the model of this name, or None. Without a name, return the first model."""
     if not name:
         return models[0]
     return next((known for known in models if known.model.model_id == name), None)

@@ -69,6 +69,12 @@ class Child:
                 self.kill()
             raise
 
+    async def launch(self) -> None:
+        """Start the process for the first time: the last stage of its progress is "ready". Raises StartupError."""
+        await self.start()
+        if self.on_progress is not None:
+            self.on_progress({"stage": "ready"})
+
     async def _start(self) -> None:
         self._close_lifeline()
         ours, theirs = socket.socketpair()

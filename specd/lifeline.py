@@ -69,11 +69,6 @@ class Lifeline:
             self._supervisor.send(b"\n")
         asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
-    @property
-    def has_supervisor(self) -> bool:
-        """Whether a supervisor has started this process."""
-        return self._supervisor is not None
-
     def _on_supervisor(self) -> None:
         """Take the messages of the supervisor, or its end."""
         assert self._supervisor is not None

@@ -177,9 +177,7 @@ class Stack:
         await self._stop()
 
     async def _start(self, child: Child) -> None:
-        await child.start()
-        if child.on_progress is not None:
-            child.on_progress({"stage": "ready"})
+        await child.launch()
         child.keep_address()  # for the next start
         if child is self.coordinator and _PATIENCE[0] in child.command:
             # A coordinator that is restarted does not wait long for the draft.

@@ -98,9 +98,7 @@ class WorkerGroup:
         await together(*(self._start(child) for child in self.children if child is not self.canary))
 
     async def _start(self, child: Child) -> None:
-        await child.start()
-        if child.on_progress is not None:
-            child.on_progress({"stage": "ready"})
+        await child.launch()
         self._watching[child] = asyncio.ensure_future(child.run())
 
     async def wait(self) -> None:
@@ -121,9 +119,7 @@ class WorkerGroup:
 
 async def _run_canary(canary: Child) -> None:
     try:
-        await canary.start()
-        if canary.on_progress is not None:
-            canary.on_progress({"stage": "ready"})
+        await canary.launch()
         await canary.run()
     except (StartupError, OSError) as error:
         log.warning("the draft on trial is not there: the other one serves all sessions", error=str(error))

@@ -8,13 +8,11 @@ from coordinator.canary.canary import Canary
 from coordinator.canary.evidence import Evidence
 from coordinator.canary.judgement import ROUNDS_OF_A_SESSION, CanaryState
 from coordinator.core import Plan, Round
+from coordinator.planner.planner import MOST_NEW_TOKENS
 from coordinator.planner.round_costs import RoundCosts
 from coordinator.proposals.drafter import DraftStream
 from coordinator.proposals.drafts import Drafts
 from specd.vocabulary import TokenSource
-
-# A request with more of the session's tokens than this is a prefill, a replay, or a draft that catches up.
-_MOST_NEW_TOKENS = 8
 
 
 class CanaryChoice:
@@ -69,9 +67,9 @@ class CanaryChoice:
         self._num_proposals += 1
         draft, target, exchange, step = costs.draft(), costs.target(), drafted.exchange, verdict.exchange
         # The first proposal may wait for the draft's prefill.
-        if num_drafted and draft is not None and self._num_proposals > 1 and exchange.num_tokens <= _MOST_NEW_TOKENS:
+        if num_drafted and draft is not None and self._num_proposals > 1 and exchange.num_tokens <= MOST_NEW_TOKENS:
             evidence.seconds += exchange.seconds
             evidence.expected_seconds += draft.seconds(exchange.num_sessions, num_drafted)
-        if target is not None and step.num_tokens <= _MOST_NEW_TOKENS and not verdict.was_retried:
+        if target is not None and step.num_tokens <= MOST_NEW_TOKENS and not verdict.was_retried:
             width = step.step_tokens / step.num_sessions
             judgement.add_step(step.num_sessions, step.seconds, target.seconds(step.num_sessions, width))

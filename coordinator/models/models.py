@@ -15,6 +15,7 @@ import structlog
 from coordinator.models.loader import Loader, LoadProgress
 from coordinator.models.served_model import ModelState, ServedModel
 from coordinator.models.waiting import Waiting
+from coordinator.workers.changes import Changes
 from specd.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -30,7 +31,6 @@ log = structlog.get_logger()
 _MOST_CHARACTERS = 200  # of a client's text in an error
 _MOST_WAITING = 256  # requests for one model
 _RETRY_SECONDS = 5.0
-_PROGRESS_SECONDS = 0.5
 
 NewModel = Callable[[ModelEntry, "ServedModel | None"], ServedModel]
 
@@ -57,7 +57,7 @@ class Models:
         self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
         self._budget_bytes: float = entries.budget_bytes or math.inf
         self._turn = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._tasks: set[asyncio.Task[None]] = set()
         loader.on_failure = self._fail
 
@@ -78,9 +78,9 @@ class Models:
 
     def facts(self) -> dict[str, str]:
         """Name the models, for logs."""
-        only = self.all[0].coordinator
-        if len(self._named) == 1 and only is not None and not self.all[0].name:
-            return only.model_names()
+        only = self._named.get("")
+        if only is not None and only.coordinator is not None:
+            return only.coordinator.model_names()
         return {"models": ", ".join(each.name for each in self.all)}
 
     async def begin(self) -> None:
@@ -104,8 +104,8 @@ class Models:
         own = await self.model_of(session_id, client) if session_id and len(self._named) > 1 else None
         if not name:
             return own or self.all[0]
-        if len(self._named) == 1 and "" in self._named:
-            return self.all[0]  # which knows its names itself
+        if "" in self._named:
+            return self._named[""]  # which knows its names itself
         found = next((each for each in self.all if name in (each.name, *each.entry.adapters)), None)
         if found is None:
             served = ", ".join(repr(each) for model in self.all for each in (model.name, *model.entry.adapters))
@@ -221,12 +221,12 @@ class Models:
 
     def _leave(self, waiting: Waiting) -> None:
         model = waiting.model
-        if waiting in self._waiting[model]:
-            self._waiting[model].remove(waiting)
+        if waiting in (waits := self._waiting.get(model, [])):
+            waits.remove(waiting)
         if waiting.is_admitted:
             model.num_users -= 1
             model.last_used_at = self._clock()
-            self._notify()
+            self._changes.notify()
 
     def _start(self, model: ServedModel) -> None:
         """Begin to load a model, unless that has begun."""
@@ -253,37 +253,51 @@ class Models:
                 self._admit_all(model, model)
                 return
             began_at = self._clock()
-            model.state = ModelState.WAITING
-            try:
-                await self._make_room(model)
-                model.state = ModelState.LOADING
-                if model.entry.key:
-                    await self._loader.load(model.entry.key)
-                await model.open()
-            except BaseException:
-                model.state = ModelState.UNLOADED
-                raise
-            model.state = ModelState.READY
-            model.last_used_at = self._clock()
+            await self._open(model)
             if model.name:
                 log.info("a model is loaded", model=model.name, seconds=round(self._clock() - began_at, 2))
             self._admit_all(model, model)
-            self._notify()
+            self._changes.notify()
+
+    async def _open(self, model: ServedModel, *kept: ServedModel) -> None:
+        """Have a model's workers started, and connect to them; unload others for that, but not those that are kept.
+
+        Raises UnavailableError and StartupError, after which nothing of the model is loaded.
+        """
+        model.state = ModelState.WAITING
+        try:
+            await self._make_room(model, *kept)
+            model.state = ModelState.LOADING
+            if model.entry.key:
+                await self._loader.load(model.entry.key)
+            try:
+                await model.open()
+            except (SpecdError, StartupError):
+                if model.entry.key:
+                    await self._loader.unload(model.entry.key)
+                raise
+        except BaseException:
+            model.state = ModelState.UNLOADED
+            raise
+        model.state, model.last_used_at = ModelState.READY, self._clock()
 
     async def _make_room(self, model: ServedModel, *kept: ServedModel) -> None:
         """Unload other models until the budget has room for one more."""
-        while self._used_bytes() + model.entry.num_bytes > self._budget_bytes:
-            others = [
-                each
-                for each in self.all
-                if each.state is ModelState.READY and not each.entry.pinned and each is not model and each not in kept
-            ]
-            leaving = min(others, key=lambda each: (each.num_users > 0, each.last_used_at), default=None)
-            if leaving is not None:
-                leaving.state = ModelState.LEAVING
-                await self._unload(leaving, f"{model.name} needs its memory")
-            else:
-                await self._changed.wait()
+
+        def has_room() -> bool:
+            return self._used_bytes() + model.entry.num_bytes <= self._budget_bytes
+
+        def others() -> list[ServedModel]:
+            ready = (each for each in self.all if each.state is ModelState.READY and not each.entry.pinned)
+            return [each for each in ready if each not in kept]
+
+        while True:
+            await self._until(lambda: has_room() or bool(others()))
+            if has_room():
+                return
+            leaving = min(others(), key=lambda each: (each.num_users > 0, each.last_used_at))
+            leaving.state = ModelState.LEAVING
+            await self._unload(leaving, f"{model.name} needs its memory")
 
     def _used_bytes(self) -> int:
         """Return the memory of the models that have workers."""
@@ -298,7 +312,7 @@ class Models:
             await self._loader.unload(model.entry.key)
         model.state = ModelState.UNLOADED
         log.info("a model is unloaded", model=model.name, why=why)
-        self._notify()
+        self._changes.notify()
 
     async def _swap(self, name: str) -> None:
         """Load the wanted replacement of a model, which serves until then if the budget has room for both."""
@@ -308,26 +322,20 @@ class Models:
             if before is None or after is None:
                 return  # an earlier swap has done it, or it is no longer wanted
             await self._until(lambda: before.state in {ModelState.READY, ModelState.UNLOADED})
+            self._leaving.add(after)  # its memory counts
             try:
-                after.state = ModelState.WAITING
                 others = sum(each.entry.num_bytes for each in self.all if each.entry.pinned and each is not before)
                 both = before.entry.num_bytes + after.entry.num_bytes
                 if before.state is ModelState.READY and others + both > self._budget_bytes:
                     before.state = ModelState.LEAVING
                     await self._unload(before, "its replacement needs its memory")
-                await self._make_room(after, before)
-                self._leaving.add(after)  # its memory counts
-                after.state = ModelState.LOADING
-                await self._loader.load(after.entry.key)
-                await after.open()
+                await self._open(after, before)
             except (SpecdError, StartupError) as error:
-                after.state = ModelState.UNLOADED
                 self._leaving.discard(after)
                 if self._wanted.get(name) is after:
                     del self._wanted[name]
                 log.error("a model cannot be replaced, and stays", model=name, reason=str(error))
                 return
-            after.state, after.last_used_at = ModelState.READY, self._clock()
             if self._wanted.get(name) is after:
                 del self._wanted[name]
                 self._named[name] = after
@@ -337,7 +345,7 @@ class Models:
                 leaving = before
             else:  # it is no longer wanted
                 leaving = after
-            self._notify()
+            self._changes.notify()
         await self._retire(leaving)
 
     async def _retire(self, model: ServedModel) -> None:
@@ -366,15 +374,9 @@ class Models:
         """Take the end of workers that had been loaded."""
         for model in self.present:
             if model.entry.key == key and model.state is ModelState.READY:
+                log.error("a model has lost its workers", model=model.name, reason=reason)
                 model.state = ModelState.LEAVING
-                self._do(self._close_failed(model, reason))
-
-    async def _close_failed(self, model: ServedModel, reason: str) -> None:
-        log.error("a model has lost its workers", model=model.name, reason=reason)
-        await self._until(lambda: model.num_users == 0)
-        await model.close()
-        model.state = ModelState.UNLOADED
-        self._notify()
+                self._do(self._unload(model, "it has lost its workers"))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -382,13 +384,8 @@ class Models:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed.clear()
-
     async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._changed.wait()
+        await self._changes.wait_until(condition, math.inf)
 
     def progress_of(self, model: ServedModel) -> LoadProgress:
         """Return how far the start of a model is."""

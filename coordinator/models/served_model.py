@@ -77,9 +77,7 @@ class ServedModel:
     @property
     def infos(self) -> list[ModelInfo]:
         """The target and its adapters; empty before they were loaded for the first time."""
-        if self.coordinator is not None:
-            self._infos = self.coordinator.models
-        return self._infos
+        return self.coordinator.models if self.coordinator is not None else self._infos
 
     def show_state(self) -> None:
         """Let the metrics of the name be those of this model, with the state of one that is loaded on demand."""
@@ -134,7 +132,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """Leave the workers. The sessions stay."""
-        _, self.coordinator = self.infos, None
+        self._infos, self.coordinator = self.infos, None
         await self._connections.aclose()
         if self.metrics.subject is self:
             self.metrics.show_no_workers()

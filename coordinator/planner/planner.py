@@ -28,7 +28,7 @@ _LEAST_GAIN = 1.02  # by which another k, or looked-up tokens, must promise more
 _LEAST_CONFIDENCE = 0.7  # product of confidences at which a proposal continues
 _FIRST_ACCEPTANCE = 0.7
 # A request with more of the session's tokens than this is a prefill, a replay, or a draft that catches up.
-_MOST_NEW_TOKENS = 8
+MOST_NEW_TOKENS = 8
 _MOST_CLIENTS, _MOST_KEPT_CLIENTS = 128, 16
 _ALL_SOURCES = Sources()
 
@@ -289,7 +289,7 @@ class SessionPlanner:
             return 0.0
         num_new = max(drafted.exchange.num_tokens, verdict.exchange.num_tokens)
         is_typical = (
-            num_new <= _MOST_NEW_TOKENS
+            num_new <= MOST_NEW_TOKENS
             and not verdict.was_retried
             and not any(each.is_prefilling for each in self.shared.running.sessions)
         )

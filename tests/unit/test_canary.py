@@ -78,7 +78,7 @@ class Served:
         self.close = self.session.close
 
     def run(self, *, accepted: int, fault: str = "") -> bool:
-        """Run a round in which the target accepts so many tokens at most; return whether the canary proposed."""
+        """Run a round in which the target accepts at most this many tokens. Return whether the canary proposed."""
         plan = self.planner.plan([])
         is_canary, k = self.choice.is_canary, plan.limit(TokenSource.DRAFT)
         round_ = round_of(0 if fault else k, 0 if fault else min(accepted, k))

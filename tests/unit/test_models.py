@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from dataclasses import dataclass
 from random import Random
 from typing import cast
@@ -21,7 +23,7 @@ from coordinator.models.served_model import ModelState, ServedModel, Shared
 from coordinator.sessions.quota import Quotas
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.coordinator_settings import CoordinatorSettings
-from specd.errors import InvalidRequestError, NotFoundError, SpecdError, UnavailableError
+from specd.errors import InvalidRequestError, NotFoundError, SpecdError, StartupError, UnavailableError
 from specd.model_entries import ModelEntries, ModelEntry
 
 SETTINGS = CoordinatorSettings.model_validate({"draft": "none"})
@@ -38,6 +40,7 @@ class Workers(Loader):
         self.num_bytes: dict[str, int] = {}  # of the models that are loaded, by key
         self.sizes: dict[str, int] = {}
         self.broken: set[str] = set()
+        self.ended: set[str] = set()  # by themselves, which a supervisor knows
         self.num_loads = 0
 
     async def running(self) -> set[str]:
@@ -54,14 +57,21 @@ class Workers(Loader):
 
     async def unload(self, key: str) -> None:
         await asyncio.sleep(STEP_SECONDS)
-        del self.num_bytes[key]
+        if key in self.ended:
+            self.ended.remove(key)
+        else:
+            del self.num_bytes[key]
 
 
 class Model(ServedModel):
     """A model without processes."""
 
+    is_refused = False
+
     async def open(self) -> Coordinator:
         await asyncio.sleep(0)
+        if self.is_refused:
+            raise StartupError("its tokenizer differs")
         self.coordinator = cast(Coordinator, object())
         return self.coordinator
 
@@ -232,6 +242,30 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_is_tried_again() -> No
     assert await world.request("a") == "a"
 
 
+async def test_workers_that_are_refused_are_stopped() -> None:
+    world = World.of(entry("a"), entry("b"), budget_bytes=1)
+    model = world.models.all[0]
+    assert isinstance(model, Model)
+    model.is_refused = True
+    with pytest.raises(UnavailableError, match="its tokenizer differs"):
+        await world.request("a")
+    assert not world.workers.num_bytes
+    assert await world.request("b") == "b"
+    model.is_refused = False
+    assert await world.request("a") == "a"
+
+
+async def test_what_has_been_replaced_is_forgotten() -> None:
+    world = World.of(entry("a"))
+    model = weakref.ref(world.models.all[0])
+    await world.request("a")
+    world.replace(entry("a", key="a2"))
+    await asyncio.sleep(0.02)
+    assert await world.request("a") == "a2"
+    gc.collect()
+    assert model() is None
+
+
 async def test_a_replacement_serves_when_it_is_loaded_and_the_old_one_until_its_requests_end() -> None:
     world = World.of(entry("a"), budget_bytes=2)
     running = asyncio.ensure_future(world.request("a", 0.05))
@@ -285,6 +319,7 @@ async def test_workers_that_ended_for_good_are_loaded_again_for_the_next_request
     world = World.of(entry("a"))
     await world.request("a")
     del world.workers.num_bytes["a"]
+    world.workers.ended.add("a")
     world.workers.take({"event": "failed", "key": "a", "reason": "ended 11 times in a row"})
     assert world.models.all[0].state is ModelState.LEAVING
     assert await world.request("a") == "a"
