@@ -258,10 +258,14 @@ async def test_workers_that_are_refused_are_stopped() -> None:
 async def test_what_has_been_replaced_is_forgotten() -> None:
     world = World.of(entry("a"))
     model = weakref.ref(world.models.all[0])
-    await world.request("a")
+    running = asyncio.ensure_future(world.request("a", 0.03))
+    await asyncio.sleep(0.01)
     world.replace(entry("a", key="a2"))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.01)
     assert await world.request("a") == "a2"
+    assert await running == "a"
+    del running
+    await asyncio.sleep(0.01)
     gc.collect()
     assert model() is None
 
