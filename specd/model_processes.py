@@ -48,7 +48,14 @@ class _Running:
 
     group: WorkerGroup
     is_ready: bool = False
+    is_ending: bool = False
+    is_wanted_again: bool = False  # by a coordinator that started while the group ended
     task: asyncio.Task[None] | None = field(default=None)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests can use it."""
+        return self.is_ready and not self.is_ending
 
 
 class ModelProcesses:
@@ -95,7 +102,7 @@ class ModelProcesses:
             case {"request": "list"}:  # from a coordinator that has just started
                 for key in [key for key in self._running if key not in self._current]:
                     self._unload(key)
-                self._tell(event="running", keys=[key for key, each in self._running.items() if each.is_ready])
+                self._tell(event="running", keys=[key for key, each in self._running.items() if each.serves])
             case {"request": "load", "key": str(key)}:
                 self._load(key)
             case {"request": "unload", "key": str(key)}:
@@ -148,7 +155,8 @@ class ModelProcesses:
     def _load(self, key: str) -> None:
         running = self._running.get(key)
         if running is not None:
-            if running.is_ready:
+            running.is_wanted_again = running.is_ending
+            if running.serves:
                 self._tell(event="loaded", key=key)
             return
         plan = self._plans[key]
@@ -176,6 +184,10 @@ class ModelProcesses:
         if running is None or running.task is None:
             self._tell(event="unloaded", key=key)
             return
+        running.is_wanted_again = False
+        if running.is_ending:
+            return
+        running.is_ending = True
         stopping = asyncio.ensure_future(self._stop(key, running))
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
@@ -186,7 +198,10 @@ class ModelProcesses:
         await asyncio.gather(running.task, return_exceptions=True)
         if self._running.get(key) is running:
             del self._running[key]
-        self._tell(event="unloaded", key=key)
+        if running.is_wanted_again:
+            self._load(key)
+        else:
+            self._tell(event="unloaded", key=key)
 
     def _name_of(self, key: str) -> str:
         return self._plans[key].name
