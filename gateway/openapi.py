@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.chat.request import ChatFields
 from gateway.completions.request import CompletionFields
+from gateway.http.endpoint import REFUSE_UNLOADED
 from gateway.http.error_forms import is_anthropics
 from gateway.messages.request import CountFields, MessageFields
 from gateway.responses.request import ResponseFields
@@ -33,6 +34,14 @@ _GETS = (
     ("/metrics", "Metrics in Prometheus's text format.", ""),
 )
 _TEXT = {"type": "string"}
+_HEADERS = [
+    {
+        "name": REFUSE_UNLOADED,
+        "in": "header",
+        "description": "With 1, a request whose model is not loaded gets 503 instead of waiting for it.",
+        "schema": {"enum": ["0", "1"]},
+    }
+]
 _MESSAGE_ERROR = {
     "type": "object",
     "required": ["type", "error"],
@@ -86,7 +95,7 @@ def _post(path: str, summary: str, cls: type[BaseModel]) -> dict[str, Any]:
     whole = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}}
     error = "MessageError" if is_anthropics({"path": path}) else "Error"
     responses = _responses("The answer, or its events.", whole, error=error)
-    return {"summary": summary, "requestBody": body, "responses": responses}
+    return {"summary": summary, "parameters": _HEADERS, "requestBody": body, "responses": responses}
 
 
 def _get(summary: str, parameter: str) -> dict[str, Any]:
