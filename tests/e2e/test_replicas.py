@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from specd.child import Child
 from specd.client import AsyncClient, Delta
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, run_specd, start_specd
@@ -32,12 +33,12 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-async def texts_of(address: str, k: int | None = None) -> list[list[int]]:
+async def texts_of(address: str, k: int | None = None, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
     """Return the tokens of a generation for each prompt, all at once."""
 
     async def generate(client: AsyncClient, i: int) -> list[int]:
         stream = client.generate(
-            PROMPTS[i],
+            prompts[i],
             max_tokens=MAX_TOKENS,
             temperature=0.8,
             seed=i,
@@ -48,7 +49,7 @@ async def texts_of(address: str, k: int | None = None) -> list[list[int]]:
         return [token.id for event in events if isinstance(event, Delta) for token in event.tokens]
 
     async with AsyncClient(address) as client:
-        return list(await asyncio.gather(*(generate(client, i) for i in range(len(PROMPTS)))))
+        return list(await asyncio.gather(*(generate(client, i) for i in range(len(prompts)))))
 
 
 def running_at(stack: Stack) -> list[float]:
@@ -65,14 +66,16 @@ async def are_ready(stack: Stack) -> None:
     await eventually(ready)
 
 
-async def while_generating(stack: Stack, happen: Callable[[], Awaitable[None]]) -> list[list[int]]:
+async def while_generating(
+    stack: Stack, happen: Callable[[], Awaitable[None]], prompts: Sequence[str] = PROMPTS
+) -> list[list[int]]:
     """Let something happen while all prompts are answered, and return the answers."""
-    generating = asyncio.ensure_future(texts_of(stack.address))
+    generating = asyncio.ensure_future(texts_of(stack.address, prompts=prompts))
 
     def are_both_in_use() -> bool:
         nonlocal generating
         if generating.done():  # before both were seen
-            generating = asyncio.ensure_future(texts_of(stack.address))
+            generating = asyncio.ensure_future(texts_of(stack.address, prompts=prompts))
         return min(running_at(stack)) > 0
 
     await eventually(are_both_in_use)
@@ -113,6 +116,21 @@ async def test_sessions_move_when_a_target_dies_or_stops(stack: Stack, number: i
     assert await while_generating(stack, end) == alone
     assert read_metric(stack.coordinator, "specd_session_moves_total") > moves
     await are_ready(stack)
+
+
+async def test_the_answers_of_an_encoder_decoder_move_with_their_sources() -> None:
+    sources = [f"implement: def function_{i}(values, limit):\n    " for i in range(6)]
+    async with Stack(
+        target=EMBEDDED_T5_TARGET, draft=EMBEDDED_T5_DRAFT, num_targets=2, environment=ENVIRONMENT
+    ) as stack:
+        await are_ready(stack)
+        alone = await texts_of(stack.address, k=0, prompts=sources)
+
+        async def end() -> None:
+            os.kill(stack.targets[0].pid, signal.SIGKILL)
+
+        assert await while_generating(stack, end, sources) == alone
+        assert read_metric(stack.coordinator, "specd_session_moves_total") > 0
 
 
 async def test_targets_and_drafts_can_be_replaced_under_load_without_an_error(stack: Stack, tmp_path: Path) -> None:
@@ -160,6 +178,55 @@ async def test_a_name_leads_to_its_workers(stack: Stack, tmp_path: Path) -> None
     finally:
         await coordinator.stop()
         await target.stop()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no file of names can be mounted here")
+async def test_a_name_gains_and_loses_workers(stack: Stack, tmp_path: Path) -> None:
+    """A process of its own sees the names in a file, over /etc/hosts, which the test changes."""
+    first = await started("target-worker", "--listen", "127.0.0.2:0")
+    port = first.facts["address"].rpartition(":")[2]
+    second = await started("target-worker", "--listen", f"127.0.0.3:{port}")
+    names = tmp_path / "hosts"
+    names.write_text("127.0.0.2 targets.test\n")
+    coordinator = Child(
+        "coordinator",
+        [
+            *(
+                "unshare",
+                "--map-root-user",
+                "--mount",
+                "sh",
+                "-c",
+                f'mount --bind {names} /etc/hosts && exec "$@"',
+                "sh",
+            ),
+            *(sys.executable, "-m", "specd", "coordinator", f"--target=dns:targets.test:{port}", "--draft=none"),
+            *(f"--listen=unix:{tmp_path}/coordinator", "--metrics-listen=127.0.0.1:0"),
+        ],
+        ENVIRONMENT,
+    )
+
+    def targets() -> dict[str, float]:
+        found = (each for each in read_metrics(coordinator) if each.name == "specd_target_ready")
+        return {each.labels["target"]: each.value for each in found}
+
+    one, other = f"127.0.0.2:{port}", f"127.0.0.3:{port}"
+    try:
+        await coordinator.start()
+        alone = await texts_of(stack.address, k=0)
+        assert targets() == {one: 1}
+        names.write_text("127.0.0.2 targets.test\n127.0.0.3 targets.test\n")
+        await eventually(lambda: targets() == {one: 1, other: 1})
+        names.write_text("127.0.0.3 targets.test\n")
+        generating = asyncio.ensure_future(texts_of(coordinator.facts["address"]))
+        await first.stop()  # as in a cluster: a pod that ends loses its address and its process
+        assert await generating == alone
+        await eventually(lambda: targets() == {other: 1})
+        assert await texts_of(coordinator.facts["address"]) == alone
+    finally:
+        await coordinator.stop()
+        await first.stop()
+        await second.stop()
 
 
 async def test_a_target_with_another_model_is_refused_and_the_others_serve(stack: Stack, tmp_path: Path) -> None:
