@@ -34,7 +34,7 @@ class UpSettings(Settings):
     draft: ModelOrNone = Field(
         OWN_HEAD,
         description="Draft model; 'lookup' for look-up alone, 'none' for the target alone. The default 'auto' is the "
-        "included draft for the included target. For others it is the fastest of the target's own head and the models "
+        "included draft for the included target. For others it is the fastest of the target's heads and the models "
         "on this machine with its tokenizer, by a short trial at first use; 'specd pair TARGET' shows them.",
     )
     draft_dirs: Directories = Field(
@@ -150,11 +150,14 @@ class UpSettings(Settings):
         """The directories with further models to choose from."""
         return [Path(each) for each in self.draft_dirs.split(",") if each]
 
-    def with_draft(self, draft: str) -> UpSettings:
-        """Return these settings with a draft that was chosen: a directory, OWN_HEAD, or LOOKUP_ALONE."""
+    def with_draft(self, draft: str, *, in_target: bool = False) -> UpSettings:
+        """Return these settings with a draft that was chosen: a directory, OWN_HEAD, or LOOKUP_ALONE.
+
+        It is `in_target` if only the target worker can compute it.
+        """
         if draft == LOOKUP_ALONE and "lookup" in self.model_fields_set and not self.lookup:
             draft = ""
-        in_target = self.draft_in_target and draft not in {"", LOOKUP_ALONE}
+        in_target = (self.draft_in_target or in_target) and draft not in {"", LOOKUP_ALONE}
         return self.model_copy(update={"draft": draft, "draft_in_target": in_target})
 
     def source_settings(self) -> dict[str, bool]:

@@ -61,36 +61,48 @@ class TargetText:
 def measure_pairs(request: Mapping[str, Any], blas: str) -> Iterator[dict[str, Any]]:
     """Measure the models of a request, and yield what is known of each, as values of JSON.
 
-    The request has the directory of the `target`, and the `drafts` to measure, a directory by key, of which OWN_HEAD is
-    the target's own head; also the numbers of `threads` of both workers. If it has the `known` texts and times of the
-    target from an earlier trial, the target is loaded only for its head.
+    The request has the directory of the `target`, and what to measure: the `drafts`, a directory by key, and the
+    `heads`, of which OWN_HEAD is in the target's own files; also the numbers of `threads` of both workers. If it has
+    the `known` texts and times of the target from an earlier trial, the target is loaded only for its heads.
     """
     if mx.default_device().type == mx.cpu:
         schedule_in_batches()
-    drafts, known = dict(request["drafts"]), request.get("known")
-    wants_head = drafts.pop(OWN_HEAD, None) is not None
+    heads, drafts, known = dict(request["heads"]), request["drafts"], request.get("known")
+    wants_own = heads.pop(OWN_HEAD, None) is not None
     use_threads(request["threads"]["target"])
-    if known is None or wants_head:
-        target = load(request["target"], blas=blas, is_optimized=True, head=OWN_HEAD if wants_head else "")
+    if known is None or wants_own:
+        target = load(request["target"], blas=blas, is_optimized=True, head=OWN_HEAD if wants_own else "")
         if known is None:
             known = _measured_target(target)
         yield {"target": known}
-        if wants_head:
+        if wants_own:
             texts = [TargetText(**text) for text in known["texts"]]
             yield {"draft": OWN_HEAD, "trial": _measured_head(target, texts).as_record()}
         del target
     info = ModelInfo(**known["model"])
     texts = [TargetText(**text) for text in known["texts"]]
+    for key, directory in heads.items():
+        _free()
+        try:
+            trial = _measured_head(load(request["target"], blas=blas, is_optimized=True, head=directory), texts)
+        except (StartupError, SpecdError, RuntimeError) as error:
+            trial = DraftTrial(failure=str(error))
+        yield {"draft": key, "trial": trial.as_record()}
     use_threads(request["threads"]["draft"])
     seconds = min(_DRAFT_SECONDS, _ALL_DRAFTS_SECONDS / max(len(drafts), 1))
     for key, directory in drafts.items():
-        gc.collect()
-        mx.clear_cache()
+        _free()
         try:
             trial = _measured_draft(load(directory, blas=blas, is_optimized=True), info, texts, seconds)
         except (StartupError, SpecdError, RuntimeError) as error:  # its worker would fail too
             trial = DraftTrial(failure=str(error))
         yield {"draft": key, "trial": trial.as_record()}
+
+
+def _free() -> None:
+    """Free the memory of the model before, of which nothing is left but cycles."""
+    gc.collect()
+    mx.clear_cache()
 
 
 def _measured_target(target: LoadedModel) -> dict[str, Any]:

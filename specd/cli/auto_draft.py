@@ -32,7 +32,7 @@ class AutoDraft:
         self._chooser: DraftChooser | None = None
         # A draft in the target worker's own settings has priority.
         if settings.chooses_draft and not TargetWorkerSettings.is_given("self_draft"):
-            self._chooser = DraftChooser(settings.target, settings.draft_directories, targets=settings.targets)
+            self._chooser = self._new_chooser()
             with contextlib.suppress(StartupError):  # the checks of the settings report it, with all other problems
                 self._take(self._chooser.recall())
 
@@ -75,19 +75,28 @@ class AutoDraft:
             return self._chooser
         if not self._chooser.has_tokens_of(target):
             return None
-        settings, name = self.settings, self.settings.target
+        name = self.settings.target
         log.info("downloading the target, to choose a draft for it", target=name)
         bars = bars_that_tell(lambda done, total: show(f"downloading {name}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"))
         try:
             download(name, bars=bars)
         except Exception as error:  # the hub client has dozens of error types
             raise StartupError(f"the download of {name} has failed: {error}") from error
-        return DraftChooser(name, settings.draft_directories, targets=settings.targets)
+        return self._new_chooser()
+
+    def _new_chooser(self) -> DraftChooser:
+        settings = self.settings
+        return DraftChooser(
+            settings.target,
+            settings.draft_directories,
+            targets=settings.targets,
+            heads=not settings.target_adapters,  # a head knows the states of the model alone
+        )
 
     def _take(self, choice: DraftChoice | None) -> None:
         self.choice = choice
         if choice is not None and choice.ranked:
-            self.settings = self.settings.with_draft(choice.setting)
+            self.settings = self.settings.with_draft(choice.setting, in_target=choice.is_in_target)
             log.info("chose the draft", draft=self.settings.draft, choice=choice.in_words)
 
 

@@ -29,6 +29,7 @@ from tests.e2e.processes import complaint, eventually, processes_mentioning, run
 from tests.e2e.terminal import CTRL_C, Terminal
 from tests.thorough import examples
 from tests.worker.draft_families import save_family
+from tests.worker.head_files import converted, raw_head, save_apart, save_bigram_apart
 from tests.worker.models import copy_variant
 
 _SECONDS = 180.0  # for a machine that has much else to do
@@ -152,12 +153,33 @@ def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[
     assert shown["draft"] == Path(EMBEDDED_DRAFT).name
 
 
+def test_a_head_of_its_own_is_chosen_and_drafts_in_the_target(tmp_path: Path, places: dict[str, Any]) -> None:
+    """The head is always right. Another one has the shape of the target's, but was not trained for it."""
+    models = tmp_path / "models"
+    target, _ = save_bigram_apart(models / "target", "qwen3_5")
+    save_apart(models / "other", converted(raw_head(target.text)), target.text)
+    shown = pair_of(models / "target", models, **places)
+    assert (shown["draft"], shown["setting"]) == ("head", str(models / "head"))
+    other, head = sorted(shown["candidates"], key=lambda each: each["acceptance"])
+    assert (other["name"], head["name"]) == ("other", "head")
+    assert other["acceptance"] < 0.2
+    assert head["acceptance"] > 0.9
+    options = ("--target", str(models / "target"), "--draft-dirs", str(models), "--listen", "127.0.0.1:0")
+    with Terminal("up", *options, "--no-metrics", **places, COLUMNS="300") as terminal:
+        terminal.wait_for("try +specd generate --address .*\n")
+        (line,) = (line for line in terminal.screen if line.startswith("draft "))
+        assert re.match(r"draft +target \(head\) and look-up \(chosen of 2, ", line), line
+        assert not {*processes_mentioning("draft-worker")} & {*processes_mentioning(str(tmp_path))}
+        terminal.type(CTRL_C)
+        assert terminal.exit_code() == 0
+
+
 _PLAYED = """
 import json, os, sys
 request = json.loads(sys.stdin.readline())
 if request.get("known") is None:
     print(json.dumps({"target": {"seconds": {"1": 0.01}, "device": "cpu"}}))
-for key in request["drafts"]:
+for key in {**request["heads"], **request["drafts"]}:
     if key == "deadly":
         sys.stdout.flush()
         os.kill(os.getpid(), 9)

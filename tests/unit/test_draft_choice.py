@@ -67,13 +67,12 @@ def trial(part: float, step_seconds: float) -> DraftTrial:
 
 
 def test_smaller_models_with_the_same_tokens_are_candidates(models: Path) -> None:
-    large = {"half": 501, "foreign": 10, "added": 10, "broken": 10, "encoder": 10, "head": 10}
+    large = {"half": 501, "foreign": 10, "added": 10, "broken": 10, "encoder": 10}
     files: dict[str, dict[str, Any]] = {
         "foreign": {"tokenizer__json": tokenizer(OTHER_WORDS)},
         "added": {"tokenizer__json": {**tokenizer(), "added_tokens": [{"content": "<x>", "id": 3}]}},
         "broken": {"config__json": "{"},
         "encoder": {"config__json": {**LLAMA, "model_type": "t5"}},
-        "head": {"config__json": {**LLAMA, "dflash_config": {}}},
     }
     for name, size in large.items():
         content = {"model__safetensors": weights(size=size), **files.get(name, {})}
@@ -85,14 +84,47 @@ def test_smaller_models_with_the_same_tokens_are_candidates(models: Path) -> Non
     assert "added token '<x>'" in reason(candidates, "added")
     assert "cannot serve it" in reason(candidates, "broken")
     assert "has an encoder" in reason(candidates, "encoder")
-    assert "--draft-in-target" in reason(candidates, "head")
 
 
 def test_a_head_in_the_targets_files_comes_first(models: Path) -> None:
     (models / "target" / "mtp.safetensors").write_bytes(weights("mtp.fc.weight"))
     first, *others = found(models).fitting
-    assert first.is_head
+    assert first.is_own_head
     assert [each.name for each in others] == ["small", "draft"]
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ({"dflash_config": {}, "hidden_size": 64}, True),
+        ({"model_type": "llama_mtp", "hidden_size": 32}, False),
+        ({"model_type": "llama_mtp"}, True),  # its trial will show
+        ({"model_type": "qwen3_5_mtp", "text_config": {"hidden_size": 32}}, False),
+        ({"model_type": "gemma4_assistant", "backbone_hidden_size": 64, "text_config": {"hidden_size": 32}}, True),
+        ({"speculators_model_type": "eagle3", "transformer_layer_config": {"hidden_size": 64}}, True),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 32, "target_hidden_size": 64}, True),
+    ],
+)
+def test_a_head_of_its_own_is_a_candidate_if_it_reads_states_of_the_targets_size(
+    models: Path, config: dict[str, Any], fits: bool
+) -> None:
+    files = model_files(
+        config, tokenizer__json=None, model__safetensors=None, mtp__safetensors=weights("mtp.fc.weight")
+    )
+    write_directory(models / "head", files)
+    (models / "target" / "mtp.safetensors").write_bytes(weights("mtp.fc.weight"))
+    candidates = found(models)
+    own, *others = candidates.fitting
+    assert own.is_own_head
+    assert [each.name for each in others] == [*["head"] * fits, "small", "draft"]
+    assert [each.is_head for each in others] == [*[True] * fits, False, False]
+    if not fits:
+        assert reason(candidates, "head") == "it is a head for states of size 32, and the target's have size 64"
+    assert "does not draft beside adapters" in reason(found(models, heads=False), "head")
+    # Other weights are another head.
+    before = {each.key for each in others}
+    write_directory(models / "head", {"mtp.safetensors": weights("mtp.fc.weight", size=11)})
+    assert ({each.key for each in found(models).fitting[1:]} != before) == fits
 
 
 def test_a_draft_for_which_there_is_no_memory_is_none(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +166,16 @@ def test_the_draft_with_most_tokens_per_second_is_chosen(trials: dict[str, Draft
 
 
 def test_a_head_is_chosen_by_its_worth_and_alone_without_a_trial() -> None:
-    head = Candidate(OWN_HEAD, "head of target")
+    head = Candidate(OWN_HEAD, "head of target", is_head=True)
     assert choose([head], PairRecord()).setting == OWN_HEAD
     drafts = {OWN_HEAD: trial(0.6, 0.0001), "s": trial(0.9, 0.0001)}
     assert choose([head, CANDIDATES[0]], PairRecord(target=TARGET, drafts=drafts)).setting == "/small"
     assert choose([head], PairRecord(target=TARGET, drafts={OWN_HEAD: trial(0.0, 0.001)})).setting == LOOKUP_ALONE
+    apart = Candidate("h", "head", "/head", 1, is_head=True)
+    choice = choose([apart, CANDIDATES[0]], PairRecord(target=TARGET, drafts={"h": trial(0.9, 0.0001)}))
+    assert (choice.setting, choice.is_in_target) == ("/head", True)
+    # Whether a head of its own was trained for this target, only a trial can tell.
+    assert choose([apart], PairRecord(target=TARGET)).chosen is None
 
 
 class Trials:
@@ -281,6 +318,8 @@ def test_a_chosen_draft_is_a_setting_like_a_given_one() -> None:
     assert settings.with_draft("/draft").self_draft == "/draft"
     assert settings.with_draft(OWN_HEAD).self_draft == OWN_HEAD
     assert settings.with_draft(LOOKUP_ALONE).self_draft == ""
+    chosen = load_settings(UpSettings, {"target": "x"}).with_draft("/head", in_target=True)
+    assert (chosen.self_draft, chosen.draft_worker_model) == ("/head", "")
     assert settings.with_draft(LOOKUP_ALONE).source_settings() == {}
     without = load_settings(UpSettings, {"target": "x", "lookup": False}).with_draft(LOOKUP_ALONE)
     assert without.source_settings() == {"lookup": False}

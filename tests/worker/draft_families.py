@@ -41,7 +41,7 @@ def save_family(directory: Path, number: int) -> DraftFamily:
     small = _network(kind, number, _REAL_LAYERS, _INNER)
     _save(family.target, kind, _grown(small, kind, 3, 12288 + 1024 * (number % 4)), number)
     _save(family.best, kind, _noisy(small, 0.02 + 0.005 * (number % 3)), number)
-    _save(family.slow, kind, _grown(small, kind, 64, _INNER), number)
+    _save(family.slow, kind, _grown(small, kind, 96, _INNER), number)
     _save(family.foreign, kind, small, number)
     _swap_two_tokens(family.foreign / "tokenizer.json")
     return family

@@ -16,6 +16,7 @@ from tests.worker.families import save_family
 GROUP = 32  # numbers with one scale, where a head is quantised
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _ROPE = {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 0, 0]}
+_EMBEDDED = "model-00002-of-00002.safetensors"
 _SHIFTED = (
     *(".input_layernorm.weight", ".post_attention_layernorm.weight"),
     *("model.norm.weight", ".q_norm.weight", ".k_norm.weight"),
@@ -161,7 +162,7 @@ def _num_experts(head: Tensors) -> int:
 
 def embed(directory: Path, head: Tensors, mark: str | None) -> None:
     """Add a head to the target's own tensors, in a file with this mark as its format."""
-    _save(directory / "model-00002-of-00002.safetensors", head, mark)
+    _save(directory / _EMBEDDED, head, mark)
 
 
 def save_beside(directory: Path, file: str, head: Tensors, mark: str | None = "mlx") -> None:
@@ -221,3 +222,13 @@ def save_bigram(directory: Path, family: str) -> Target:
     head |= {"mtp.norm.weight": final, "mtp.fc.weight": mx.concatenate([mx.eye(size), mx.zeros((size, size))], axis=1)}
     embed(directory, head, "pt")
     return target
+
+
+def save_bigram_apart(directory: Path, family: str) -> tuple[Target, str]:
+    """Save a target with an exact head, which has a directory of its own beside the target's; return its name, too."""
+    target = save_bigram(directory, family)
+    file = directory / _EMBEDDED
+    head: Any = mx.load(str(file))
+    mx.eval(head)
+    file.unlink()
+    return target, save_apart(directory.parent / "head", converted(head), target.text)

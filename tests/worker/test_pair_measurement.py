@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,7 +20,7 @@ from specd.worker.engine.prefill_chunk import PrefillChunk
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.prefix_cache import PrefixCache
 from specd.worker.session.self_draft import ModelDraft
-from tests.worker.head_files import save_bigram
+from tests.worker.head_files import save_bigram, save_bigram_apart
 from tests.worker.models import copy_variant
 
 
@@ -59,7 +61,7 @@ def test_rounds_along_a_text_are_those_that_target_and_draft_decode(
 
 
 def measured(target: str, drafts: dict[str, str]) -> tuple[TargetTrial, dict[str, DraftTrial]]:
-    request = {"target": target, "drafts": drafts, "threads": {"target": 1, "draft": 1}}
+    request = {"target": target, "heads": {}, "drafts": drafts, "threads": {"target": 1, "draft": 1}}
     first, *others = measure_pairs(request, "")
     again = list(measure_pairs({**request, "target": "/nowhere", "known": first["target"]}, ""))
     trials = {each["draft"]: DraftTrial.restored(each["trial"]) for each in others}
@@ -90,16 +92,30 @@ def test_an_encoder_decoder_has_sources() -> None:
 
 
 def test_a_target_without_a_head_has_no_trial_of_one() -> None:
-    request = {"target": EMBEDDED_TARGET, "drafts": {OWN_HEAD: ""}, "threads": {"target": 1, "draft": 1}}
-    _, head = measure_pairs(request, "")
+    _, head = measure_pairs(heads_of(EMBEDDED_TARGET, OWN_HEAD), "")
     assert "no head" in head["trial"]["failure"]
+
+
+def heads_of(target: str, *heads: str) -> dict[str, Any]:
+    threads = {"target": 1, "draft": 1}
+    return {"target": target, "heads": {head: head for head in heads}, "drafts": {}, "threads": threads}
+
+
+def test_a_head_of_its_own_is_measured_or_has_a_reason(tmp_path: Path) -> None:
+    _, exact = save_bigram_apart(tmp_path / "bigram", "qwen3_5")
+    foreign = copy_variant(exact, tmp_path / "foreign", {})
+    shutil.copy(Path(EMBEDDED_DRAFT) / "model.safetensors", foreign)
+    first, own, other = measure_pairs(heads_of(str(tmp_path / "bigram"), exact, foreign), "")
+    worth = worth_of(TargetTrial.restored(first["target"]), DraftTrial.restored(own["trial"]))
+    assert worth is not None
+    assert worth.acceptance > 0.9
+    assert f"the head in {foreign} has " in other["trial"]["failure"]
 
 
 def test_a_head_is_measured_with_its_target(tmp_path: Path) -> None:
     """This head is always right."""
     save_bigram(tmp_path / "bigram", "qwen3_5")
-    request = {"target": str(tmp_path / "bigram"), "drafts": {OWN_HEAD: ""}, "threads": {"target": 1, "draft": 1}}
-    first, head = measure_pairs(request, "")
+    first, head = measure_pairs(heads_of(str(tmp_path / "bigram"), OWN_HEAD), "")
     trial = DraftTrial.restored(head["trial"])
     assert trial.failure == ""
     worth = worth_of(TargetTrial.restored(first["target"]), trial)

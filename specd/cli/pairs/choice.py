@@ -43,15 +43,21 @@ class DraftChoice:
         if self.chosen is None:
             return LOOKUP_ALONE
         candidate = self.chosen.candidate
-        return candidate.key if candidate.is_head else candidate.directory
+        return candidate.key if candidate.is_own_head else candidate.directory
+
+    @property
+    def is_in_target(self) -> bool:
+        """Whether only the target worker can compute the draft, because it is a head."""
+        return self.chosen is not None and self.chosen.candidate.is_head
 
 
 def choose(candidates: Sequence[Candidate], record: PairRecord) -> DraftChoice:
     """Return the candidate with the most tokens per second, if it is clearly faster than the target alone.
 
-    The earlier one of two with the same speed is chosen, and a head that has no rival without any trial.
+    The earlier one of two with the same speed is chosen, and the target's own head without any trial, if it has no
+    rival.
     """
-    if len(candidates) == 1 and candidates[0].is_head and OWN_HEAD not in record.drafts:
+    if len(candidates) == 1 and candidates[0].is_own_head and OWN_HEAD not in record.drafts:
         head = RankedDraft(candidates[0], None, "it was not measured")
         return DraftChoice([head], head)
     target = record.target_trial

@@ -24,10 +24,13 @@ from specd.worker.model.outline import Outline, outline_of
 class DraftChooser:
     """Chooses the draft of one target, among the hub's cache, further directories and what comes with specd."""
 
-    def __init__(self, target: str, directories: Sequence[Path] = (), *, targets: int = 1) -> None:
-        """Choose for a target, a directory or a repository; `targets` processes hold it."""
+    def __init__(self, target: str, directories: Sequence[Path] = (), *, targets: int = 1, heads: bool = True) -> None:
+        """Choose for a target, a directory or a repository; `targets` processes hold it.
+
+        Without `heads`, only the head in its own files is a candidate.
+        """
         self.target = target
-        self._directories, self._targets = directories, targets
+        self._directories, self._targets, self._heads = directories, targets, heads
         self._record = PairRecord()
 
     def recall(self) -> DraftChoice | None:
@@ -42,7 +45,7 @@ class DraftChooser:
 
     def find(self) -> Candidates:
         """Look for candidates. Raises StartupError if the target is not on this machine, or cannot be served."""
-        return candidates_for(self._summary, self._places, targets=self._targets)
+        return candidates_for(self._summary, self._places, targets=self._targets, heads=self._heads)
 
     def choose(
         self,
@@ -54,8 +57,8 @@ class DraftChooser:
     ) -> DraftChoice:
         """Return the choice among candidates, after trials of the untried ones, and remember it.
 
-        A head without a rival needs no trial, unless it is `always` wanted. With `again`, all are measured again.
-        Raises StartupError if the target cannot be measured.
+        The target's own head needs no trial without a rival, unless it is `always` wanted. With `again`, all are
+        measured again. Raises StartupError if the target cannot be measured.
         """
         record = replace(PairRecord.kept_in(self._path), listing=self._listing, fitting=tuple(candidates))
         if again:
@@ -84,7 +87,7 @@ class DraftChooser:
 
     @staticmethod
     def _needs_trial(record: PairRecord, candidates: Sequence[Candidate]) -> bool:
-        return any(not each.is_head for each in candidates) and bool(record.missing(candidates))
+        return any(not each.is_own_head for each in candidates) and bool(record.missing(candidates))
 
     @cached_property
     def _threads(self) -> dict[str, int]:
@@ -93,7 +96,7 @@ class DraftChooser:
 
     @cached_property
     def _listing(self) -> str:
-        return listing_of(self._directories, self._targets)
+        return listing_of(self._directories, self._targets, self._heads)
 
     @cached_property
     def _places(self) -> list[ModelPlace]:

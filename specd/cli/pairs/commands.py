@@ -128,7 +128,7 @@ class _Report:
 
     def _cells(self, draft: RankedDraft) -> tuple[str, ...]:
         worth, mark = draft.worth, "chosen" if draft is self._choice.chosen else ""
-        memory = "in the target" if draft.candidate.is_head else in_gigabytes(draft.candidate.weights)
+        memory = "in the target" if draft.candidate.is_own_head else in_gigabytes(draft.candidate.weights)
         if worth is None:
             return (draft.candidate.name, "-", "-", "-", "-", memory, mark)
         numbers = (f"{worth.acceptance:.0%}", str(worth.k), f"{worth.tokens_per_second:.1f}", f"{worth.speedup:.2f}")

@@ -14,6 +14,7 @@ from specd.cli.pairs.candidates import Candidate
 from specd.cli.pairs.record import PairRecord
 from specd.pair_worth import DraftTrial, TargetTrial
 from specd.startup_error import StartupError
+from specd.vocabulary import OWN_HEAD
 
 _COMMAND = (sys.executable, "-m", "specd.bench.pair_trial")
 
@@ -34,7 +35,8 @@ def tried(
     while waiting or not record.target:
         request = {
             "target": target_directory,
-            "drafts": {each.key: each.directory for each in waiting},
+            "heads": {each.key: each.directory or OWN_HEAD for each in waiting if each.is_head},
+            "drafts": {each.key: each.directory for each in waiting if not each.is_head},
             "threads": dict(threads),
             "known": record.target or None,
         }

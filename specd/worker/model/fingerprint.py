@@ -36,11 +36,11 @@ _SETTLED_SECONDS = 2.0
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
 
 
-def quick_fingerprint(directory: Path) -> str:
+def quick_fingerprint(directory: Path, files: str = WEIGHTS) -> str:
     """Digest the config and, for each file of weights, its size and sixteen samples, which is fast."""
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     sample = 64 * 1024
-    for path in sorted(directory.glob(WEIGHTS)):
+    for path in sorted(directory.glob(files)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
