@@ -38,7 +38,7 @@ _HEADERS = [
     {
         "name": REFUSE_UNLOADED,
         "in": "header",
-        "description": "With 1, a request whose model is not loaded gets 503 instead of waiting for it.",
+        "description": "With 1, a request for a model that is not loaded gets 503 instead of waiting for it.",
         "schema": {"enum": ["0", "1"]},
     }
 ]
