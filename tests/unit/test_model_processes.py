@@ -47,7 +47,7 @@ class Supervised:
         self.told.append((event, fields.get("keys", fields.get("key"))))
 
     async def ask(self, *requests: str) -> Sequence[tuple[str, Any]]:
-        """Ask for these things, one after the other; return what was said meanwhile."""
+        """Ask for these things, one after the other; return the messages to the coordinator."""
         self.told.clear()
         for request in requests:
             self.processes.take({"request": request, "key": "1"})
@@ -56,7 +56,7 @@ class Supervised:
 
 
 async def ended(supervised: Supervised, group: int) -> Sequence[tuple[str, Any]]:
-    """Let a group end; return what was said then."""
+    """Let a group end; return the messages that follow."""
     supervised.told.clear()
     supervised.groups[group].may_end.set()
     await asyncio.sleep(0.01)

@@ -53,7 +53,7 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What may draft for a target: its own head, other heads, then models, the smallest first; and the others."""
+    """The drafts that fit a target: its own head, other heads, then models, the smallest first; and the others."""
 
     fitting: Sequence[Candidate]
     unfit: Sequence[Unfit] = ()
