@@ -7,8 +7,8 @@ One service has the head in its target worker, the other one has a draft worker.
 prompt by prompt. The work is that of look-up (`repeating_work.py`), and prompts that nothing was trained or tuned on,
 greedy and at temperature 1. The head was trained on none of it.
 
-A table for each kind: medians of the speed, alone and over the target alone; tokens a round; the share of draft tokens
-at the first, second and third place that the target accepted, of those that it tried; and the time of a proposal.
+A table for each kind: medians of the speed, alone and over the target alone; tokens a round; the acceptance at the
+first, second and third draft token, if the one before was accepted; and the time of a proposal.
 The planner chooses k where none is named. Exit code 1 if tokens differ, or if a planner that has look-up and a draft
 does not reach 0.97 of the best source alone.
 """

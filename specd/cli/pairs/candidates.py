@@ -118,7 +118,7 @@ def _candidate(
 
 
 def _size_of_states(config: Mapping[str, Any]) -> int | None:
-    """Return the size of the hidden states of a model, or of those that a head reads; None if its config has no size.
+    """Return the size of a model's hidden states, or of the states that a head reads; None if its config has no size.
 
     Whether a head of the right size was trained for the target, its trial shows.
     """
