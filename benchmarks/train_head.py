@@ -88,7 +88,7 @@ def write_texts(head: MTPHead, pieces: np.ndarray, length: int) -> Texts:
         written.append(Texts(mx.concatenate(token_ids, axis=1), mx.concatenate(hidden, axis=1)))
         mx.eval(written[-1])
         print(f"wrote {start + len(latest)} of {len(pieces)} texts", flush=True)
-    return Texts(*(mx.concatenate(parts) for parts in zip(*written, strict=True)))
+    return Texts(*(mx.concatenate([*parts]) for parts in zip(*written, strict=True)))
 
 
 def drafts(head: MTPHead, texts: Texts, most: int) -> Iterator[tuple[int, mx.array]]:
@@ -181,14 +181,13 @@ def main() -> None:
     head.set_dtype(mx.float16)
     weights: Any = tree_flatten(head.parameters())
     num_weights = sum(weight.size for _, weight in weights)
-    quantisation = {"group_size": 64, "bits": 8}
-    nn.quantize(head, **quantisation)
+    nn.quantize(head, group_size=64, bits=8)
     save_head(head, options.out)
     config = {
         "model_type": f"{config['model_type']}_mtp",
         "hidden_size": size,
         "vocab_size": config["vocab_size"],
-        "quantization": quantisation,
+        "quantization": {"group_size": 64, "bits": 8},
     }
     (options.out / "config.json").write_text(json.dumps(config, indent=4) + "\n")
     print(f"{options.out} has a head of {num_weights / 1e6:.1f} million weights")

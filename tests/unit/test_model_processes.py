@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from specd.child import Child
 from specd.model_processes import ModelPlan, ModelPlans, ModelProcesses
 from specd.worker_group import WorkerGroup, WorkerModels
 
@@ -17,7 +18,8 @@ class Group:
     """A group that starts at once, and ends when it may."""
 
     def __init__(self) -> None:
-        self.target_addresses, self.draft_address, self.children = "unix:/t", "", []
+        self.target_addresses, self.draft_address = "unix:/t", ""
+        self.children: list[Child] = []
         self.may_end = asyncio.Event()
 
     async def start(self) -> None:
