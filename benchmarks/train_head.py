@@ -47,9 +47,12 @@ from specd.worker.model.loader import read
 _DEPTH = 3  # draft tokens to learn
 _PIECE = 32  # tokens of a prompt
 _TOGETHER = 128  # texts that are written at once
-_PART = 128  # tokens of a text that are a part of a training step; the target's states know what is before it
+# Texts are trained on in parts of this many tokens, because attention costs less. The target's states still hold the
+# whole text before a part.
+_PART = 128
 _BATCH = 16  # parts of a training step
-_SHARE = 4  # one of so many places of a text has a part in a step's loss: the rows of a vocabulary are its dearest part
+# A step's loss uses one in four places of a part: the logits of all places would take a third of the time of a step.
+_SHARE = 4
 _HELD_OUT = 16  # every sixteenth text is for the test
 _WARM_UP = 50  # steps
 _LEARNING_RATE = 1e-3

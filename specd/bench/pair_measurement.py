@@ -100,7 +100,7 @@ def measure_pairs(request: Mapping[str, Any], blas: str) -> Iterator[dict[str, A
 
 
 def _free() -> None:
-    """Free the memory of the model before, of which nothing is left but cycles."""
+    """Free the memory of the previous model, which only reference cycles still hold."""
     gc.collect()
     mx.clear_cache()
 

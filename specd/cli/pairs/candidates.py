@@ -92,7 +92,7 @@ def candidates_for(
 def _candidate(
     place: ModelPlace, outline: Outline, size: int | None, memory: ModelMemory, targets: int, *, heads: bool
 ) -> Candidate:
-    """Return a model as a candidate. Raises StartupError, with the reason why it cannot be one."""
+    """Return a model or a head as a candidate. Raises StartupError, with the reason why it cannot be one."""
     summary = summary_of(place)
     if not summary.served or place.directory is None:
         raise StartupError(f"specd cannot serve it: {summary.reason}")
