@@ -193,9 +193,12 @@ def test_the_same_bits_in_all_passes_have_no_rounding() -> None:
     assert finish(measure_rounding(replace(model, network=Constant(), batches=False), 60.0)) == 0.0
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(mx.float32, 3e-6), (mx.bfloat16, 5e-2), (mx.float16, 5e-3)])
+@pytest.mark.parametrize(("dtype", "most"), [(mx.float32, 2e-5), (mx.bfloat16, 5e-2), (mx.float16, 5e-3)])
 def test_the_rounding_is_that_of_the_precision(dtype: mx.Dtype, most: float) -> None:
-    """On a CPU, 16 bits have none: each row of a product is computed in the same way for any number of rows."""
+    """On a CPU, 16 bits have none: each row of a product is computed in the same way for any number of rows.
+
+    OpenBLAS computes products of 32 bits with other kernels for few rows, and those of AVX2 round more than AVX-512's.
+    """
     model = softened_model(0, 0.3)
     model.network.update(tree_map(lambda weight: weight.astype(dtype), model.network.parameters()))
     rounding = finish(measure_rounding(replace(model, batches=enable_batches(model.network)), 60.0))
