@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _REVIEW_SECONDS = 10.0
+_OTHER_MODELS_SECONDS = 10.0  # The start waits for them after the first model can serve.
 _TARGETS_OF_A_NAME = 16  # The number of a name's targets is not known when the limit of calls is set.
 _OTHER_STREAMS = 64  # of a connection, in addition to generations: health checks, sessions, and refused requests
 
@@ -89,7 +90,7 @@ async def run(settings: CoordinatorSettings) -> None:
         await server.start()
 
         _connect(models, shared, loader, server)
-        starting = asyncio.ensure_future(models.begin())
+        starting = asyncio.ensure_future(models.begin(_OTHER_MODELS_SECONDS))
         stopping = asyncio.ensure_future(server.wait_for_stop())
         try:
             # The workers may never come: a signal ends the wait for them.

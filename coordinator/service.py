@@ -16,10 +16,11 @@ from prometheus_client import Counter
 from coordinator.conversation import MAX_ENTRIES, chat_from
 from coordinator.core import Round
 from coordinator.generation import Emission, Generation
+from coordinator.models.choice import choose_model
 from coordinator.models.loader import LoadProgress
-from coordinator.models.models import Models, starting
+from coordinator.models.models import Models
 from coordinator.models.served_model import ModelState, ServedModel
-from coordinator.models.waiting import Waiting
+from coordinator.models.waiting import Waiting, starting
 from coordinator.output import EmittedToken
 from coordinator.pacing import at_intervals
 from coordinator.sessions.prompt import AnswerStart, Prompt
@@ -206,7 +207,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _using(self, name: str, session_id: str = "", *, waits: bool = True) -> AsyncIterator[Waiting]:
         """Use the model that a request names, or that its session has."""
-        model = await self._models.find(name, current_caller().name, session_id)
+        model = await choose_model(self._models.all, name, current_caller().name, session_id)
         async with self._models.using(model, waits=waits) as waiting:
             yield waiting
 

@@ -12,9 +12,11 @@ import structlog
 from google.protobuf import timestamp_pb2
 from prometheus_client import Counter
 
+from coordinator.models.choice import model_of_session
 from coordinator.models.kept_sessions import KeptSessions
-from coordinator.models.models import Models, starting
+from coordinator.models.models import Models
 from coordinator.models.served_model import ServedModel
+from coordinator.models.waiting import starting
 from coordinator.sessions.session_store import KeptSession
 from specd.errors import InvalidRequestError
 from specd.rpc.access import current_caller
@@ -89,7 +91,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         """Return a session of the caller, and its model. Raises NotFoundError (SESSION_NOT_FOUND)."""
         client, first = current_caller().name, self._models.all[0]
         _check_started(first)
-        model = await self._models.model_of(_checked(session_id), client) or first
+        model = await model_of_session(self._models.all, _checked(session_id), client) or first
         return model, model.sessions.store.get(session_id, client)
 
     async def _sessions_of(self, model: ServedModel) -> KeptSessions:

@@ -53,6 +53,12 @@ class ModelEntry:
     pinned: bool = False
     idle_seconds: Annotated[float, Field(gt=0)] = math.inf
 
+    def has_workers_of(self, other: ModelEntry) -> bool:
+        """Return whether both have the same workers: those of the same key, or without one at the same addresses."""
+        if self.key or other.key:
+            return self.key == other.key
+        return (self.target, self.draft) == (other.target, other.draft)
+
 
 @checked_dataclass(frozen=True, config={"extra": "forbid"})
 class ModelEntries:

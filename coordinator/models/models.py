@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,12 +13,10 @@ import structlog
 
 from coordinator.models.loader import Loader, LoadProgress
 from coordinator.models.served_model import ModelState, ServedModel
-from coordinator.models.waiting import Waiting
+from coordinator.models.waiting import Requests, Waiting, starting
 from coordinator.workers.changes import Changes
 from specd.errors import (
-    InvalidRequestError,
     NotFoundError,
-    ResourceExhaustedError,
     SpecdError,
     StartupError,
     UnavailableError,
@@ -28,18 +25,19 @@ from specd.model_entries import ModelEntries, ModelEntry
 
 log = structlog.get_logger()
 
-_MOST_CHARACTERS = 200  # of a client's text in an error
-_MOST_WAITING = 256  # requests for one model
 _RETRY_SECONDS = 5.0
 
 NewModel = Callable[[ModelEntry, "ServedModel | None"], ServedModel]
 
 
 class Models:
-    """Finds the model of a request, and loads it if need be.
+    """Loads the models of requests.
 
     Models are loaded one after another. If the budget is too small for one more, the one that was not used for longest
     is unloaded, once its requests have ended. New requests for it wait until it is loaded again.
+
+    A model whose workers run all the time has no key, needs no memory of the budget, and is never unloaded. Requests
+    for it are refused until its target is there.
     """
 
     def __init__(
@@ -54,10 +52,11 @@ class Models:
         self._wanted: dict[str, ServedModel] = {}  # replacements that are still to be loaded, by name
         self._leaving: set[ServedModel] = set()  # those that others have replaced
         self.on_gone: Callable[[str], None] = lambda name: None  # called when a name is no longer served
-        self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
+        self._requests = Requests(clock)
         self._budget_bytes: float = entries.budget_bytes or math.inf
         self._turn = asyncio.Lock()
         self._changes = Changes()
+        self._has_begun = False
         self._tasks: set[asyncio.Task[None]] = set()
         loader.on_failure = self._fail
 
@@ -83,51 +82,32 @@ class Models:
             return only.coordinator.model_names()
         return {"models": ", ".join(each.name for each in self.all)}
 
-    async def begin(self) -> None:
-        """Load the pinned models, and connect to those that are loaded already. Raises StartupError."""
+    async def begin(self, patience_seconds: float = 0.0) -> None:
+        """Load the pinned models, and connect to those that are loaded already. Raises StartupError.
+
+        It waits until one of them serves, and then for this time for others whose workers run all the time.
+        """
         for model in self.all:
-            if model.entry.key:
+            if model.name:
                 await model.sessions.recall()
         running = await self._loader.running() if any(each.entry.key for each in self.all) else set()
-        wanted = [each for each in self.all if each.entry.pinned or not each.entry.key or each.entry.key in running]
-        try:
-            for model in wanted:
-                await self._load(model)
-        except SpecdError as error:
-            raise StartupError(f"the model {model.name} cannot be loaded: {error}") from error
-
-    async def find(self, name: str, client: str = "", session_id: str = "") -> ServedModel:
-        """Return the model that a request names, by its own name or by one of its adapters', without one the default.
-
-        A session keeps its model. Raises NotFoundError (MODEL_NOT_FOUND) and InvalidRequestError (CONTRADICTION).
-        """
-        own = await self.model_of(session_id, client) if session_id and len(self._named) > 1 else None
-        if not name:
-            return own or self.all[0]
-        if "" in self._named:
-            return self._named[""]  # which knows its names itself
-        found = next((each for each in self.all if name in (each.name, *each.entry.adapters)), None)
-        if found is None:
-            served = ", ".join(repr(each) for model in self.all for each in (model.name, *model.entry.adapters))
-            raise NotFoundError(
-                "MODEL_NOT_FOUND",
-                f"model is {name[:_MOST_CHARACTERS]!r}: those that are served are {served} (ListModels)",
-            )
-        if own is not None and own is not found:
-            raise InvalidRequestError(
-                "CONTRADICTION",
-                f"session {session_id} began with the model {own.name!r}, and the request names {name!r}: leave model "
-                "out, or begin a new session",
-            )
-        return found
-
-    async def model_of(self, session_id: str, client: str) -> ServedModel | None:
-        """Return the model that has a session of a client. Raises UnavailableError (SESSION_SERVER)."""
+        self._start_standing()
+        connecting = {model.loading for model in self.all if model.loading is not None}
         for model in self.all:
-            await model.sessions.keeper.refresh(client, session_id)
-            if model.sessions.store.peek(session_id, client) is not None:
-                return model
-        return None
+            if model.entry.key and (model.entry.pinned or model.entry.key in running):
+                try:
+                    await self._load(model)
+                except SpecdError as error:
+                    raise StartupError(f"the model {model.name} cannot be loaded: {error}") from error
+        while connecting:
+            seconds = patience_seconds if self.are_serving else None
+            done, connecting = await asyncio.wait(connecting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():  # the file of models has been read again
+                    task.result()
+            if not done:
+                break
+        self._has_begun = True
 
     @asynccontextmanager
     async def using(self, model: ServedModel, *, waits: bool = True) -> AsyncIterator[Waiting]:
@@ -140,7 +120,8 @@ class Models:
             self._enter(waiting, waits=waits)
             yield waiting
         finally:
-            self._leave(waiting)
+            self._requests.leave(waiting)
+            self._changes.notify()
 
     def replace(self, entries: ModelEntries) -> None:
         """Serve these models from now on. One that has changed serves until its replacement is loaded."""
@@ -150,27 +131,44 @@ class Models:
             before, wanted = self._named.pop(entry.name, None), self._wanted.get(entry.name)
             if before is None:
                 named[entry.name] = self._new_model(entry, None)
-            elif wanted is not None and wanted.entry.key == entry.key:
+            elif wanted is not None and wanted.entry.has_workers_of(entry):
                 wanted.entry = entry
                 named[entry.name] = before
-            elif before.entry.key == entry.key:
-                self._wanted.pop(entry.name, None)
-                before.entry = entry
-                named[entry.name] = before
-            elif before.state is ModelState.UNLOADED and before.loading is None:
-                named[entry.name] = self._new_model(entry, before)
             else:
-                named[entry.name] = before
-                self._wanted[entry.name] = self._new_model(entry, before)
-                self._do(self._swap(entry.name))
+                named[entry.name] = self._replaced(before, entry)
         gone, self._named = self._named, named
         for model in gone.values():
-            self._wanted.pop(model.name, None)
-            self._refuse(model, NotFoundError("MODEL_NOT_FOUND", f"the model {model.name!r} is no longer served"))
+            self._stop_connecting(model)
+            self._stop_connecting(self._wanted.pop(model.name, None))
+            unserved = NotFoundError("MODEL_NOT_FOUND", f"the model {model.name!r} is no longer served")
+            self._requests.refuse(model, unserved)
             self._do(self._retire(model))
         for model in self.all:
             if model.entry.pinned and model.state is ModelState.UNLOADED:
                 self._start(model)
+        self._start_standing()
+
+    def _replaced(self, before: ServedModel, entry: ModelEntry) -> ServedModel:
+        """Return the model that serves for an entry from now on: `before` until another one is loaded."""
+        self._stop_connecting(self._wanted.pop(before.name, None))
+        if before.entry.has_workers_of(entry):
+            before.entry = entry
+            return before
+        is_unloaded = before.state is ModelState.UNLOADED and before.loading is None
+        if is_unloaded or not (before.entry.key or before.state is ModelState.READY):
+            self._stop_connecting(before)
+            return self._new_model(entry, before)
+        self._wanted[entry.name] = after = self._new_model(entry, before)
+        if entry.key:
+            self._do(self._swap(entry.name))
+        else:
+            after.loading = self._do(self._move(before, after))
+        return before
+
+    def _stop_connecting(self, model: ServedModel | None) -> None:
+        """Stop waiting for workers that run all the time."""
+        if model is not None and model.loading is not None and not model.entry.key:
+            model.loading.cancel()
 
     def review(self) -> None:
         """Unload the models that were idle for too long."""
@@ -193,16 +191,11 @@ class Models:
     def _enter(self, waiting: Waiting, *, waits: bool) -> None:
         model = waiting.model
         if model.state is ModelState.READY:
-            self._admit(waiting)
+            self._requests.admit(waiting)
             return
         if not model.entry.key:
-            raise starting()
-        if len(self._waiting[model]) >= _MOST_WAITING:
-            raise ResourceExhaustedError(
-                "QUEUE_FULL",
-                f"{_MOST_WAITING} requests wait for the model {model.name!r}",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
+            raise starting(model.name)
+        self._requests.check_room(model)
         self._start(model)
         if not waits:
             raise UnavailableError(
@@ -210,28 +203,32 @@ class Models:
                 f"the model {model.name!r} is not loaded: it begins to load",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        self._waiting[model].append(waiting)
-
-    def _admit(self, waiting: Waiting) -> None:
-        waiting.is_admitted = True
-        waiting.model.num_users += 1
-        waiting.model.last_used_at = self._clock()
-        if not waiting.turn.done():
-            waiting.turn.set_result(None)
-
-    def _leave(self, waiting: Waiting) -> None:
-        model = waiting.model
-        if waiting in (waits := self._waiting.get(model, [])):
-            waits.remove(waiting)
-        if waiting.is_admitted:
-            model.num_users -= 1
-            model.last_used_at = self._clock()
-            self._changes.notify()
+        self._requests.wait(waiting)
 
     def _start(self, model: ServedModel) -> None:
         """Begin to load a model, unless that has begun."""
         if model.loading is None:
             model.loading = self._do(self._load_for_requests(model))
+
+    def _start_standing(self) -> None:
+        """Begin to connect to the models whose workers run all the time."""
+        for model in self.all:
+            if not model.entry.key and model.state is ModelState.UNLOADED and model.loading is None:
+                model.loading = self._do(self._connect(model))
+
+    async def _connect(self, model: ServedModel) -> None:
+        """Connect to workers that run all the time. After the start, ask again if they are refused."""
+        try:
+            while True:
+                try:
+                    return await self._open(model)
+                except (SpecdError, StartupError) as error:
+                    if not self._has_begun:
+                        raise
+                    log.error("a model cannot be served", model=model.name, reason=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            model.loading = None
 
     async def _load_for_requests(self, model: ServedModel) -> None:
         try:
@@ -239,7 +236,7 @@ class Models:
         except (SpecdError, StartupError) as error:
             log.warning("a model cannot be loaded", model=model.name, reason=str(error))
             refusal = error if isinstance(error, SpecdError) else UnavailableError("MODEL_NOT_LOADED", str(error))
-            self._refuse(model, refusal)
+            self._requests.refuse(model, refusal)
         finally:
             model.loading = None
 
@@ -250,13 +247,13 @@ class Models:
             if self._named.get(model.name) is not model:
                 return  # the requests that waited for it have another one
             if model.state is ModelState.READY:
-                self._admit_all(model, model)
+                self._requests.admit_all(model, model)
                 return
             began_at = self._clock()
             await self._open(model)
             if model.name:
                 log.info("a model is loaded", model=model.name, seconds=round(self._clock() - began_at, 2))
-            self._admit_all(model, model)
+            self._requests.admit_all(model, model)
             self._changes.notify()
 
     async def _open(self, model: ServedModel, *kept: ServedModel) -> None:
@@ -266,7 +263,8 @@ class Models:
         """
         model.state = ModelState.WAITING
         try:
-            await self._make_room(model, *kept)
+            if model.entry.key:
+                await self._make_room(model, *kept)
             model.state = ModelState.LOADING
             if model.entry.key:
                 await self._loader.load(model.entry.key)
@@ -278,6 +276,7 @@ class Models:
                 raise
         except BaseException:
             model.state = ModelState.UNLOADED
+            self._changes.notify()
             raise
         model.state, model.last_used_at = ModelState.READY, self._clock()
 
@@ -288,8 +287,8 @@ class Models:
             return self._used_bytes() + model.entry.num_bytes <= self._budget_bytes
 
         def others() -> list[ServedModel]:
-            ready = (each for each in self.all if each.state is ModelState.READY and not each.entry.pinned)
-            return [each for each in ready if each not in kept]
+            ready = (each for each in self.all if each.state is ModelState.READY and each.entry.key)
+            return [each for each in ready if each not in kept and not each.entry.pinned]
 
         while True:
             await self._until(lambda: has_room() or bool(others()))
@@ -338,15 +337,33 @@ class Models:
                 return
             if self._wanted.get(name) is after:
                 del self._wanted[name]
-                self._named[name] = after
                 self._leaving.discard(after)
-                self._admit_all(before, after)
-                log.info("a model is replaced", model=name, seconds=round(self._clock() - began_at, 2))
+                self._serve_with(before, after, began_at)
                 leaving = before
             else:  # it is no longer wanted
                 leaving = after
             self._changes.notify()
         await self._retire(leaving)
+
+    async def _move(self, before: ServedModel, after: ServedModel) -> None:
+        """Connect to other workers that run all the time, and then serve with them. To cancel it is safe."""
+        began_at = self._clock()
+        try:
+            await self._open(after)
+        except (SpecdError, StartupError) as error:
+            log.error("a model cannot be replaced, and stays", model=after.name, reason=str(error))
+            return
+        finally:
+            after.loading = None
+            if self._wanted.get(after.name) is after:
+                del self._wanted[after.name]
+        self._serve_with(before, after, began_at)
+        await self._retire(before)
+
+    def _serve_with(self, before: ServedModel, after: ServedModel, began_at: float) -> None:
+        self._named[after.name] = after
+        self._requests.admit_all(before, after)
+        log.info("a model is replaced", model=after.name, seconds=round(self._clock() - began_at, 2))
 
     async def _retire(self, model: ServedModel) -> None:
         """End a model that is no longer named, once its requests have ended."""
@@ -358,17 +375,6 @@ class Models:
         self._leaving.discard(model)
         if model.name not in self._named:
             self.on_gone(model.name)
-
-    def _admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
-        """Let the requests that wait for a model use it, or the one that has replaced it."""
-        for waiting in self._waiting.pop(waited_for, ()):
-            waiting.model = model
-            self._admit(waiting)
-
-    def _refuse(self, model: ServedModel, error: SpecdError) -> None:
-        """End the requests that wait for a model."""
-        for waiting in self._waiting.pop(model, ()):
-            waiting.turn.set_exception(error)
 
     def _fail(self, key: str, reason: str) -> None:
         """Take the end of workers that had been loaded."""
@@ -390,8 +396,3 @@ class Models:
     def progress_of(self, model: ServedModel) -> LoadProgress:
         """Return how far the start of a model is."""
         return self._loader.progress(model.entry.key)
-
-
-def starting() -> UnavailableError:
-    """Return the error of a coordinator that waits for its one model."""
-    return UnavailableError("STARTING", "still waiting for the target worker", retry_after_seconds=1.0)

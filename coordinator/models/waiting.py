@@ -1,16 +1,19 @@
-"""A request's wait for its model, and its use of it."""
+"""Requests that wait for their models, and then use them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from coordinator.coordinator import Coordinator
 from coordinator.models.loader import LoadProgress
 from coordinator.models.served_model import ServedModel
-from specd.errors import UnavailableError
+from specd.errors import ResourceExhaustedError, SpecdError, UnavailableError
 
 _PROGRESS_SECONDS = 0.2
+_RETRY_SECONDS = 5.0
+_MOST_WAITING = 256  # requests for one model
 
 
 class Waiting:
@@ -39,3 +42,59 @@ class Waiting:
                 last = now
                 yield now
             await asyncio.wait({self.turn}, timeout=_PROGRESS_SECONDS)
+
+
+class Requests:
+    """The requests of all models."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
+
+    def check_room(self, model: ServedModel) -> None:
+        """Raise ResourceExhaustedError (QUEUE_FULL) if no more requests may wait for a model."""
+        if len(self._waiting[model]) >= _MOST_WAITING:
+            raise ResourceExhaustedError(
+                "QUEUE_FULL",
+                f"{_MOST_WAITING} requests wait for the model {model.name!r}",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+
+    def wait(self, waiting: Waiting) -> None:
+        """Let a request wait for its model."""
+        self._waiting[waiting.model].append(waiting)
+
+    def admit(self, waiting: Waiting) -> None:
+        """Let a request use its model."""
+        waiting.is_admitted = True
+        waiting.model.num_users += 1
+        waiting.model.last_used_at = self._clock()
+        if not waiting.turn.done():
+            waiting.turn.set_result(None)
+
+    def admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
+        """Let the requests that wait for a model use it, or the one that has replaced it."""
+        for waiting in self._waiting.pop(waited_for, ()):
+            waiting.model = model
+            self.admit(waiting)
+
+    def refuse(self, model: ServedModel, error: SpecdError) -> None:
+        """End the requests that wait for a model."""
+        for waiting in self._waiting.pop(model, ()):
+            waiting.turn.set_exception(error)
+
+    def leave(self, waiting: Waiting) -> None:
+        """Note the end of a request."""
+        model = waiting.model
+        if waiting in (waits := self._waiting.get(model, [])):
+            waits.remove(waiting)
+        if waiting.is_admitted:
+            model.num_users -= 1
+            model.last_used_at = self._clock()
+
+
+def starting(name: str = "") -> UnavailableError:
+    """Return the error of a coordinator that waits for the target of a model, or of its only one."""
+    whose = f" of the model {name!r}" if name else ""
+    return UnavailableError("STARTING", f"still waiting for the target worker{whose}", retry_after_seconds=1.0)

@@ -97,6 +97,7 @@ async def alone() -> dict[str, str]:
     return texts
 
 
+@pytest.mark.thorough
 async def test_two_hundred_mixed_requests_within_a_budget_for_two_models(alone: dict[str, str]) -> None:
     random, most_bytes, counts = Random(0), 0, Counter[str]()
     async with serving(CODER, SMALL, T5, budget_bytes=BUDGET) as stack, AsyncClient(stack.address) as client:
@@ -153,6 +154,7 @@ async def test_a_request_sees_the_progress_of_its_model_or_is_refused_at_once(al
         assert [model.name for model in await client.models()] == ["coder", "small"]
 
 
+@pytest.mark.thorough
 async def test_a_session_outlives_the_workers_of_its_model() -> None:
     async with (
         serving(CODER, SMALL, budget_bytes=900 * MIB) as stack,
@@ -170,6 +172,7 @@ async def test_a_session_outlives_the_workers_of_its_model() -> None:
         assert second.text == whole
 
 
+@pytest.mark.thorough
 async def test_a_hot_swap_under_eight_streams_fails_none_and_changes_no_running_text(tmp_path: Path) -> None:
     """The new target has the same tokenizer, so sessions continue with it."""
     other = save_odd_draft("random", tmp_path / "other")
@@ -264,6 +267,7 @@ async def test_deaths_of_processes_lose_no_generation(alone: dict[str, str]) -> 
                 assert await states(client) == {"coder": "ready", "small": "unloaded"}
 
 
+@pytest.mark.thorough
 async def test_an_idle_model_is_unloaded_and_a_pinned_one_stays() -> None:
     plans = plan("a", EMBEDDED_DRAFT, pinned=True), plan("b", EMBEDDED_DRAFT, idle_seconds=1.0)
     async with serving(*plans) as stack, AsyncClient(stack.address) as client:
@@ -339,7 +343,7 @@ def test_one_model_and_several_contradict_each_other(tmp_path: Path) -> None:
 async def test_a_coordinator_without_a_supervisor_serves_targets_that_run(
     tmp_path: Path, alone: dict[str, str]
 ) -> None:
-    """In containers, each model has workers that run already. Their metrics and sessions are their own."""
+    """In containers. Metrics and sessions are those of a model, and a target that is away holds up no other one."""
     addresses = {each.name: f"unix:{tmp_path}/{each.name}" for each in (CODER, SMALL)}
     children = [
         Child(f"target {each.name}", worker("target-worker", each.workers.target, addresses[each.name]), PATIENT)
@@ -355,8 +359,14 @@ async def test_a_coordinator_without_a_supervisor_serves_targets_that_run(
         PATIENT,
     )
     children.append(coordinator)
+    elsewhere = f"unix:{tmp_path}/elsewhere"
     try:
-        await asyncio.gather(*(child.start() for child in children))
+        await asyncio.gather(children[0].start(), coordinator.start())
+        async with AsyncClient(coordinator.facts["address"], retries=NO_RETRIES) as client:
+            assert await text_of(client, "coder") == alone["coder"]
+            with pytest.raises(UnavailableError, match="the target worker of the model 'small'"):
+                await text_of(client, "small")
+        await children[1].start()
         async with AsyncClient(coordinator.facts["address"]) as client, client.session() as session:
             for name in ("coder", "small"):
                 assert await text_of(client, name) == alone[name]
@@ -373,6 +383,14 @@ async def test_a_coordinator_without_a_supervisor_serves_targets_that_run(
                 if sample.name == "specd_generated_tokens_total"
             }
             assert generated == {"coder": 0, "small": 8}
+            file.write_text(entries.to_json().replace(addresses["small"], elsewhere))
+            coordinator.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+            assert await text_of(client, "small") == alone["small"], "from the address before"
+            children.insert(0, Child("moved", worker("target-worker", SMALL.workers.target, elsewhere), PATIENT))
+            await children[0].start()
+            await asyncio.sleep(0.5)
+            await children[2].stop()
+            assert await text_of(client, "small") == alone["small"]
     finally:
         for child in children:
             await child.stop()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from coordinator.coordinator import Coordinator
+from coordinator.models.choice import choose_model
 from coordinator.models.kept_sessions import KeptSessions
 from coordinator.models.loader import Loader
 from coordinator.models.models import Models
@@ -94,7 +95,7 @@ class World:
 
     async def request(self, name: str, seconds: float = 0.0, *, waits: bool = True, session_id: str = "") -> str:
         """Use a model for this time, in which its workers must be there. Return the key that served it."""
-        model = await self.models.find(name, "", session_id)
+        model = await choose_model(self.models.all, name, "", session_id)
         async with self.models.using(model, waits=waits) as waiting:
             await waiting.ready()
             key = waiting.model.entry.key
