@@ -28,7 +28,7 @@ test-fast: $(READY) ## Run the unit and the worker tests in under 3 minutes, of 
 	@$(PYTEST) tests/unit $(PARALLEL) --fast $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) --fast $(PYTEST_ARGS)
 
-test: $(READY) ## Run all tests but those of clients, security, families and containers
+test: $(READY) ## Run the tests, but not the thorough ones and those of clients, security, families, containers
 	@$(PYTEST) tests/unit $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/worker $(PARALLEL) $(PYTEST_ARGS)
 	@$(PYTEST) tests/e2e tests/gateway tests/deploy $(PARALLEL) $(PYTEST_ARGS)
@@ -36,9 +36,10 @@ test: $(READY) ## Run all tests but those of clients, security, families and con
 test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
 	@$(PYTEST) tests/clients $(PYTEST_ARGS)
 
-test-thorough: $(READY) ## Run the examples that make test leaves out; SHARD=1/3 runs a third
-	@$(PYTEST) tests/unit tests/worker tests/e2e tests/gateway -m thorough --thorough --ignore=tests/e2e/test_chat_model.py \
-	  $(PARALLEL) $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
+test-thorough: $(READY) ## Run the tests that make test leaves out; THOROUGH_SECONDS=600 begins none after them
+	@$(PYTEST) tests/unit tests/worker tests/e2e tests/gateway tests/deploy -m thorough --thorough $(PARALLEL) \
+	  --deselect 'tests/e2e/test_chat_model.py::test_a_conversation_is_that_of_mlx_lm[all' \
+	  $(if $(SHARD),--shard $(SHARD)) $(if $(THOROUGH_SECONDS),--seconds $(THOROUGH_SECONDS)) $(PYTEST_ARGS)
 
 test-chat-model: $(READY) ## Hold 40 conversations with a published chat model, greedy and sampled, as mlx-lm does
 	@$(PYTEST) tests/e2e/test_chat_model.py --thorough $(PARALLEL) $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from datetime import date
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="of the cases marked slow, run every tenth")
     parser.addoption("--thorough", action="store_true", help="run also the cases marked thorough")
     parser.addoption("--shard", metavar="I/N", help="run each N-th test, from the I-th on")
-    parser.addoption("--seconds", type=float, help="shuffle the tests, and skip those that are not begun in this time")
+    parser.addoption("--seconds", type=float, help="shuffle the files, and skip tests that are not begun in this time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,7 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shard, _, count = config.option.shard.partition("/")
         left_out += [item for i, item in enumerate(items) if i % int(count) != int(shard)]
     if config.option.seconds:
-        Random(config.option.hypothesis_seed).shuffle(items)
+        # Every process of a run has the same order, another one each day, and a file keeps the stacks of its tests.
+        files = sorted({item.path for item in items})
+        Random(config.option.hypothesis_seed or date.today().toordinal()).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

@@ -28,6 +28,7 @@ def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.thorough
 async def test_texts_are_the_same_while_a_target_is_killed(tmp_path: Path) -> None:
     """Two targets, one of which is killed; `specd up` starts it again, as Kubernetes does."""
     address = f"unix:{tmp_path}/coordinator"

@@ -29,6 +29,7 @@ from tests.e2e.processes import complaint, run_specd, start_specd
 from tests.e2e.reference import sample_with_mlx_lm
 from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
+from tests.thorough import examples
 from tests.worker.adapter_directories import QUERIES_AND_VALUES, adapted_by_mlx_lm, save_adapter
 
 BASE = Path(EMBEDDED_TARGET).name
@@ -101,7 +102,7 @@ async def generate(client: RawClient, name: str, k: int, temperature: float = 0.
     return await complete(client, PROMPT, **options)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", examples([0.8, 0.0], 1))
 async def test_every_k_gives_the_tokens_of_mlx_lm_with_the_same_adapter(
     client: RawClient, reference: Callable[[str, float], list[int]], temperature: float
 ) -> None:
@@ -234,6 +235,7 @@ async def test_over_http_the_model_names_the_adapter(adapted: Adapted, client: R
         assert "began with the model 'sql'" in other.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 async def test_a_target_with_a_draft_of_its_own(
     adapted: Adapted, client: RawClient, reference: Callable[[str, float], list[int]]
 ) -> None:
@@ -250,6 +252,7 @@ async def test_a_target_with_a_draft_of_its_own(
         assert completion.statistics.proposed_tokens > 0
 
 
+@pytest.mark.thorough
 async def test_a_target_with_other_adapters_is_refused(adapted: Adapted, client: RawClient, tmp_path: Path) -> None:
     """One has an adapter of the same name with other weights, so no session may move to it."""
     other = save_adapter(tmp_path / "sql", EMBEDDED_TARGET, seed=9, keys=QUERIES_AND_VALUES)

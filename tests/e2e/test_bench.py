@@ -21,6 +21,7 @@ from specd.client import AsyncClient
 from specd.settings import EMBEDDED_DRAFT
 from specd.supervisor import Stack
 from tests.e2e.processes import PATIENCE_SECONDS, run_specd
+from tests.thorough import examples
 
 if TYPE_CHECKING:
     from specd.worker.model.loader import LoadedModel
@@ -67,7 +68,9 @@ async def test_both_count_what_comes_while_as_many_as_there_should_be_are_decode
     assert (await contenders[0].decode(prompts, 1, 12)).num_tokens == 36
 
 
-@pytest.mark.parametrize("draft", [["--step-ms", "1"], ["--draft", str(EMBEDDED_DRAFT)]], ids=["none", "computing"])
+@pytest.mark.parametrize(
+    "draft", examples([["--step-ms", "1"], ["--draft", str(EMBEDDED_DRAFT)]], 1), ids=["none", "computing"]
+)
 async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_path: Path, draft: list[str]) -> None:
     """With some 170 tries, 0.15 is more than four standard deviations. The draft is the target, and never wrong."""
     report = tmp_path / "report.json"
@@ -82,6 +85,7 @@ async def test_a_replayed_text_is_accepted_at_the_rate_that_was_asked_for(tmp_pa
     assert fixed["round_milliseconds"]["draft"] >= (4 if "--step-ms" in draft else 0.5)
 
 
+@pytest.mark.thorough
 def test_a_text_can_be_replayed_to_several_sessions(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--replay", "1", "-c", "2", "-k", "4", "--no-adaptive", "--num-prompts", "3", "-n", "16"]
@@ -93,6 +97,7 @@ def test_a_text_can_be_replayed_to_several_sessions(tmp_path: Path) -> None:
     assert fixed["drafted_per_round"] > 2  # without replayed texts it would be 0
 
 
+@pytest.mark.thorough
 def test_a_target_that_drafts_itself_is_measured(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--draft-in-target", "-c", "2", "-k", "4", "--no-adaptive", "--num-prompts", "3", "-n", "16"]
@@ -111,6 +116,7 @@ _INTERRUPTIBLE = (
 )
 
 
+@pytest.mark.thorough
 def test_an_interrupted_bench_reports_the_results_so_far(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ["--replay", "0.7", "-k", "2", "--no-adaptive", "--num-prompts", "8", "-n", "32", "--repeats", "1000"]
@@ -133,6 +139,7 @@ def test_an_interrupted_bench_reports_the_results_so_far(tmp_path: Path) -> None
     assert {len(own) for own in written_report["samples"].values()} <= {2, 3}
 
 
+@pytest.mark.thorough
 def test_the_run_for_accelerators_measures_and_compares(tmp_path: Path) -> None:
     """It works on a CPU too, with random models that are small."""
     report = tmp_path / "report.json"

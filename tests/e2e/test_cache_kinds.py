@@ -31,7 +31,7 @@ BUDGET = 4 * 2**20
 PROMPT_LENGTHS = (5, LARGE_WINDOW - 1, LARGE_WINDOW, 70, 300)
 
 
-@pytest.fixture(scope="module", params=SAVED)
+@pytest.fixture(scope="module", params=examples(SAVED, 2))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     directory: Path = tmp_path_factory.mktemp("models")
     return save_random_model(directory / "target", request.param), save_random_model(
@@ -63,7 +63,7 @@ def prompt(token_ids: list[int], length: int) -> list[int]:
     return [1 + token_id % 8000 for token_id in (token_ids * 5)[:length]]
 
 
-@pytest.mark.parametrize("length", examples(sorted(PROMPT_LENGTHS, key=lambda n: n not in (LARGE_WINDOW, 300)), 2))
+@pytest.mark.parametrize("length", examples(sorted(PROMPT_LENGTHS, key=lambda n: n != LARGE_WINDOW), 1))
 async def test_an_echo_has_the_log_probabilities_of_the_prompt(
     kind_client: RawClient, pair: tuple[str, str], token_ids: list[int], length: int
 ) -> None:
@@ -166,7 +166,8 @@ async def test_a_target_killed_between_turns_changes_nothing(
     assert second.statistics.target_reused_tokens == 0
 
 
-@pytest.mark.parametrize("pair", examples(reversed(SAVED), 1), indirect=True, scope="module")
+@pytest.mark.thorough
+@pytest.mark.parametrize("pair", reversed(SAVED), indirect=True, scope="module")
 async def test_a_draft_may_be_of_another_kind(
     pair: tuple[str, str], token_ids: list[int], expected: dict[int, list[int]]
 ) -> None:
@@ -209,6 +210,7 @@ async def test_two_hundred_sessions_on_a_small_budget_leave_memory_flat(tmp_path
 
 
 @pytest.mark.parametrize(("bits", "near"), examples([("8", 0.05), ("4", 0.5)], 1))
+@pytest.mark.thorough
 async def test_with_quantised_caches_a_draft_changes_no_token(token_ids: list[int], bits: str, near: float) -> None:
     """But of two that are nearly as likely: rounding moves a value on the border of two levels by a whole one."""
     own = {"KV_BITS": bits, "KV_GROUP_SIZE": "32"}

@@ -48,6 +48,7 @@ def acceptance_in(path: Path) -> float:
     return sum(passed for _, passed in counts) / sum(tried for tried, _ in counts)
 
 
+@pytest.mark.thorough
 async def test_a_worse_canary_is_taken_back(
     stack: Stack, worse: tuple[str, RunningSpecd], tmp_path: Path, prompts: list[str]
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_worse_canary_is_taken_back(
     assert low < high - 0.1
 
 
+@pytest.mark.thorough
 async def test_a_better_canary_is_kept_and_serves_all_sessions(
     stack: Stack, worse: tuple[str, RunningSpecd], tmp_path: Path, prompts: list[str]
 ) -> None:
@@ -107,6 +109,7 @@ async def check_kept(trial: CanaryStack, decided: dict[str, Any], worker: Runnin
     await trial.check_texts()
 
 
+@pytest.mark.thorough
 async def test_a_canary_that_never_comes_harms_nothing(stack: Stack, tmp_path: Path, prompts: list[str]) -> None:
     good = draft_of(stack).facts["address"]
     async with canary_stack(stack, tmp_path, prompts, draft=good, canary=f"unix:{tmp_path}/absent") as trial:

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +16,7 @@ FAULTS = {"draft": 3, "target": 2, "coordinator": 1}
 OPTIONS = ["--client-deaths=3", "--calm-seconds=2", "--soak-seconds=4", "--requests=8", "--sessions=3"]
 
 
+@pytest.mark.thorough
 async def test_no_text_is_wrong_whatever_is_harmed(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(

@@ -330,6 +330,7 @@ def test_demo(directory: Path) -> None:
     assert_nothing_left(directory)
 
 
+@pytest.mark.thorough
 def test_demo_of_the_t5s_has_an_answer_that_pays(directory: Path) -> None:
     done = run_specd("demo", "--pair", "t5", TMPDIR=str(directory))
     assert done.returncode == 0, done.stderr
@@ -340,6 +341,7 @@ def test_demo_of_the_t5s_has_an_answer_that_pays(directory: Path) -> None:
     assert "the same tokens" in done.stdout
 
 
+@pytest.mark.thorough
 def test_bench_measures_all_contenders_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     arguments = ("-k", "2", "--num-prompts", "1", "-n", "8", "--json", str(file))

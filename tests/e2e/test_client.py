@@ -23,6 +23,7 @@ from specd.supervisor import Stack
 from specd.vocabulary import FinishReason, TokenSource
 from tests.e2e.faults import SEED
 from tests.e2e.processes import PATIENCE_SECONDS
+from tests.thorough import examples
 
 PROMPT = "class Stack:\n    def"
 
@@ -192,8 +193,8 @@ LONG: GenerationOptions = {
 ALONE: GenerationOptions = {**LONG, "draft_source": "none"}
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["threads", "event loops"])
+@pytest.mark.parametrize("signal_number", examples([signal.SIGKILL, signal.SIGTERM], 1))
+@pytest.mark.parametrize("kind", examples(["threads", "event loops"], 1))
 async def test_a_stream_whose_coordinator_is_killed_is_whole(
     harmed_stack: Stack, kind: str, signal_number: signal.Signals
 ) -> None:

@@ -16,6 +16,7 @@ from specd.v1.sampling_pb2 import SamplingParameters
 from tests.e2e.completions import PROMPT, complete
 from tests.e2e.processes import PATIENCE_SECONDS
 from tests.raw_client import RawClient
+from tests.thorough import examples
 
 # Debian's package libfaketime: it stands between a process and its clock, and reads what to add from a file.
 _LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
@@ -55,7 +56,7 @@ async def jumping(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         yield client, clock
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", examples([1, 0], 1))
 async def test_texts_are_the_same(jumping: tuple[RawClient, Clock], temperature: int) -> None:
     client, clock = jumping
     fields: dict[str, Any] = {

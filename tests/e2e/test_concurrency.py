@@ -252,6 +252,7 @@ def resources(child: Child) -> tuple[float, int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.thorough
 async def test_a_thousand_sessions_leave_nothing_behind(small_stack: Stack) -> None:
     """Ended, cancelled and rejected ones, at ten times the capacity."""
     rng = random.Random(0)

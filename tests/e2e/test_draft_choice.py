@@ -102,6 +102,7 @@ def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places:
             assert terminal.exit_code() == 0
 
 
+@pytest.mark.thorough
 def test_a_target_is_downloaded_for_its_trial_if_a_model_here_has_its_tokens(
     tmp_path: Path, places: dict[str, Any]
 ) -> None:
@@ -141,6 +142,7 @@ async def test_ctrl_c_ends_a_trial(tmp_path: Path, places: dict[str, Any]) -> No
     await eventually(lambda: not processes_mentioning("specd.bench.pair_trial"))
 
 
+@pytest.mark.thorough
 def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[str, Any]) -> None:
     """Its weights are sound by their headers, but have another shape than its config says."""
     models = tmp_path / "models"
@@ -153,6 +155,7 @@ def test_a_draft_that_cannot_be_loaded_is_left_out(tmp_path: Path, places: dict[
     assert shown["draft"] == Path(EMBEDDED_DRAFT).name
 
 
+@pytest.mark.thorough
 def test_a_head_of_its_own_is_chosen_and_drafts_in_the_target(tmp_path: Path, places: dict[str, Any]) -> None:
     """The head is always right. Another one has the shape of the target's, but was not trained for it."""
     models = tmp_path / "models"
@@ -207,6 +210,7 @@ def test_a_target_that_cannot_be_measured_is_an_error(monkeypatch: pytest.Monkey
         tried(PairRecord(), "/target", [Candidate("a", "a", "/a")], {})
 
 
+@pytest.mark.thorough
 def test_the_table_has_the_drafts_and_the_reasons_against_the_others(tmp_path: Path, places: dict[str, Any]) -> None:
     done = run_specd("pair", Path(EMBEDDED_TARGET).name, timeout_seconds=_SECONDS, **places)
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from specd.rpc.credentials import ClientCredentials
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
@@ -28,6 +30,7 @@ async def generate(client: RawClient, seed: int, max_tokens: int = 160) -> list[
     ]
 
 
+@pytest.mark.thorough
 async def test_sessions_of_who_has_many_give_way_and_keep_their_texts(tmp_path: Path) -> None:
     few, many = make_tokens(tmp_path / "tokens", "few", "many")
     environment = {"SPECD_COORDINATOR_TOKENS": str(tmp_path / "tokens"), "SPECD_COORDINATOR_MAX_SESSIONS": "2"}

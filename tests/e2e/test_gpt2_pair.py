@@ -71,6 +71,7 @@ async def test_at_the_end_of_the_positions_a_session_ends(gpt2_client: RawClient
     assert all(text.finish_reasons == [FinishReason.FINISH_REASON_LENGTH] for text in texts)
 
 
+@pytest.mark.thorough
 def test_bench(pair: tuple[str, str], tmp_path: Path) -> None:
     """Beside mlx-lm, greedy and with a temperature."""
     report, prompts = tmp_path / "report.json", tmp_path / "prompts.jsonl"

@@ -53,7 +53,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "look-up": {"draft_source": DRAFT_SOURCE_LOOKUP},
     "all": {},
 }
-_NUM_PARTS = 15  # of the schemas
+_NUM_PARTS = 45  # of the schemas
 PROMPTS = ("# a record as JSON\nx = ", "import json\nrecord = ", "{'name': 'Ada'}\n")
 
 
@@ -71,7 +71,7 @@ async def answer(client: RawClient, prompt: str, temperature: float, k: int | No
     return completion
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", examples([0.7, 0.0, 1.0], 1))
 async def test_texts_are_the_same_for_every_source_and_k(client: RawClient, temperature: float) -> None:
     for prompt in PROMPTS:
         expected = await answer(client, prompt, temperature, 0)
@@ -87,6 +87,7 @@ async def test_texts_are_the_same_for_every_source_and_k(client: RawClient, temp
                 assert 0 < drafted.statistics.accepted_tokens <= drafted.statistics.proposed_tokens
 
 
+@pytest.mark.thorough
 async def test_rejection_and_penalties_keep_the_grammar(client: RawClient) -> None:
     for seed in range(4):
         given = sampling(1.0, seed, acceptance=ACCEPTANCE_METHOD_REJECTION)
@@ -176,6 +177,7 @@ async def test_a_broken_stream_resumes_in_the_middle_of_the_answer(client: RawCl
         assert kept + resumed.token_ids == expected.token_ids
 
 
+@pytest.mark.thorough
 async def test_a_target_that_drafts_itself_keeps_the_grammar() -> None:
     options = {"target-worker": {"self_draft": EMBEDDED_DRAFT}}
     async with (

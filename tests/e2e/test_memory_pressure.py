@@ -68,6 +68,7 @@ def group(stack: Stack) -> Iterator[MemoryGroup]:
     path.rmdir()
 
 
+@pytest.mark.thorough
 async def test_memory_that_runs_out_costs_prefixes_then_time_and_no_token(
     stack: Stack, wires: dict[str, Wire], group: MemoryGroup
 ) -> None:

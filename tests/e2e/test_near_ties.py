@@ -44,6 +44,7 @@ async def test_by_rejection_there_are_no_margins(client: RawClient) -> None:
     assert not any(token.HasField("margin") for response in responses for token in response.tokens)
 
 
+@pytest.mark.thorough
 async def test_a_coarse_target_says_where_its_choices_were_near_ties(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

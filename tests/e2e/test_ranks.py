@@ -103,7 +103,7 @@ async def test_a_long_prompt_is_read_in_chunks_and_kept(client: RawClient, promp
             (0, signal.SIGSTOP, "verify"),
             (0, signal.SIGSTOP, "prefill"),
         ],
-        6,
+        3,
     ),
 )
 async def test_a_lost_rank_changes_nothing_in_the_text(
@@ -138,6 +138,7 @@ async def test_a_lost_rank_changes_nothing_in_the_text(
     assert not [pid for pid in before if psutil.pid_exists(pid)]
 
 
+@pytest.mark.thorough
 async def test_an_idle_rank_that_ends_or_hangs_is_replaced(divided: Stack, client: RawClient) -> None:
     for number, how in ((1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)):
         before = [child.pid for child in (divided.target, *divided.target.followers)]

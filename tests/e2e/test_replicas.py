@@ -21,6 +21,7 @@ from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import draft_of, eventually, read_metric, read_metrics, run_specd, start_specd
 from tests.e2e.test_upgrades import PROMPTS as LOADED
 from tests.e2e.test_upgrades import Load
+from tests.thorough import examples
 
 PROMPTS = [f"def function_{i}(values, limit):\n    " for i in range(6)]
 NAMES = ("target", "target-2")
@@ -103,8 +104,8 @@ async def test_top_shows_each_target(stack: Stack) -> None:
         assert re.search(rf"at {name} +0 of 32", shown.stdout), shown.stdout
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", examples([0, 1], 1))
+@pytest.mark.parametrize("how", examples([signal.SIGKILL, signal.SIGTERM], 1))
 async def test_sessions_move_when_a_target_dies_or_stops(stack: Stack, number: int, how: signal.Signals) -> None:
     await are_ready(stack)
     alone = await texts_of(stack.address, k=0)
@@ -118,6 +119,7 @@ async def test_sessions_move_when_a_target_dies_or_stops(stack: Stack, number: i
     await are_ready(stack)
 
 
+@pytest.mark.thorough
 async def test_the_answers_of_an_encoder_decoder_move_with_their_sources() -> None:
     sources = [f"implement: def function_{i}(values, limit):\n    " for i in range(6)]
     async with Stack(
@@ -133,6 +135,7 @@ async def test_the_answers_of_an_encoder_decoder_move_with_their_sources() -> No
         assert read_metric(stack.coordinator, "specd_session_moves_total") > 0
 
 
+@pytest.mark.thorough
 async def test_targets_and_drafts_can_be_replaced_under_load_without_an_error(stack: Stack, tmp_path: Path) -> None:
     """A rolling update of two targets and two drafts."""
     await are_ready(stack)
@@ -168,6 +171,7 @@ async def test_targets_and_drafts_can_be_replaced_under_load_without_an_error(st
         await drafts[1].stop()
 
 
+@pytest.mark.thorough
 async def test_a_name_leads_to_its_workers(stack: Stack, tmp_path: Path) -> None:
     target = await started("target-worker", "--listen", "127.0.0.1:0")
     port = target.facts["address"].rpartition(":")[2]
@@ -181,6 +185,7 @@ async def test_a_name_leads_to_its_workers(stack: Stack, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no file of names can be mounted here")
+@pytest.mark.thorough
 async def test_a_name_gains_and_loses_workers(stack: Stack, tmp_path: Path) -> None:
     """A process of its own sees the names in a file, over /etc/hosts, which the test changes."""
     first = await started("target-worker", "--listen", "127.0.0.2:0")

@@ -17,6 +17,7 @@ from tests.e2e.calls import END_TOKEN, VOCABULARY_SIZE, error_of, responses_to
 from tests.e2e.completions import PROMPT
 from tests.e2e.faults import SEED
 from tests.raw_client import RawClient
+from tests.thorough import examples
 
 MAX_TOKENS = 40
 
@@ -50,7 +51,7 @@ def tokens_of(responses: Sequence[GenerateResponse]) -> list[Any]:
     return [(token.id, token.text, token.log_probabilities.sampling, token.log_probabilities.model) for token in tokens]
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", examples(REQUESTS, 3))
 async def test_any_part_of_a_generation_can_be_resumed(client: RawClient, name: str) -> None:
     fields = {"max_tokens": MAX_TOKENS, "num_draft_tokens": 4, **REQUESTS[name]}
     prompt = fields.pop("prompt", PROMPT)

@@ -108,6 +108,7 @@ async def test_no_finished_turn_is_lost_and_none_is_there_twice(coordinator: Chi
             await turn(client, session_id)
 
 
+@pytest.mark.thorough
 async def test_up_continues_sessions_after_a_restart(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

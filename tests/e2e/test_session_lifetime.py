@@ -151,6 +151,7 @@ async def test_the_least_recently_used_sessions_go_when_there_are_too_many_token
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.thorough
 async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: Stack, own_client: RawClient) -> None:
     assert own_stack.draft is not None
 

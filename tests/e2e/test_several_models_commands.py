@@ -60,6 +60,7 @@ def test_generate_waits_for_its_model_or_does_not(several: Stack) -> None:
 
 
 @beside_supervisor
+@pytest.mark.thorough
 def test_generate_shows_progress_at_a_terminal(several: Stack) -> None:
     load(several, "first")
     with Terminal("generate", "def area(", "--address", several.address, "-n", "4", "--model", "plain") as terminal:
@@ -70,6 +71,7 @@ def test_generate_shows_progress_at_a_terminal(several: Stack) -> None:
 
 
 @beside_supervisor
+@pytest.mark.thorough
 def test_a_conversation_changes_its_model(several: Stack, tmp_path: Path) -> None:
     load(several, "plain")
     with Terminal("chat", "--address", several.address, XDG_STATE_HOME=str(tmp_path)) as terminal:

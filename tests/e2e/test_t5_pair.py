@@ -83,7 +83,7 @@ async def test_greedy_answers_are_those_of_the_model_alone(t5_client: RawClient)
         assert completion.statistics.prompt_tokens == len(tokenizer.encode(source)) + 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", examples([1.0, 0.0, 0.7], 1))
 async def test_a_draft_changes_no_token(t5_client: RawClient, temperature: float) -> None:
     for number, source in enumerate(SOURCES):
         sampling = sampled(temperature)
@@ -95,7 +95,7 @@ async def test_a_draft_changes_no_token(t5_client: RawClient, temperature: float
             assert k is None or drafted.statistics.proposed_tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", examples([1.0, 0.0], 1))
 async def test_sessions_with_other_sources_go_together(t5_client: RawClient, temperature: float) -> None:
     sampling = sampled(temperature)
     alone = [await answer(t5_client, source, num_draft_tokens=0, sampling=sampling) for source in SOURCES]
@@ -192,6 +192,7 @@ async def test_a_session_has_one_source(t5_client: RawClient) -> None:
         await answer(t5_client, SOURCES[1], session_id=session)
 
 
+@pytest.mark.thorough
 async def test_a_source_longer_than_any_in_training_is_answered(t5_client: RawClient) -> None:
     """In parts of the encoder's layers, while another session continues."""
     source = [5 + i % 8000 for i in range(2500)]

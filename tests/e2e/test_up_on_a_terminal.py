@@ -27,6 +27,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_it_says_in_a_few_lines_what_is_served_and_where(directory: Path) -> None:
     with Terminal(*UP, "--http", "127.0.0.1:0", TMPDIR=str(directory), XDG_CACHE_HOME=str(directory)) as terminal:
         # A first start, which calibrates.
@@ -46,6 +47,7 @@ def test_it_says_in_a_few_lines_what_is_served_and_where(directory: Path) -> Non
     assert processes_mentioning(str(directory)) == {}
 
 
+@pytest.mark.thorough
 def test_warnings_stay_and_the_rest_comes_when_it_is_asked_for(directory: Path) -> None:
     variables = {"TMPDIR": str(directory), "SPECD_LOG_LEVEL": "info"}
     with Terminal(*UP, **variables) as terminal:

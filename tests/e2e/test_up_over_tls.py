@@ -16,6 +16,7 @@ from specd.identity.authority import Authority, Leaf
 from specd.identity.roles import Role
 from tests.e2e.guarded import files_of, make_certificates, write_token
 from tests.e2e.processes import PATIENCE_SECONDS, RunningSpecd, run_specd, start_specd
+from tests.thorough import examples
 
 UP = ("up", "--listen", "0.0.0.0:0", "--http", "0.0.0.0:0", "--no-metrics")
 
@@ -75,7 +76,7 @@ async def status_of(
     return await asyncio.to_thread(ask)
 
 
-@pytest.mark.parametrize("how", ["options", "variables", "named"])
+@pytest.mark.parametrize("how", examples(["options", "variables", "named"], 1))
 async def test_clients_with_a_token_get_in_by_both_doors(installation: Installation, how: str) -> None:
     options, variables = [], {}
     values = {

@@ -99,6 +99,7 @@ async def test_any_process_can_be_replaced_under_load(stack: Stack) -> None:
         load.end()
 
 
+@pytest.mark.thorough
 async def test_with_a_second_coordinator_none_of_them_is_missed(stack: Stack) -> None:
     """Clients with both addresses go to the other one, at once."""
     command = list(stack.coordinator.command)

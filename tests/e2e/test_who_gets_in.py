@@ -227,6 +227,7 @@ def presented(address: str, given: ClientCredentials) -> str:
         return ssl.DER_cert_to_PEM_cert(certificate)
 
 
+@pytest.mark.thorough
 async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path) -> None:
     """Every process gets new certificates, of an authority that does not know the old ones, and none restarts."""
     old, new = tmp_path / "old", make_certificates(tmp_path / "new")
@@ -279,6 +280,7 @@ async def test_another_authority_takes_over_while_a_session_runs(tmp_path: Path)
         assert running.children["coordinator"].pid == pid
 
 
+@pytest.mark.thorough
 async def test_a_coordinator_with_a_certificate_that_workers_do_not_take_yet_keeps_the_old(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         running = Guarded(make_certificates(tmp_path / "workers"))

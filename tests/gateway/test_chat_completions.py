@@ -14,6 +14,7 @@ from tests.e2e.calls import responses_to
 from tests.e2e.chats import QUESTION, SYSTEM, chat_of
 from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
+from tests.thorough import examples
 
 PATH = "/v1/chat/completions"
 MESSAGES = [SYSTEM, QUESTION]
@@ -206,7 +207,7 @@ async def test_tools_of_a_model_whose_calls_are_not_read_are_offered(http: HttpC
     assert "form" in (await http.post("/v1/responses", responses)).headers["x-specd-unread-tool-calls"]
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", examples([PATH, "/v1/completions", "/v1/responses"], 1))
 async def test_more_tokens_than_there_is_room_for_are_cut_where_the_field_says_so(http: HttpClient, path: str) -> None:
     """The prompt takes nearly all of the context."""
     prompt = "x = 1\n" * 400  # five tokens each, of 2,048

@@ -20,6 +20,8 @@ from tests.gateway.http_client import HttpClient
 from tests.raw_client import RawClient
 from tests.smollm2 import ChatPair
 
+pytestmark = pytest.mark.thorough
+
 TURNS = ("What is the capital of France?", "Wie heißt das auf Deutsch? 🇩🇪", "List three fruits with an emoji each. 🍎")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
@@ -182,6 +184,7 @@ WEATHER: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
 
 
+@pytest.mark.thorough
 async def test_a_required_call_is_made(client: AsyncOpenAI, model: str) -> None:
     """Without tools in its template: twenty valid calls, and the same streamed."""
     schema = WEATHER["function"]["parameters"]
@@ -241,6 +244,7 @@ async def test_a_call_that_is_cut_is_none(client: AsyncOpenAI, model: str) -> No
     assert not reply.message.content
 
 
+@pytest.mark.thorough
 async def test_an_extraction_keeps_its_schema(client: AsyncOpenAI, model: str) -> None:
     for seed in range(20):
         completion = await client.chat.completions.parse(

@@ -7,6 +7,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 from tests.e2e.faults import eventually
@@ -66,6 +68,7 @@ def kill(stack: Stack) -> None:
     process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.thorough
 async def test_what_was_begun_outlives_its_coordinator(tmp_path: Path) -> None:
     """Killed twice in each answer, the coordinator comes back, and the answers are those of an undisturbed run."""
     sampled = {"max_tokens": 160, "ignore_eos": True, "temperature": 0.8, "seed": 7, "repetition_penalty": 1.1}
@@ -123,6 +126,7 @@ async def test_a_kept_session_outlives_its_coordinator(tmp_path: Path) -> None:
             assert text == choice["text"]
 
 
+@pytest.mark.thorough
 async def test_a_session_of_a_dead_coordinator_is_an_event_in_its_stream_and_a_503_after_it() -> None:
     """The gateway does not know the turns of a session, so it cannot restore it."""
     async with (

