@@ -36,7 +36,7 @@ class Models:
     Models are loaded one after another. If the budget is too small for one more, the one that was not used for longest
     is unloaded, once its requests have ended. New requests for it wait until it is loaded again.
 
-    A model whose workers run all the time has no key, needs no memory of the budget, and is never unloaded. Requests
+    A model with workers that run all the time has no key, needs no memory of the budget, and is never unloaded. Requests
     for it are refused until its target is there.
     """
 
@@ -85,7 +85,7 @@ class Models:
     async def begin(self, patience_seconds: float = 0.0) -> None:
         """Load the pinned models, and connect to those that are loaded already. Raises StartupError.
 
-        It waits until one of them serves, and then for this time for others whose workers run all the time.
+        It waits until one of them serves, and then for this time for others that run all the time.
         """
         for model in self.all:
             if model.name:
@@ -211,7 +211,7 @@ class Models:
             model.loading = self._do(self._load_for_requests(model))
 
     def _start_standing(self) -> None:
-        """Begin to connect to the models whose workers run all the time."""
+        """Begin to connect to the models that run all the time."""
         for model in self.all:
             if not model.entry.key and model.state is ModelState.UNLOADED and model.loading is None:
                 model.loading = self._do(self._connect(model))

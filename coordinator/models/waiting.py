@@ -96,5 +96,5 @@ class Requests:
 
 def starting(name: str = "") -> UnavailableError:
     """Return the error of a coordinator that waits for the target of a model, or of its only one."""
-    whose = f" of the model {name!r}" if name else ""
-    return UnavailableError("STARTING", f"still waiting for the target worker{whose}", retry_after_seconds=1.0)
+    of_model = f" of the model {name!r}" if name else ""
+    return UnavailableError("STARTING", f"still waiting for the target worker{of_model}", retry_after_seconds=1.0)

@@ -1,4 +1,4 @@
-"""Models whose workers run all the time: each serves from the moment when its target is there, whatever others do."""
+"""Models with workers that run all the time: each serves from the moment when its target is there, whatever others do."""
 
 from __future__ import annotations
 
