@@ -36,8 +36,8 @@ class Models:
     Models are loaded one after another. If the budget is too small for one more, the one that was not used for longest
     is unloaded, once its requests have ended. New requests for it wait until it is loaded again.
 
-    A model with workers that run all the time has no key, needs no memory of the budget, and is never unloaded. Requests
-    for it are refused until its target is there.
+    A model with workers that run all the time has no key, and is never unloaded. Requests for it are refused until its
+    target is there.
     """
 
     def __init__(

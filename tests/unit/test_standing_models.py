@@ -1,4 +1,4 @@
-"""Models with workers that run all the time: each serves from the moment when its target is there, whatever others do."""
+"""Models with workers that run all the time: each serves as soon as its target is there, whatever others do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Hosts:
 
 
 class Model(ServedModel):
-    """A model without processes, whose target is there or away."""
+    """A model without processes, with a target that is there or away."""
 
     hosts: Hosts
 
