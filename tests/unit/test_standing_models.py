@@ -1,4 +1,4 @@
-"""Models with workers that run all the time: each serves as soon as its target is there, whatever others do."""
+"""Models with workers that run all the time: each serves as soon as its target is there, also while others are away."""
 
 from __future__ import annotations
 
