@@ -167,7 +167,7 @@ async def test_a_target_killed_between_turns_changes_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("pair", reversed(SAVED), indirect=True, scope="module")
+@pytest.mark.parametrize("pair", [*reversed(SAVED)], indirect=True, scope="module")
 async def test_a_draft_may_be_of_another_kind(
     pair: tuple[str, str], token_ids: list[int], expected: dict[int, list[int]]
 ) -> None:
