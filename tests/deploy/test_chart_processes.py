@@ -31,7 +31,7 @@ def containers_of(name: str) -> dict[str, Object]:
     return {container["args"][1]: container for container in found}
 
 
-@pytest.mark.parametrize("values", examples(["tls", "lookup"], 1))
+@pytest.mark.parametrize("values", examples(["tls", "lookup"], 0))
 async def test_a_token_comes_through_processes_of_the_chart(values: str, tmp_path: Path) -> None:
     machine, containers = Machine(tmp_path), containers_of(values)
     credentials, token = PLAIN, ""

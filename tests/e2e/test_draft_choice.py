@@ -61,7 +61,7 @@ def pair_of(target: Path, directory: Path, *options: str, **variables: Any) -> d
     return shown
 
 
-@pytest.mark.parametrize("number", examples(range(10), 1))
+@pytest.mark.parametrize("number", examples(range(10), 0))
 def test_the_best_draft_of_a_family_is_chosen_and_remembered(
     number: int, tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +87,7 @@ def test_the_best_draft_of_a_family_is_chosen_and_remembered(
     assert remembered.setting == str(family.best)
 
 
+@pytest.mark.thorough
 def test_up_measures_once_and_serves_with_the_best_draft(tmp_path: Path, places: dict[str, Any]) -> None:
     family = save_family(tmp_path / "models", 0)
     options = ("--target", str(family.target), "--draft-dirs", str(tmp_path / "models"))

@@ -97,6 +97,7 @@ async def test_rejection_and_penalties_keep_the_grammar(client: RawClient) -> No
         assert len(texts) == 1
 
 
+@pytest.mark.thorough
 async def test_free_and_constrained_sessions_go_together(client: RawClient) -> None:
     free = [(await complete(client, prompt, max_tokens=60, sampling=sampling(1.0))).token_ids for prompt in PROMPTS]
     alone = [(await answer(client, prompt, 1.0, 0)).token_ids for prompt in PROMPTS]

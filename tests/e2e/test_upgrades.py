@@ -86,6 +86,7 @@ async def replace(child: Child, stack: Stack) -> None:
     await eventually_async(is_replaced)
 
 
+@pytest.mark.thorough
 async def test_any_process_can_be_replaced_under_load(stack: Stack) -> None:
     async with AsyncClient(stack.address, retries=_RETRIES) as client, asyncio.TaskGroup() as clients:
         load = Load(client)

@@ -102,6 +102,7 @@ async def test_what_was_begun_outlives_its_coordinator(tmp_path: Path) -> None:
         assert (await whole).json()["choices"][0]["text"] == alone["text"]
 
 
+@pytest.mark.thorough
 async def test_a_kept_session_outlives_its_coordinator(tmp_path: Path) -> None:
     """Its coordinator is killed in the middle of a turn, and the answer and the session continue."""
     environment = {"SPECD_COORDINATOR_SESSION_FILE": str(tmp_path / "sessions")}

@@ -241,6 +241,7 @@ async def test_a_session_keeps_its_model(http: HttpClient) -> None:
 # -- Requests that do not wait
 
 
+@pytest.mark.thorough
 async def test_requests_that_do_not_wait_are_refused_at_once(http: HttpClient, client: AsyncClient) -> None:
     await unload(client, "coder")
     bodies = {**BODIES, "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}
