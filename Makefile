@@ -36,7 +36,7 @@ test: $(READY) ## Run the tests, but not the thorough ones and those of clients,
 test-clients: $(READY) ## Call a running stack with the clients that people have; installs them
 	@$(PYTEST) tests/clients $(PYTEST_ARGS)
 
-test-thorough: $(READY) ## Run the tests that make test leaves out; THOROUGH_SECONDS=600 begins none after them
+test-thorough: $(READY) ## Run the tests that make test leaves out; SHARD=1/3 or THOROUGH_SECONDS=600 runs a part
 	@$(PYTEST) tests/unit tests/worker tests/e2e tests/gateway tests/deploy -m thorough --thorough $(PARALLEL) \
 	  --deselect 'tests/e2e/test_chat_model.py::test_a_conversation_is_that_of_mlx_lm[all' \
 	  $(if $(SHARD),--shard $(SHARD)) $(if $(THOROUGH_SECONDS),--seconds $(THOROUGH_SECONDS)) $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """The coordinator process.
 
-It waits for the target without limit, and for the draft for a while. A draft with another tokenizer ends the process at
-start-up; later it leaves sessions without a draft, visibly.
+It waits for the target without limit, of several models for one target, and for the draft for a while. A draft with
+another tokenizer ends the process at start-up; later it leaves sessions without a draft, visibly.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from tests.deploy.chart import HELM, Object, render
 from tests.deploy.pods import Machine, make_secrets
-from tests.thorough import examples
 
 PROMPT = "def fibonacci(n):"
 SERVICE = "t-specd.models.svc"
@@ -31,7 +30,8 @@ def containers_of(name: str) -> dict[str, Object]:
     return {container["args"][1]: container for container in found}
 
 
-@pytest.mark.parametrize("values", examples(["tls", "lookup"], 0))
+@pytest.mark.thorough
+@pytest.mark.parametrize("values", ["lookup", "tls"])
 async def test_a_token_comes_through_processes_of_the_chart(values: str, tmp_path: Path) -> None:
     machine, containers = Machine(tmp_path), containers_of(values)
     credentials, token = PLAIN, ""

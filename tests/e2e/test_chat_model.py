@@ -34,6 +34,7 @@ from tests.e2e.faults import PATIENT
 from tests.e2e.reference import sample_with_mlx_lm
 from tests.raw_client import RawClient
 from tests.smollm2 import ChatPair
+from tests.thorough import examples
 
 SEED = 11
 
@@ -199,18 +200,15 @@ def opening_of(case: Case) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}] if system else []
 
 
-def parameters(cases: list[Case], what: str, first: int) -> list[Any]:
-    return [
-        pytest.param(
-            case,
-            marks=() if i < first else pytest.mark.thorough,
-            id=f"{what} {i}, {case.conversation.turns[0][:30]!a} at {case.temperature}",
-        )
-        for i, case in enumerate(cases)
-    ]
+def names_of(cases: list[Case], what: str) -> list[str]:
+    return [f"{what} {i}, {case.conversation.turns[0][:30]!a} at {case.temperature}" for i, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("case", [*parameters(CASES, "every k", 1), *parameters(MANY_CASES, "all", 0)])
+@pytest.mark.parametrize(
+    "case",
+    [*examples(CASES, 1), *examples(MANY_CASES, 0)],
+    ids=[*names_of(CASES, "every k"), *names_of(MANY_CASES, "all")],
+)
 async def test_a_conversation_is_that_of_mlx_lm(
     client: RawClient, model: LoadedModel, tokenizer: Any, case: Case
 ) -> None:

@@ -27,7 +27,6 @@ from specd.startup_error import StartupError
 from tests.e2e.fake_hub import FakeHub
 from tests.e2e.processes import complaint, eventually, processes_mentioning, run_specd
 from tests.e2e.terminal import CTRL_C, Terminal
-from tests.thorough import examples
 from tests.worker.draft_families import save_family
 from tests.worker.head_files import converted, raw_head, save_apart, save_bigram_apart
 from tests.worker.models import copy_variant
@@ -61,7 +60,8 @@ def pair_of(target: Path, directory: Path, *options: str, **variables: Any) -> d
     return shown
 
 
-@pytest.mark.parametrize("number", examples(range(10), 0))
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(10))
 def test_the_best_draft_of_a_family_is_chosen_and_remembered(
     number: int, tmp_path: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_the_best_draft_of_a_family_is_chosen_and_remembered(
     best, slow = by_name[family.best.name], by_name[family.slow.name]
     assert [name for name, each in by_name.items() if each["chosen"]] == [family.best.name]
     assert 0.5 < best["acceptance"] <= slow["acceptance"]
-    assert slow["speedup"] < best["speedup"]
+    assert slow["speedup"] < 1.05 <= best["speedup"]
     assert best["speedup"] == pytest.approx(best["tokens_per_second"] / shown["tokens_per_second"])
     (reason,) = (each["reason"] for each in shown["unfit"] if each["name"] == family.foreign.name)
     assert "have different tokenizers" in reason

@@ -184,7 +184,6 @@ WEATHER: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
 
 
-@pytest.mark.thorough
 async def test_a_required_call_is_made(client: AsyncOpenAI, model: str) -> None:
     """Without tools in its template: twenty valid calls, and the same streamed."""
     schema = WEATHER["function"]["parameters"]
@@ -244,7 +243,6 @@ async def test_a_call_that_is_cut_is_none(client: AsyncOpenAI, model: str) -> No
     assert not reply.message.content
 
 
-@pytest.mark.thorough
 async def test_an_extraction_keeps_its_schema(client: AsyncOpenAI, model: str) -> None:
     for seed in range(20):
         completion = await client.chat.completions.parse(
