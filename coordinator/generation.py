@@ -9,6 +9,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -41,6 +42,7 @@ from coordinator.workers.verifier import Verifier
 from specd.errors import InternalError, InvalidRequestError, SpecdError
 from specd.grammar import GRAMMAR_BROKEN, Grammar, SessionGrammar
 from specd.matching.matcher import SessionMatcher
+from specd.matching.vocabulary import compiling
 from specd.text.reasoning import PROMPT_END_TOKENS, reply_grammar
 from specd.vocabulary import FinishReason, TokenSource
 
@@ -176,7 +178,8 @@ class Generation:
         session, setup = self._session_of(prompt)
         matcher = None
         if request.grammar is not None:  # one that cannot be kept is refused before the wait for a turn
-            matcher, grammar = await asyncio.to_thread(self._in_form, session, prompt, request.grammar)
+            in_form = partial(self._in_form, session, prompt, request.grammar)
+            matcher, grammar = await asyncio.get_running_loop().run_in_executor(compiling, in_form)
             setup = replace(setup, sampling=replace(setup.sampling, grammar=grammar))
         self._session, self._setup = session, setup
         self._output = Output(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from specd.errors import CacheTooShortError, InvalidRequestError
 from specd.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, ReasoningTokens, SessionGrammar
@@ -180,6 +181,23 @@ def test_a_grammar_that_cannot_be_kept_is_refused_with_the_reason(name: str) -> 
     with pytest.raises(InvalidRequestError, match=reason) as raised:
         vocabulary().compile(Grammar(kind, source))
     assert len(str(raised.value)) < 500
+
+
+def test_a_grammar_is_compiled_once_and_sessions_do_not_share_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_regex(pattern: str, compile_it: Callable[[str], str] = LLMatcher.grammar_from_regex) -> str:
+        compiled.append(pattern)
+        return compile_it(pattern)
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_regex", compile_regex)
+    words = GrammarVocabulary(tokenizer(), size=tokenizer().vocabulary_size, eos_token_ids=[EOS])
+    first, second = (SessionMatcher(words, SessionGrammar(Grammar.regex("(abc)*"), 0)) for _ in range(2))
+    text = tokenizer().encode("abcab", add_special_tokens=False)
+    first.follow(text)
+    assert second.end == 0
+    assert second.num_allowed(text) == len(text)
+    assert compiled == ["(abc)*"]
 
 
 def test_a_model_without_an_end_token_has_no_grammars() -> None:

@@ -64,6 +64,25 @@ async def test_a_grammar_that_takes_long_to_compile_holds_up_no_other_session(mo
         waiting.cancel()
 
 
+def test_no_mask_waits_for_a_grammar_that_is_compiled() -> None:
+    released = threading.Event()
+
+    def compile_slowly() -> SessionMatcher:
+        assert released.wait(60)
+        return SessionMatcher(vocabulary(), GRAMMAR)
+
+    with ThreadPoolExecutor(1) as threads:
+        masks = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        masks.start(0, PROMPT, [])(vocabulary().size)
+        slow = SessionMasks(threads, compile_slowly).start(0, PROMPT, [])
+        continued = masks.start(len(PROMPT), TEXT[:1], [])
+        assert masks._latest is not None
+        masks._latest.result(timeout=30)
+        assert continued(vocabulary().size) is not None
+        released.set()
+        assert slow(vocabulary().size) is not None
+
+
 @pytest.mark.parametrize("nothing", [float("nan"), -float("inf")])
 def test_a_place_without_a_possible_token_has_the_margin_0(nothing: float) -> None:
     scores = mx.array([[nothing] * 4, [1.0, 3.0, -float("inf"), 2.5]])

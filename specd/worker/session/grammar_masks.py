@@ -13,7 +13,7 @@ import numpy as np
 
 from specd.grammar import SessionGrammar
 from specd.matching.matcher import Mask, SessionMatcher, chosen_by_target
-from specd.matching.vocabulary import GrammarVocabulary
+from specd.matching.vocabulary import GrammarVocabulary, compiling
 from specd.text.tokenizer import Tokenizer
 from specd.worker.model.loader import LoadedModel
 
@@ -32,7 +32,7 @@ class GrammarMasks:
         """`observe` is told how long the masks of each request took, in seconds, on any thread."""
         self._model = model
         self._observe = observe
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar-masks")
 
     def begin(self, grammar: SessionGrammar) -> SessionMasks:
         """Begin a session."""
@@ -63,7 +63,9 @@ class SessionMasks:
     def start(self, position: int, token_ids: Sequence[int], proposal: Sequence[int]) -> Allowed:
         """Begin to compute the masks of a proposal's places and of the one behind it."""
         before = self._latest
-        self._latest = future = self._threads.submit(self._masks, before, position, token_ids, proposal)
+        # A pass waits for its masks, so no mask waits for a grammar that is compiled.
+        threads = compiling if self._matcher is None else self._threads
+        self._latest = future = threads.submit(self._masks, before, position, token_ids, proposal)
         return lambda size: _rows(future.result(), size)
 
     async def done(self) -> None:
