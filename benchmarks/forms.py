@@ -4,7 +4,8 @@
 
 The same requests in turns, one at a time, on the included pair, greedy: 64 tokens of plain text, without a grammar and
 with one that allows any text, by the target alone and with four draft tokens; and a record with long keys, by the
-target alone, with the sources that need no grammar, and with all. It prints medians of milliseconds a token.
+target alone, with the sources that need no grammar, and with all. It prints medians of milliseconds a token, and for
+the cost of a grammar the quartiles of the ratios within turns.
 
 With a file of schemas, a JSON object with a `schema` in each line, it also prints how long they take to compile.
 """
@@ -59,20 +60,21 @@ def _milliseconds(completion: Completion) -> float:
     return 1e3 * completion.statistics.decode_seconds / (completion.statistics.generated_tokens - 1)
 
 
-async def measure(turns: int) -> dict[str, float]:
-    """Return the medians of milliseconds a token by case."""
+async def measure(turns: int) -> dict[str, list[float]]:
+    """Return the milliseconds a token by case, each by turn and prompt."""
     measured: dict[str, list[float]] = {name: [] for name in _CASES}
     async with Stack(target=EMBEDDED_TARGET, draft=EMBEDDED_DRAFT) as stack, AsyncClient(stack.address) as client:
         for turn in range(-1, turns):  # the first to warm up
-            for prompt in _PROMPTS:
+            for number, prompt in enumerate(_PROMPTS):
                 texts: dict[str, set[str]] = {}
-                for name, fields in _CASES.items():
+                cases = [*_CASES.items()]
+                for name, fields in cases if (turn + number) % 2 else reversed(cases):
                     completion = await client.generate(prompt, **fields).completion()
                     texts.setdefault(name.split(",")[0], set()).add(completion.text)
                     if turn >= 0:
                         measured[name].append(_milliseconds(completion))
                 assert all(len(each) == 1 for each in texts.values()), texts
-    return {name: statistics.median(values) for name, values in measured.items()}
+    return measured
 
 
 def compile_times(path: Path) -> list[float]:
@@ -102,11 +104,14 @@ def main() -> None:
             f"{len(times)} schemas compile in {1e3 * statistics.median(times):.1f} ms, 95 % of them in at most ", end=""
         )
         print(f"{1e3 * times[int(0.95 * len(times))]:.1f} ms")
-    medians = asyncio.run(measure(arguments.turns))
+    measured = asyncio.run(measure(arguments.turns))
+    medians = {name: statistics.median(values) for name, values in measured.items()}
     for name, value in medians.items():
         print(f"{name:32} {value:7.2f} ms a token")
     for how in ("target alone", "four draft tokens"):
-        print(f"{how}: a grammar costs {medians[f'any text, {how}'] / medians[f'plain, {how}'] - 1:+.1%}")
+        pairs = zip(measured[f"any text, {how}"], measured[f"plain, {how}"], strict=True)
+        low, median, high = statistics.quantiles((with_one / without for with_one, without in pairs), n=4)
+        print(f"{how}: a grammar costs {median - 1:+.1%} (quartiles {low - 1:+.1%} to {high - 1:+.1%})")
     others = min(medians["record, draft model"], medians["record, look-up"], medians["record, target alone"])
     print(
         f"with forced tokens a record is {others / medians['record, all sources']:.2f} times as fast as with the best "

@@ -86,7 +86,7 @@ def verify(
         mask = None
         if allowed is not None:
             mx.async_eval(logits)  # the pass, beside which the masks are made
-            mask = allowed(sampler.num_tokens)
+            mask = allowed()
         choice = _choose(
             sampler, logits, next_position, history, logit_rounding, proposal, draft_probabilities, allowed=mask
         )

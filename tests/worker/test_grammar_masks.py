@@ -26,14 +26,13 @@ GRAMMAR = SessionGrammar(Grammar.regex("(abc)*"), len(PROMPT))
 
 @pytest.mark.parametrize("num_accepted", range(len(TEXT)))
 def test_a_request_continues_behind_any_number_of_accepted_tokens(num_accepted: int) -> None:
-    size = vocabulary().size
     with ThreadPoolExecutor(1) as threads:
-        masks = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
-        masks.start(0, PROMPT, TEXT[:-1])(size)
+        masks = SessionMasks(threads, vocabulary().size, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        masks.start(0, PROMPT, TEXT[:-1])()
         position = len(PROMPT) + num_accepted
-        continued = masks.start(position, [TEXT[num_accepted]], [])(size)
-        fresh = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
-        expected = fresh.start(0, [*PROMPT, *TEXT[: num_accepted + 1]], [])(size)
+        continued = masks.start(position, [TEXT[num_accepted]], [])()
+        fresh = SessionMasks(threads, vocabulary().size, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        expected = fresh.start(0, [*PROMPT, *TEXT[: num_accepted + 1]], [])()
     assert continued is not None
     assert expected is not None
     assert mx.array_equal(continued, expected).item()
@@ -48,7 +47,7 @@ async def test_a_grammar_that_takes_long_to_compile_holds_up_no_other_session(mo
         raise InvalidRequestError("BAD_GRAMMAR", "it cannot be kept")
 
     def begin(masks: GrammarMasks, _: SessionGrammar) -> SessionMasks:
-        return SessionMasks(masks._threads, compile_slowly)
+        return SessionMasks(masks._threads, masks._model.info.vocabulary_size, compile_slowly)
 
     monkeypatch.setattr(GrammarMasks, "begin", begin)
     async with serving(None) as service:
@@ -72,15 +71,15 @@ def test_no_mask_waits_for_a_grammar_that_is_compiled() -> None:
         return SessionMatcher(vocabulary(), GRAMMAR)
 
     with ThreadPoolExecutor(1) as threads:
-        masks = SessionMasks(threads, lambda: SessionMatcher(vocabulary(), GRAMMAR))
-        masks.start(0, PROMPT, [])(vocabulary().size)
-        slow = SessionMasks(threads, compile_slowly).start(0, PROMPT, [])
+        masks = SessionMasks(threads, vocabulary().size, lambda: SessionMatcher(vocabulary(), GRAMMAR))
+        masks.start(0, PROMPT, [])()
+        slow = SessionMasks(threads, vocabulary().size, compile_slowly).start(0, PROMPT, [])
         continued = masks.start(len(PROMPT), TEXT[:1], [])
         assert masks._latest is not None
         masks._latest.result(timeout=30)
-        assert continued(vocabulary().size) is not None
+        assert continued() is not None
         released.set()
-        assert slow(vocabulary().size) is not None
+        assert slow() is not None
 
 
 @pytest.mark.parametrize("nothing", [float("nan"), -float("inf")])

@@ -118,11 +118,6 @@ class Sampler:
         return mx.softmax(scores, axis=-1, precise=True)
 
     @property
-    def num_tokens(self) -> int:
-        """The number of tokens that can be chosen."""
-        return self._size
-
-    @property
     def _draft_purpose(self) -> Purpose:
         return Purpose.PROPOSE if self.rejects else Purpose.SAMPLE
 

@@ -19,7 +19,8 @@ from specd.worker.model.loader import LoadedModel
 
 # Waits for the masks of a request's places: an array [places, vocabulary size], true for tokens that the grammar
 # allows, or None if it allows all. Raises what `SessionMatcher` raises.
-Allowed = Callable[[int], mx.array | None]
+Allowed = Callable[[], mx.array | None]
+Rows = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 # Sessions that compute masks at once. llguidance does not hold the interpreter's lock.
 _THREADS = 4
@@ -36,7 +37,8 @@ class GrammarMasks:
 
     def begin(self, grammar: SessionGrammar) -> SessionMasks:
         """Begin a session."""
-        return SessionMasks(self._threads, lambda: SessionMatcher(self._vocabulary, grammar), self._observe)
+        size = self._model.info.vocabulary_size
+        return SessionMasks(self._threads, size, lambda: SessionMatcher(self._vocabulary, grammar), self._observe)
 
     @cached_property
     def _vocabulary(self) -> GrammarVocabulary:
@@ -51,14 +53,16 @@ class SessionMasks:
     def __init__(
         self,
         threads: ThreadPoolExecutor,
+        vocabulary_size: int,
         make_matcher: Callable[[], SessionMatcher],
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._threads = threads
+        self._vocabulary_size = vocabulary_size
         self._make_matcher = make_matcher
         self._observe = observe
         self._matcher: SessionMatcher | None = None
-        self._latest: Future[list[Mask | None]] | None = None
+        self._latest: Future[Rows | None] | None = None
 
     def start(self, position: int, token_ids: Sequence[int], proposal: Sequence[int]) -> Allowed:
         """Begin to compute the masks of a proposal's places and of the one behind it."""
@@ -66,7 +70,12 @@ class SessionMasks:
         # A pass waits for its masks, so no mask waits for a grammar that is compiled.
         threads = compiling if self._matcher is None else self._threads
         self._latest = future = threads.submit(self._masks, before, position, token_ids, proposal)
-        return lambda size: _rows(future.result(), size)
+
+        def wait() -> mx.array | None:
+            rows = future.result()
+            return mx.array(rows) if rows is not None else None
+
+        return wait
 
     async def done(self) -> None:
         """Wait for the masks of the latest request, or their error, without an effect."""
@@ -74,8 +83,8 @@ class SessionMasks:
             await asyncio.wait({asyncio.wrap_future(self._latest)})
 
     def _masks(
-        self, before: Future[list[Mask | None]] | None, position: int, token_ids: Sequence[int], proposal: Sequence[int]
-    ) -> list[Mask | None]:
+        self, before: Future[Rows | None] | None, position: int, token_ids: Sequence[int], proposal: Sequence[int]
+    ) -> Rows | None:
         if before is not None:
             before.exception()  # of an earlier request: this one must not overtake it
         if self._matcher is None:
@@ -84,12 +93,12 @@ class SessionMasks:
         with chosen_by_target():
             self._matcher.follow(token_ids, position)
         # The next request does not repeat the tokens that are accepted.
-        masks = self._matcher.masks(proposal, follows=True)
+        rows = _rows(self._matcher.masks(proposal, follows=True), self._vocabulary_size)
         self._observe(time.perf_counter() - started_at)
-        return masks
+        return rows
 
 
-def _rows(masks: Sequence[Mask | None], size: int) -> mx.array | None:
+def _rows(masks: Sequence[Mask | None], size: int) -> Rows | None:
     if all(mask is None for mask in masks):
         return None
     everything = np.ones(size, np.bool_)
@@ -97,4 +106,4 @@ def _rows(masks: Sequence[Mask | None], size: int) -> mx.array | None:
         everything if mask is None else np.unpackbits(mask, count=size, bitorder="little").view(np.bool_)
         for mask in masks
     ]
-    return mx.array(np.stack(rows))
+    return np.stack(rows)
