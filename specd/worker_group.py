@@ -113,8 +113,7 @@ class WorkerGroup:
         for watch in self._watching.values():
             watch.cancel()
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
-        for child in self.children:
-            await child.stop()
+        await asyncio.gather(*(child.stop() for child in self.children))
 
 
 async def _run_canary(canary: Child) -> None:

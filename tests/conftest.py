@@ -27,7 +27,7 @@ pytest.register_assert_rewrite(
 
 # The same examples in every run, so that a failure can be repeated. `make explore` tries other examples, of which
 # the seed alone decides, so that it shows a failure again.
-settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("suite", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=300, database=None, print_blob=True)
 settings.register_profile("fast", settings.get_profile("suite"), max_examples=30)
 settings.load_profile("suite")

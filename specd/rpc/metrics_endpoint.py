@@ -7,6 +7,7 @@ import socket
 import ssl
 import sys
 import threading
+from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from specd.version import __version__
 log = structlog.get_logger()
 
 _PATIENCE_SECONDS = 10.0
+_POLL_SECONDS = 0.05  # a stop waits for the server's next look at it
 
 # From 0.1 ms, a message on loopback, to a minute, a long prefill.
 SECONDS_BUCKETS = (
@@ -64,7 +66,8 @@ class MetricsEndpoint:
             self._server = _Server(host.strip("[]"), int(port), registry, certificates)
         except OSError as error:
             raise StartupError(f"cannot serve metrics at {listen}: {error.strerror}; {METRICS_REMEDY}") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=_POLL_SECONDS)
+        self._thread = threading.Thread(target=serve, name="metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
         self.url = f"{'https' if certificates is not None else 'http'}://{self.address}/metrics"

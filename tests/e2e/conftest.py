@@ -21,6 +21,7 @@ from tests.e2e.faults import ENVIRONMENT, PATIENT, Undisturbed, eventually, is_w
 from tests.e2e.pace import at_the_pace_of_tests
 from tests.e2e.processes import draft_of, wait_until_idle
 from tests.raw_client import RawClient
+from tests.thorough import examples
 
 # Before any test imports MLX, with which some compute what the processes must give. One thread, because the processes
 # want the other cores: threads that share a product wait for each other, and take longer than one.
@@ -43,7 +44,7 @@ async def client(stack: Stack) -> AsyncIterator[RawClient]:
         yield connected
 
 
-@pytest.fixture(scope="module", params=DRAFT_KINDS)
+@pytest.fixture(scope="module", params=examples(DRAFT_KINDS, 1))
 async def odd_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RawClient]:

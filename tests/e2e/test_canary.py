@@ -163,6 +163,7 @@ async def test_a_canary_that_is_killed_harms_nothing(
         await trial.check_texts()
 
 
+@pytest.mark.thorough
 async def test_a_stack_with_a_canary_serves_with_both_and_without_one_that_cannot_start(
     noisy_draft: str, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ async def jumping(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         yield client, clock
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", examples([1, 0], 1))
 async def test_texts_are_the_same(jumping: tuple[RawClient, Clock], temperature: int) -> None:
     client, clock = jumping

@@ -126,7 +126,7 @@ async def test_up_with_a_target_alone_uses_its_head(tmp_path: Path) -> None:
             assert completion.statistics.accepted_tokens > 30
 
 
-@pytest.mark.parametrize("place", ["the head's directory", "none"])
+@pytest.mark.parametrize("place", examples(["the head's directory", "none"], 1))
 async def test_a_head_apart_is_named_or_left_out(tmp_path: Path, place: str) -> None:
     target = save_target(tmp_path / "target", "qwen3_5")
     apart = save_apart(tmp_path / "head", converted(raw_head(target.text)), target.text)

@@ -46,6 +46,7 @@ def test_launchd_starts_a_process_as_the_page_installs_it(process: str, tmp_path
     }
 
 
+@pytest.mark.thorough
 async def test_a_follower_waits_with_what_launchd_gives_it() -> None:
     agent = plistlib.loads((DEPLOY / "launchd" / "specd.target-follower.plist").read_bytes())
     _, command, *arguments = agent["ProgramArguments"]

@@ -71,7 +71,7 @@ async def test_texts_do_not_depend_on_the_proposal_or_on_other_sessions(client: 
     alone = [(await texts(client, [prompt], k=0))[0] for prompt in prompts[:4]]
     assert len({completion.text for completion in alone}) == 4
     accepted = 0
-    for k in (1, 2, 3, 4, 5, 6, 7, 8, None):
+    for k in (1, 4, 8, None):
         for completion, expected in zip(await texts(client, prompts[:4], k), alone, strict=True):
             assert_same(completion, expected)
             accepted += sum(response.round.accepted for response in completion.responses)
@@ -103,7 +103,7 @@ async def test_a_long_prompt_is_read_in_chunks_and_kept(client: RawClient, promp
             (0, signal.SIGSTOP, "verify"),
             (0, signal.SIGSTOP, "prefill"),
         ],
-        3,
+        2,
     ),
 )
 async def test_a_lost_rank_changes_nothing_in_the_text(

@@ -42,7 +42,7 @@ async def test_the_model_that_drafts_is_known(self_drafting: Stack, self_client:
 
 
 @pytest.mark.parametrize("temperature", examples([1.0, 0.0, 0.7], 1))
-@pytest.mark.parametrize("acceptance", [ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION])
+@pytest.mark.parametrize("acceptance", examples([ACCEPTANCE_METHOD_COUPLED, ACCEPTANCE_METHOD_REJECTION], 1))
 async def test_rounds_are_those_of_a_draft_worker(
     client: RawClient, self_client: RawClient, prompts: list[str], temperature: float, acceptance: int
 ) -> None:

@@ -23,7 +23,6 @@ from specd.v1 import session_pb2, session_pb2_grpc
 from tests.e2e.faults import ENVIRONMENT
 from tests.e2e.processes import PATIENCE_SECONDS, processes_mentioning, run_specd, start_specd
 from tests.raw_client import RawClient
-from tests.thorough import examples
 
 PROMPT = "def add(a, b):\n    return"
 MAX_TOKENS = 8
@@ -79,7 +78,8 @@ async def test_a_session_continues_after_its_coordinator_was_killed(coordinator:
         assert (await turn(client, other_id))[1] == second
 
 
-@pytest.mark.parametrize("seed", examples(range(4), 1))
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(4))
 async def test_no_finished_turn_is_lost_and_none_is_there_twice(coordinator: Child, seed: int) -> None:
     """The coordinator is killed at random moments of turns, and between them."""
     rng = random.Random(seed)

@@ -27,6 +27,7 @@ from tests.e2e.kept_sessions import GONE, IGNORE_EOS, LONG, get_session, refusal
 from tests.e2e.memory import lasting_growth
 from tests.e2e.processes import PATIENCE_SECONDS, read_metric, resident_mib, start_specd, wait_until_idle
 from tests.raw_client import RawClient
+from tests.thorough import examples
 
 PREFIX_CACHE_BYTES = 16 * 2**20
 
@@ -177,7 +178,7 @@ async def test_sessions_that_end_take_no_more_memory_than_they_may(own_stack: St
         assert lasting_growth(memory) < 8, (child.name, memory)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+@pytest.mark.parametrize("num_draft_tokens", examples([4, 0], 1))
 async def test_a_session_survives_the_target(own_stack: Stack, own_client: RawClient, num_draft_tokens: int) -> None:
     fields: dict[str, Any] = {"max_tokens": 10, "stop": IGNORE_EOS}
     sampling = SamplingParameters(temperature=0.8, top_k=100, seed=3)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.processes import processes_mentioning
 from tests.e2e.terminal import CTRL_C, Terminal
+from tests.thorough import examples
 
 UP = ("up", "--listen", "127.0.0.1:0", "--no-metrics")
 
@@ -78,7 +79,7 @@ def test_metrics_go_elsewhere_where_another_has_their_port(directory: Path) -> N
         assert terminal.exit_code() == 0
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 4.0])
+@pytest.mark.parametrize("seconds", examples([0.3, 1.2, 4.0, 0.1, 0.2, 0.5, 0.8, 2.0], 3))
 def test_ctrl_c_leaves_no_traceback_at_any_time(directory: Path, seconds: float) -> None:
     # Python runs it when it has started, before which Ctrl-C is its own affair.
     (directory / "sitecustomize.py").write_text(

@@ -143,6 +143,7 @@ async def test_pages_of_an_allowed_origin_may_call() -> None:
         assert b"access-control-allow-origin" not in other.headers
 
 
+@pytest.mark.thorough
 async def test_a_stream_in_which_nothing_comes_has_a_ping_every_15_seconds(arranged_stack: Stack) -> None:
     """The target stands still from before the request on."""
     assert arranged_stack.gateway is not None

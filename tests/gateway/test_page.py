@@ -19,6 +19,7 @@ from tests.e2e.processes import read_metric, wait_until_idle
 from tests.gateway.arranged_model import SCRIPTS
 from tests.gateway.browser import CHROMIUM, open_with_token, origin_of
 from tests.gateway.http_client import HttpClient
+from tests.thorough import examples
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
 
@@ -218,7 +219,7 @@ async def picture_of(page: Page, *shown: str) -> Image.Image:
     return Image.open(io.BytesIO(await page.screenshot(clip=clip))).convert("L")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("font", ["monospace", "DejaVu Sans Mono", "Liberation Mono"])
+@pytest.mark.parametrize("font", examples(["monospace", "DejaVu Sans Mono", "Liberation Mono"], 1))
 @pytest.mark.parametrize("kind", ["draft source source-0", "lookup source source-1", "target", "target near-tie"])
 async def test_underscores_are_seen(page: Page, guarded_stack: Stack, kind: str, font: str) -> None:
     await page.goto(origin_of(guarded_stack))

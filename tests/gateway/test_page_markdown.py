@@ -13,6 +13,7 @@ from specd.supervisor import Stack
 from tests.e2e.processes import PATIENCE_SECONDS
 from tests.gateway.arranged_model import SCRIPTS
 from tests.gateway.browser import CHROMIUM, origin_of
+from tests.thorough import examples
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: install the package chromium")
 
@@ -145,9 +146,10 @@ async def test_a_text_that_comes_bit_by_bit_is_the_same_as_at_once(opened: Page)
         assert in_parts
 
 
-@pytest.mark.parametrize(
-    "unit", ["[", "*a ", "`", "``a`", "**", "_a", "> ", "- ", "[a](", "| ", "~~a ", "h", "\\", "![", "#", "* ", "***a"]
-)
+UNITS = ["[", "``a`", "> ", "[a](", "| ", "***a", "*a ", "`", "**", "_a", "- ", "~~a ", "h", "\\", "![", "#", "* "]
+
+
+@pytest.mark.parametrize("unit", examples(UNITS, 6))
 async def test_no_text_takes_long(opened: Page, unit: str) -> None:
     """The deepest nesting would exhaust the stack, and a search from each mark to the end the patience."""
     for text in (unit * (50_000 // len(unit)) + " end", (unit + "x\n") * 3000 + " end"):

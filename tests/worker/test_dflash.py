@@ -27,6 +27,7 @@ from specd.worker.sampling.distribution import decode_distributions
 from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.head_draft import HeadDraft
 from specd.worker.session.proposal import DraftedTokens, draft_tokens
+from tests.thorough import examples
 from tests.worker.dflash_forms import FORMS, ROWS, SIZE, Form, Tensors, weights
 from tests.worker.dflash_reference import Reference
 from tests.worker.dflash_session import Session
@@ -228,7 +229,7 @@ def with_head(target: Path, tmp_path: Path, form: Form) -> LoadedModel:
     return model
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", examples(FORMS, 3))
 async def test_texts_are_those_of_the_target_alone(name: str, target: Path, tmp_path: Path) -> None:
     """Also with more draft tokens asked for than a block has."""
     form = FORMS[name]

@@ -19,6 +19,7 @@ from specd.worker.model.files import is_head
 from specd.worker.model.head_loader import load_head, read_head
 from specd.worker.model.loader import LoadedModel, load
 from specd.worker.session.head_draft import HeadDraft
+from tests.thorough import examples
 from tests.worker.families import save_family
 from tests.worker.head_files import network_of, save_repository
 from tests.worker.test_self_draft import COSTS, decode_all, prompts_of, serving
@@ -260,7 +261,7 @@ def with_head(target: Path, tmp_path: Path, form: Form) -> LoadedModel:
     return model
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", examples(FORMS, 3))
 async def test_texts_are_those_of_the_target_alone(name: str, target: Path, tmp_path: Path) -> None:
     model = with_head(target, tmp_path, FORMS[name])
     assert model.head is not None

@@ -19,6 +19,7 @@ from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.head_loader import read_head
 from specd.worker.model.loader import load, read
 from specd.worker.session.head_draft import HeadDraft
+from tests.thorough import examples
 from tests.worker.families import save_family
 from tests.worker.head_files import Tensors
 from tests.worker.layout_heads import HEADS, IDS, NEXT, save
@@ -160,7 +161,7 @@ def test_a_head_beside_embeddings_of_n_grams_is_refused(tmp_path: Path) -> None:
         logits_of(tmp_path / "target")
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("family", examples(HEADS, 4))
 async def test_texts_are_those_of_the_target_alone(family: str, tmp_path: Path) -> None:
     head, _ = save(tmp_path / "target", family)
     (tmp_path / "head").mkdir()

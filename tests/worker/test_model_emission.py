@@ -33,7 +33,7 @@ from tests.worker.wrong_rules import recover_from_p, recover_with_fresh_noise
 TARGET = softened_model(0, 0.2)
 PROMPT = [3, 1, 4, 1, 5]
 NUM_EMITTED = 3
-NUM_SESSIONS = 1500
+NUM_SESSIONS = 600
 # With penalties, which depend on the tokens proposed before, and a token that is suppressed only once.
 IN_SESSIONS = Sampling(
     temperature=1.0,
@@ -114,7 +114,7 @@ def test_tokens_that_follow_one_another_have_the_targets_joint_distribution(acce
 def test_the_same_noise_at_every_position_is_seen(acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
     key = noise._key
     monkeypatch.setattr(noise, "_key", lambda seed, position, purpose: key(seed, 0, purpose))
-    p_values = joint_p_values(emit_in_sessions(acceptance, NUM_SESSIONS // 2))
+    p_values = joint_p_values(emit_in_sessions(acceptance, NUM_SESSIONS))
     print(p_values)
     assert min(p_values) < POWER
 

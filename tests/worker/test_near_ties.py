@@ -31,6 +31,7 @@ from specd.worker.sampling.sampler import Sampler
 from specd.worker.session.session_cache import SessionCache
 from target_worker.verification import Verification, verify
 from tests.conftest import TWENTY_PROMPTS
+from tests.thorough import examples
 from tests.worker.driving import Chunks, finish
 from tests.worker.emission import TRANSFORMS
 from tests.worker.models import softened_model, tiny_model
@@ -252,7 +253,7 @@ def following(text: Sequence[int], k: int) -> Callable[[list[int]], list[int]]:
     return lambda token_ids: list(text[len(token_ids) - 8 :][:k])
 
 
-@pytest.mark.parametrize("name", ["none", "repetition", "top_k", "top_p", "min_p", "all"])
+@pytest.mark.parametrize("name", examples(["none", "all", "repetition", "top_k", "top_p", "min_p"], 2))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_part_only_at_near_ties(name: str, temperature: float) -> None:
     """For proposals of any length, a text is the target's own up to a token that both report as a near tie."""
