@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -54,6 +55,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "all": {},
 }
 _NUM_PARTS = 45  # of the schemas
+TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = ("# a record as JSON\nx = ", "import json\nrecord = ", "{'name': 'Ada'}\n")
 
 
@@ -274,16 +276,16 @@ def check_parting(one: Completion, other: Completion) -> None:
     assert len(one.tokens) == len(other.tokens)
 
 
-@pytest.mark.parametrize("part", examples(range(_NUM_PARTS), 1))
-async def test_answers_are_valid_for_schemas_of_others(client: RawClient, part: int) -> None:
-    """MaskBench's schemas, a part at a time, each at one of three temperatures: the same text with every source."""
+@pytest.mark.parametrize(("turn", "part"), examples(itertools.product(range(len(TEMPERATURES)), range(_NUM_PARTS)), 1))
+async def test_answers_are_valid_for_schemas_of_others(client: RawClient, turn: int, part: int) -> None:
+    """MaskBench's schemas, a part at a time, each at one temperature a turn: the same text with every source."""
     chosen = [(number, each["schema"]) for number, each in enumerate(schemas()) if number % _NUM_PARTS == part]
     lock, counts = asyncio.Semaphore(4), Counter[str]()
 
     async def completed(number: int, schema: Any, fields: dict[str, Any]) -> Completion | None:
         """Return a completion, None for a schema that is refused."""
         asked = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 100, **fields}
-        temperature = (0.0, 0.7, 1.0)[number // _NUM_PARTS % 3]
+        temperature = TEMPERATURES[(number // _NUM_PARTS + turn) % len(TEMPERATURES)]
         async with lock:
             try:
                 return await complete(client, "# JSON\nx = ", sampling=sampling(temperature, number), **asked)
