@@ -166,7 +166,7 @@ class Clients(CrowdMachine):
 
 
 TestClients = Clients.TestCase
-TestClients.settings = settings(max_examples=200, stateful_step_count=40)
+TestClients.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 async def test_one_client_alone_may_use_everything() -> None:

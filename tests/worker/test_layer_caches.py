@@ -47,14 +47,14 @@ def feed(layers: SessionLayers, network: Any, ids: list[int], static: StaticStep
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_feeds_rewinds_and_copies_give_what_one_pass_over_all_tokens_gives(name: str, data: st.DataObject) -> None:
     check_contract(name, make_network(name), data)
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 def test_the_same_holds_for_attention_over_whole_buffers(name: str, data: st.DataObject) -> None:
     with whole_buffers(make_network(name)) as network:
