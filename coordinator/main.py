@@ -160,7 +160,7 @@ def _models(entries: ModelEntries, shared: Shared, registry: CollectorRegistry, 
         known.pop(name, None)
         registries.forget(name)
 
-    models = Models(entries, new_model, loader)
+    models = Models(entries, new_model, loader, shared.num_requests)
     models.on_gone = forget
     return models
 

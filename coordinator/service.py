@@ -207,8 +207,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _using(self, name: str, session_id: str = "", *, waits: bool = True) -> AsyncIterator[Waiting]:
         """Use the model that a request names, or that its session has."""
-        model = await choose_model(self._models.all, name, current_caller().name, session_id)
-        async with self._models.using(model, waits=waits) as waiting:
+        caller = current_caller()
+        model = await choose_model(self._models.all, name, caller.name, session_id)
+        async with self._models.using(model, caller, waits=waits) as waiting:
             yield waiting
 
     def _status_of(self, model: ServedModel) -> generation_pb2.ModelStatus:

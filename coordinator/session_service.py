@@ -70,7 +70,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             )
             tokenizer = model.tokenizer
             if tokenizer is None:
-                async with self._models.using(model) as waiting:
+                async with self._models.using(model, current_caller()) as waiting:
                     tokenizer = (await waiting.ready()).tokenizer
             # There can be many tokens.
             response.text = await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=False)

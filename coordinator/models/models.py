@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,12 +16,8 @@ from coordinator.models.loader import Loader, LoadProgress
 from coordinator.models.served_model import ModelState, ServedModel
 from coordinator.models.waiting import Requests, Waiting, starting
 from coordinator.workers.changes import Changes
-from specd.errors import (
-    NotFoundError,
-    SpecdError,
-    StartupError,
-    UnavailableError,
-)
+from specd.caller import Caller
+from specd.errors import NotFoundError, SpecdError, StartupError, UnavailableError
 from specd.model_entries import ModelEntries, ModelEntry
 
 log = structlog.get_logger()
@@ -41,18 +38,18 @@ class Models:
     """
 
     def __init__(
-        self, entries: ModelEntries, new_model: NewModel, loader: Loader, *, clock: Callable[[], float] = time.monotonic
+        self, entries: ModelEntries, new_model: NewModel, loader: Loader, num_requests: Counter[str] | None = None
     ) -> None:
         """`new_model` makes a model from its entry, and from the one that it replaces if there is one.
 
-        Raises StartupError if it does.
+        `num_requests` counts the requests of each client. Raises StartupError if `new_model` does.
         """
-        self._new_model, self._loader, self._clock = new_model, loader, clock
+        self._new_model, self._loader = new_model, loader
         self._named = {entry.name: new_model(entry, None) for entry in entries.models}
         self._wanted: dict[str, ServedModel] = {}  # replacements that are still to be loaded, by name
         self._leaving: set[ServedModel] = set()  # those that others have replaced
         self.on_gone: Callable[[str], None] = lambda name: None  # called when a name is no longer served
-        self._requests = Requests(clock)
+        self._requests = Requests(time.monotonic, Counter() if num_requests is None else num_requests)
         self._budget_bytes: float = entries.budget_bytes or math.inf
         self._turn = asyncio.Lock()
         self._changes = Changes()
@@ -110,12 +107,12 @@ class Models:
         self._has_begun = True
 
     @asynccontextmanager
-    async def using(self, model: ServedModel, *, waits: bool = True) -> AsyncIterator[Waiting]:
-        """Use a model for a request. The caller waits for it; it is not unloaded before the end.
+    async def using(self, model: ServedModel, caller: Caller, *, waits: bool = True) -> AsyncIterator[Waiting]:
+        """Use a model for a client's request, which waits for it; it is not unloaded before the end.
 
         Without `waits`, raises UnavailableError (MODEL_LOADING) if it is not loaded, and loads it.
         """
-        waiting = Waiting(model, self.progress_of)
+        waiting = Waiting(model, caller, self.progress_of)
         try:
             self._enter(waiting, waits=waits)
             yield waiting
@@ -174,7 +171,7 @@ class Models:
         """Unload the models that were idle for too long."""
         for model in self.all:
             is_idle = model.state is ModelState.READY and not model.num_users and not model.entry.pinned
-            if is_idle and model.entry.key and self._clock() > model.last_used_at + model.entry.idle_seconds:
+            if is_idle and model.entry.key and time.monotonic() > model.last_used_at + model.entry.idle_seconds:
                 model.state = ModelState.LEAVING
                 self._do(self._unload(model, "it was idle"))
 
@@ -195,7 +192,7 @@ class Models:
             return
         if not model.entry.key:
             raise starting(model.name)
-        self._requests.check_room(model)
+        self._requests.check_room(model, waiting.caller)
         self._start(model)
         if not waits:
             raise UnavailableError(
@@ -249,10 +246,10 @@ class Models:
             if model.state is ModelState.READY:
                 self._requests.admit_all(model, model)
                 return
-            began_at = self._clock()
+            began_at = time.monotonic()
             await self._open(model)
             if model.name:
-                log.info("a model is loaded", model=model.name, seconds=round(self._clock() - began_at, 2))
+                log.info("a model is loaded", model=model.name, seconds=round(time.monotonic() - began_at, 2))
             self._requests.admit_all(model, model)
             self._changes.notify()
 
@@ -278,7 +275,7 @@ class Models:
             model.state = ModelState.UNLOADED
             self._changes.notify()
             raise
-        model.state, model.last_used_at = ModelState.READY, self._clock()
+        model.state, model.last_used_at = ModelState.READY, time.monotonic()
 
     async def _make_room(self, model: ServedModel, *kept: ServedModel) -> None:
         """Unload other models until the budget has room for one more."""
@@ -315,7 +312,7 @@ class Models:
 
     async def _swap(self, name: str) -> None:
         """Load the wanted replacement of a model, which serves until then if the budget has room for both."""
-        began_at = self._clock()
+        began_at = time.monotonic()
         async with self._turn:
             before, after = self._named.get(name), self._wanted.get(name)
             if before is None or after is None:
@@ -347,7 +344,7 @@ class Models:
 
     async def _move(self, before: ServedModel, after: ServedModel) -> None:
         """Connect to other workers that run all the time, and then serve with them. To cancel it is safe."""
-        began_at = self._clock()
+        began_at = time.monotonic()
         try:
             await self._open(after)
         except (SpecdError, StartupError) as error:
@@ -363,7 +360,7 @@ class Models:
     def _serve_with(self, before: ServedModel, after: ServedModel, began_at: float) -> None:
         self._named[after.name] = after
         self._requests.admit_all(before, after)
-        log.info("a model is replaced", model=after.name, seconds=round(self._clock() - began_at, 2))
+        log.info("a model is replaced", model=after.name, seconds=round(time.monotonic() - began_at, 2))
 
     async def _retire(self, model: ServedModel) -> None:
         """End a model that is no longer named, once its requests have ended."""

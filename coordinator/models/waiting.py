@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from coordinator.coordinator import Coordinator
 from coordinator.models.loader import LoadProgress
 from coordinator.models.served_model import ServedModel
+from coordinator.sessions.quota import sessions_error
+from specd.caller import Caller
 from specd.errors import ResourceExhaustedError, SpecdError, UnavailableError
 
 _PROGRESS_SECONDS = 0.2
@@ -19,9 +21,10 @@ _MOST_WAITING = 256  # requests for one model
 class Waiting:
     """A request that waits for its model, and then uses it."""
 
-    def __init__(self, model: ServedModel, progress: Callable[[ServedModel], LoadProgress]) -> None:
+    def __init__(self, model: ServedModel, caller: Caller, progress: Callable[[ServedModel], LoadProgress]) -> None:
         """`progress` returns how far the start of a model is."""
         self.model = model  # another one from the time when that has replaced it
+        self.caller = caller
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_admitted = False
         self._progress = progress
@@ -45,25 +48,47 @@ class Waiting:
 
 
 class Requests:
-    """The requests of all models."""
+    """The requests of all models.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds."""
+    When too many wait for a model, the next ones are turned away at once, unless another client has two more waiting
+    ones: then its latest one is turned away, as by `Admission`.
+    """
+
+    def __init__(self, clock: Callable[[], float], num_requests: Counter[str]) -> None:
+        """`clock` returns seconds. `num_requests` counts the requests of each client, also those that run."""
         self._clock = clock
+        self._num_requests = num_requests
         self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
 
-    def check_room(self, model: ServedModel) -> None:
-        """Raise ResourceExhaustedError (QUEUE_FULL) if no more requests may wait for a model."""
-        if len(self._waiting[model]) >= _MOST_WAITING:
-            raise ResourceExhaustedError(
-                "QUEUE_FULL",
-                f"{_MOST_WAITING} requests wait for the model {model.name!r}",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
+    def check_room(self, model: ServedModel, caller: Caller) -> None:
+        """Make room for a request that waits for a model.
+
+        Raises ResourceExhaustedError: CLIENT_SESSIONS if the client has too many requests, QUEUE_FULL if too many wait.
+        """
+        num_own, most = self._num_requests[caller.name], caller.limits.max_sessions
+        if most is not None and num_own >= most:
+            raise sessions_error(num_own, _RETRY_SECONDS)
+        waiting = self._waiting[model]
+        if len(waiting) < _MOST_WAITING:
+            return
+        full = ResourceExhaustedError(
+            "QUEUE_FULL",
+            f"{_MOST_WAITING} requests wait for the model {model.name!r}, and no more may wait: try again later",
+            retry_after_seconds=_RETRY_SECONDS,
+        )
+        counts = Counter(each.caller.name for each in waiting)
+        ((client, number),) = counts.most_common(1)
+        if number < counts[caller.name] + 2:
+            raise full
+        latest = next(each for each in reversed(waiting) if each.caller.name == client)
+        waiting.remove(latest)
+        self._end_wait(latest)
+        latest.turn.set_exception(full)
 
     def wait(self, waiting: Waiting) -> None:
         """Let a request wait for its model."""
         self._waiting[waiting.model].append(waiting)
+        self._num_requests[waiting.caller.name] += 1
 
     def admit(self, waiting: Waiting) -> None:
         """Let a request use its model."""
@@ -76,12 +101,14 @@ class Requests:
     def admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
         """Let the requests that wait for a model use it, or the one that has replaced it."""
         for waiting in self._waiting.pop(waited_for, ()):
+            self._end_wait(waiting)
             waiting.model = model
             self.admit(waiting)
 
     def refuse(self, model: ServedModel, error: SpecdError) -> None:
         """End the requests that wait for a model."""
         for waiting in self._waiting.pop(model, ()):
+            self._end_wait(waiting)
             waiting.turn.set_exception(error)
 
     def leave(self, waiting: Waiting) -> None:
@@ -89,9 +116,17 @@ class Requests:
         model = waiting.model
         if waiting in (waits := self._waiting.get(model, [])):
             waits.remove(waiting)
+            self._end_wait(waiting)
         if waiting.is_admitted:
             model.num_users -= 1
             model.last_used_at = self._clock()
+
+    def _end_wait(self, waiting: Waiting) -> None:
+        """Count a request no more: its place counts it from its admission on."""
+        name = waiting.caller.name
+        self._num_requests[name] -= 1
+        if not self._num_requests[name]:
+            del self._num_requests[name]
 
 
 def starting(name: str = "") -> UnavailableError:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import cast
@@ -23,13 +24,22 @@ from coordinator.models.models import Models
 from coordinator.models.served_model import ModelState, ServedModel, Shared
 from coordinator.sessions.quota import Quotas
 from coordinator.telemetry.metrics import CoordinatorMetrics
+from specd.caller import Caller, CallerLimits
 from specd.coordinator_settings import CoordinatorSettings
-from specd.errors import InvalidRequestError, NotFoundError, SpecdError, StartupError, UnavailableError
+from specd.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SpecdError,
+    StartupError,
+    UnavailableError,
+)
 from specd.model_entries import ModelEntries, ModelEntry
 
 SETTINGS = CoordinatorSettings.model_validate({"draft": "none"})
 METRICS = CoordinatorMetrics(CollectorRegistry())
 STEP_SECONDS = 0.001
+ANYONE = Caller("")
 
 
 class Workers(Loader):
@@ -85,18 +95,29 @@ class Model(ServedModel):
 class World:
     workers: Workers
     models: Models
+    num_requests: Counter[str]
 
     @classmethod
     def of(cls, *entries: ModelEntry, budget_bytes: int | None = None) -> World:
         workers = Workers(budget_bytes)
         for entry in entries:
             workers.sizes[entry.key] = entry.num_bytes
-        return cls(workers, Models(ModelEntries(entries, budget_bytes), new_model, workers))
+        num_requests = Counter[str]()
+        models = Models(ModelEntries(entries, budget_bytes), new_model, workers, num_requests)
+        return cls(workers, models, num_requests)
 
-    async def request(self, name: str, seconds: float = 0.0, *, waits: bool = True, session_id: str = "") -> str:
+    async def request(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        *,
+        caller: Caller = ANYONE,
+        waits: bool = True,
+        session_id: str = "",
+    ) -> str:
         """Use a model for this time, in which its workers must be there. Return the key that served it."""
         model = await choose_model(self.models.all, name, "", session_id)
-        async with self.models.using(model, waits=waits) as waiting:
+        async with self.models.using(model, caller, waits=waits) as waiting:
             await waiting.ready()
             key = waiting.model.entry.key
             assert key in self.workers.num_bytes
@@ -198,6 +219,35 @@ async def test_requests_that_wait_together_load_a_model_once() -> None:
     served = await asyncio.gather(*(world.request(name, 0.001) for name in "abababab"))
     assert served == [*"abababab"]
     assert world.workers.num_loads == 2
+
+
+async def test_requests_that_wait_for_a_model_count_to_the_limit_of_their_client() -> None:
+    world = World.of(entry("a"), entry("b"))
+    client = Caller("ci", CallerLimits(max_sessions=2))
+    waiting = [asyncio.ensure_future(world.request(name, caller=client)) for name in "ab"]
+    await asyncio.sleep(0)
+    assert world.num_requests == {"ci": 2}
+    with pytest.raises(ResourceExhaustedError, match="has 2 requests that run or wait"):
+        await world.request("a", caller=client)
+    assert await world.request("a", caller=Caller("other", client.limits)) == "a"
+    assert await asyncio.gather(*waiting) == ["a", "b"]
+    assert not world.num_requests
+
+
+async def test_where_many_wait_for_a_model_one_client_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.models.waiting._MOST_WAITING", 4)
+    world = World.of(entry("a"))
+    many = [asyncio.ensure_future(world.request("a", caller=Caller("many"))) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError, match="no more may wait"):
+        await world.request("a", caller=Caller("many"))
+    few = [asyncio.ensure_future(world.request("a", caller=Caller("few"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError, match="no more may wait"):
+        await world.request("a", caller=Caller("few"))  # one for one would go on for ever
+    served = await asyncio.gather(*many, *few, return_exceptions=True)
+    assert [isinstance(each, ResourceExhaustedError) for each in served] == [False] * 2 + [True] * 2 + [False] * 2
+    assert not world.num_requests
 
 
 async def test_a_busy_model_is_not_unloaded_and_takes_no_more_requests_while_another_needs_its_memory() -> None:

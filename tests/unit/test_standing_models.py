@@ -22,6 +22,7 @@ from coordinator.models.served_model import ModelState, ServedModel, Shared
 from coordinator.sessions.quota import Quotas
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.changes import Changes
+from specd.caller import Caller
 from specd.coordinator_settings import CoordinatorSettings
 from specd.errors import NotFoundError, StartupError, UnavailableError
 from specd.model_entries import ModelEntries, ModelEntry
@@ -86,7 +87,7 @@ def models_at(hosts: Hosts, **addresses: str) -> Models:
 @asynccontextmanager
 async def request(models: Models, name: str) -> AsyncIterator[str]:
     """Use a model; the value is the address of its target."""
-    async with models.using(await choose_model(models.all, name)) as waiting:
+    async with models.using(await choose_model(models.all, name), Caller("")) as waiting:
         await waiting.ready()
         yield waiting.model.entry.target
 
