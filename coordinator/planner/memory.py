@@ -29,6 +29,7 @@ class Memory:
     def __init__(self, planner: Planner, models: Callable[[], Iterable[ModelInfo | None]]) -> None:
         """`models` returns the present target and draft."""
         self._planner, self._models = planner, models
+        self._pair: list[tuple[str, str, str] | None] = []
         self._num_rounds = 0  # when it was last kept
 
     @property
@@ -56,9 +57,11 @@ class Memory:
 
     @property
     def path(self) -> Path | None:
-        """The file of the present pair."""
-        models = [model and (model.fingerprint, model.device, model.precision) for model in self._models()]
-        digest = hashlib.sha256(repr((__version__, models)).encode()).hexdigest()
+        """The file of the present pair, also while one of its models is away."""
+        pair = [(each.fingerprint, each.device, each.precision) if each else None for each in self._models()]
+        if len(pair) - pair.count(None) >= len(self._pair) - self._pair.count(None):
+            self._pair = pair
+        digest = hashlib.sha256(repr((__version__, self._pair)).encode()).hexdigest()
         directory = user_cache_directory()
         return directory and directory / f"planner-{digest[:24]}.json"
 

@@ -103,18 +103,16 @@ class Replica:
 
     @property
     def planner_memories(self) -> list[Memory]:
-        """The memory of each planner, as far as its models are known: a canary may come later, or be away."""
-        return [each.memory for each in self._known_learners()]
-
-    def _known_learners(self) -> list[_Learner]:
+        """The memory of each planner, but not of a canary that has never been there."""
         present, *canaries = self._learners
-        return [present, *(each for each in canaries if None not in each.facts.models())]
+        return [present.memory, *(each.memory for each in canaries if each.has_recalled)]
 
     def recall_learnt(self) -> None:
         """Begin with the kept knowledge of each pair, once the models are known."""
         if self.worker.model is None:
             return
-        for learner in self._known_learners():
+        present, *canaries = self._learners
+        for learner in (present, *(each for each in canaries if None not in each.facts.models())):
             if not learner.has_recalled:
                 learner.has_recalled = True
                 learner.memory.recall()

@@ -63,6 +63,23 @@ async def test_pairs_are_kept_apart(cache: Path) -> None:
     assert len(files(cache)) == 2
 
 
+async def test_while_a_draft_is_away_its_pair_is_kept(cache: Path) -> None:
+    """A draft may end before its coordinator, as a canary does that was taken back."""
+    simulation, models = Simulation(World()), [model("target"), None]
+    memory = Memory(simulation.planner, lambda: models)
+    memory.recall()
+    models[1] = model("draft")
+    simulation.run(num_sessions=1, at_once=1, tokens=64)
+    await memory.keep()
+    models[1] = None
+    simulation.run(num_sessions=1, at_once=1, tokens=64)
+    await memory.keep()
+    again = Simulation(World()).planner
+    memory_of(again).recall()
+    assert again.learnt() == simulation.planner.learnt()
+    assert len(files(cache)) == 1
+
+
 async def test_nothing_is_written_without_rounds(cache: Path) -> None:
     simulation = Simulation(World())
     memory = memory_of(simulation.planner)
