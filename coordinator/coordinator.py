@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from coordinator.sessions.prompt import (
 )
 from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request import GenerationRequest
+from coordinator.sessions.request_counts import RequestCounts
 from coordinator.sessions.session_keeper import SessionKeeper
 from coordinator.sessions.session_model import find_model, models_of
 from coordinator.sessions.session_store import KeptSession, SessionStore
@@ -71,7 +71,7 @@ class Coordinator:
         sessions: SessionStore,
         canary: Canary | None = None,
         name: str = "",
-        num_requests: Counter[str] | None = None,
+        num_requests: RequestCounts | None = None,
     ) -> None:
         """Use targets of which one is there with this model and tokenizer, and these drafts or the canary.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import structlog
 from coordinator.models.loader import Loader, LoadProgress
 from coordinator.models.served_model import ModelState, ServedModel
 from coordinator.models.waiting import Requests, Waiting, starting
+from coordinator.sessions.request_counts import RequestCounts
 from coordinator.workers.changes import Changes
 from specd.caller import Caller
 from specd.errors import NotFoundError, SpecdError, StartupError, UnavailableError
@@ -38,7 +38,7 @@ class Models:
     """
 
     def __init__(
-        self, entries: ModelEntries, new_model: NewModel, loader: Loader, num_requests: Counter[str] | None = None
+        self, entries: ModelEntries, new_model: NewModel, loader: Loader, num_requests: RequestCounts | None = None
     ) -> None:
         """`new_model` makes a model from its entry, and from the one that it replaces if there is one.
 
@@ -49,7 +49,7 @@ class Models:
         self._wanted: dict[str, ServedModel] = {}  # replacements that are still to be loaded, by name
         self._leaving: set[ServedModel] = set()  # those that others have replaced
         self.on_gone: Callable[[str], None] = lambda name: None  # called when a name is no longer served
-        self._requests = Requests(time.monotonic, Counter() if num_requests is None else num_requests)
+        self._requests = Requests(RequestCounts() if num_requests is None else num_requests)
         self._budget_bytes: float = entries.budget_bytes or math.inf
         self._turn = asyncio.Lock()
         self._changes = Changes()

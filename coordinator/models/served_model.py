@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from coordinator.cell import Cell
 from coordinator.coordinator import Coordinator
 from coordinator.models.kept_sessions import KeptSessions
 from coordinator.sessions.quota import Quotas
+from coordinator.sessions.request_counts import RequestCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.coordinator_settings import CoordinatorSettings
 from specd.identity.certificates import Certificates
@@ -43,7 +43,7 @@ class Shared:
     settings: CoordinatorSettings
     certificates: Certificates | None
     quotas: Quotas
-    num_requests: Counter[str] = field(default_factory=Counter)  # that run or wait, by client
+    num_requests: RequestCounts = field(default_factory=RequestCounts)
     begin_trace: BeginTrace | None = None
     on_change: Callable[[], Awaitable[None]] | None = None  # called when a target comes or goes
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from coordinator.coordinator import Coordinator
 from coordinator.models.loader import LoadProgress
 from coordinator.models.served_model import ServedModel
-from coordinator.sessions.quota import sessions_error
+from coordinator.sessions.request_counts import RequestCounts
 from specd.caller import Caller
 from specd.errors import ResourceExhaustedError, SpecdError, UnavailableError
 
@@ -50,13 +51,12 @@ class Waiting:
 class Requests:
     """The requests of all models.
 
-    When too many wait for a model, the next ones are turned away at once, unless another client has two more waiting
-    ones: then its latest one is turned away, as by `Admission`.
+    When too many wait for a model, the next ones are turned away at once, unless another client has at least two more
+    that wait: then that client's latest request is turned away, as by `Admission`.
     """
 
-    def __init__(self, clock: Callable[[], float], num_requests: Counter[str]) -> None:
-        """`clock` returns seconds. `num_requests` counts the requests of each client, also those that run."""
-        self._clock = clock
+    def __init__(self, num_requests: RequestCounts) -> None:
+        """`num_requests` counts the requests of each client, also those that run."""
         self._num_requests = num_requests
         self._waiting: defaultdict[ServedModel, list[Waiting]] = defaultdict(list)
 
@@ -65,9 +65,7 @@ class Requests:
 
         Raises ResourceExhaustedError: CLIENT_SESSIONS if the client has too many requests, QUEUE_FULL if too many wait.
         """
-        num_own, most = self._num_requests[caller.name], caller.limits.max_sessions
-        if most is not None and num_own >= most:
-            raise sessions_error(num_own, _RETRY_SECONDS)
+        self._num_requests.check(caller.name, caller.limits.max_sessions, _RETRY_SECONDS)
         waiting = self._waiting[model]
         if len(waiting) < _MOST_WAITING:
             return
@@ -82,33 +80,33 @@ class Requests:
             raise full
         latest = next(each for each in reversed(waiting) if each.caller.name == client)
         waiting.remove(latest)
-        self._end_wait(latest)
+        self._num_requests.end(client)
         latest.turn.set_exception(full)
 
     def wait(self, waiting: Waiting) -> None:
         """Let a request wait for its model."""
         self._waiting[waiting.model].append(waiting)
-        self._num_requests[waiting.caller.name] += 1
+        self._num_requests.begin(waiting.caller.name)
 
     def admit(self, waiting: Waiting) -> None:
-        """Let a request use its model."""
+        """Let a request use its model, where its place in the admission counts it."""
         waiting.is_admitted = True
         waiting.model.num_users += 1
-        waiting.model.last_used_at = self._clock()
+        waiting.model.last_used_at = time.monotonic()
         if not waiting.turn.done():
             waiting.turn.set_result(None)
 
     def admit_all(self, waited_for: ServedModel, model: ServedModel) -> None:
         """Let the requests that wait for a model use it, or the one that has replaced it."""
         for waiting in self._waiting.pop(waited_for, ()):
-            self._end_wait(waiting)
+            self._num_requests.end(waiting.caller.name)
             waiting.model = model
             self.admit(waiting)
 
     def refuse(self, model: ServedModel, error: SpecdError) -> None:
         """End the requests that wait for a model."""
         for waiting in self._waiting.pop(model, ()):
-            self._end_wait(waiting)
+            self._num_requests.end(waiting.caller.name)
             waiting.turn.set_exception(error)
 
     def leave(self, waiting: Waiting) -> None:
@@ -116,17 +114,10 @@ class Requests:
         model = waiting.model
         if waiting in (waits := self._waiting.get(model, [])):
             waits.remove(waiting)
-            self._end_wait(waiting)
+            self._num_requests.end(waiting.caller.name)
         if waiting.is_admitted:
             model.num_users -= 1
-            model.last_used_at = self._clock()
-
-    def _end_wait(self, waiting: Waiting) -> None:
-        """Count a request no more: its place counts it from its admission on."""
-        name = waiting.caller.name
-        self._num_requests[name] -= 1
-        if not self._num_requests[name]:
-            del self._num_requests[name]
+            model.last_used_at = time.monotonic()
 
 
 def starting(name: str = "") -> UnavailableError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +11,7 @@ from coordinator.sessions.capacities import Capacities
 from coordinator.sessions.capacity import Capacity
 from coordinator.sessions.fairness import Fairness
 from coordinator.sessions.place import ClientPlaces, Place
-from coordinator.sessions.quota import sessions_error
+from coordinator.sessions.request_counts import RequestCounts
 from specd.errors import ResourceExhaustedError, SpecdError
 from specd.step_costs import MovingAverage
 
@@ -48,10 +47,10 @@ class Admission:
         *,
         max_queued: int,
         clock: Callable[[], float],
-        num_requests: Counter[str] | None = None,
+        num_requests: RequestCounts | None = None,
     ) -> None:
         """`num_requests` counts the requests of each client, also those for other models."""
-        self._num_requests: Counter[str] = Counter() if num_requests is None else num_requests
+        self._num_requests = RequestCounts() if num_requests is None else num_requests
         self.capacities = capacities
         self.num_running = self.num_paused = 0
         self._num_present = 0
@@ -79,8 +78,7 @@ class Admission:
         Raises ResourceExhaustedError: CLIENT_SESSIONS if the client has too many, QUEUE_FULL if too many wait.
         """
         client = self._clients.get(name) or ClientPlaces(next(self._turns))
-        if max_sessions is not None and self._num_requests[name] >= max_sessions:
-            raise sessions_error(self._num_requests[name], self._until(1))
+        self._num_requests.check(name, max_sessions, self._until(1))
         if self._num_present - self.num_paused >= self._max_present:
             self._make_way_for(client)
         place = Place(client)
@@ -88,14 +86,12 @@ class Admission:
             self._last_end_at = self._clock()
         self._clients[name] = client
         self._num_present += 1
-        self._num_requests[name] += 1
+        self._num_requests.begin(name)
         client.present[place] = None
         try:
             yield place
         finally:
-            self._num_requests[name] -= 1
-            if not self._num_requests[name]:
-                del self._num_requests[name]
+            self._num_requests.end(name)
             if place in client.present:  # the request was not turned away
                 self._leave(place)
             if not client.present and self._clients.get(name) is client:

@@ -14,7 +14,7 @@ from specd.grammar import Grammar, GrammarKind
 from specd.json_text import Room, parse_json
 from specd.text.tokenizer import Tokenizer
 
-# Grammars are compiled on this thread. A large one takes a second, and more than one at once would take all cores.
+# Grammars are compiled on this thread. A large one takes half a second of a core.
 compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
 _MOST_CHARACTERS = 300  # of an error

@@ -24,7 +24,7 @@ from specd.version import __version__
 log = structlog.get_logger()
 
 _PATIENCE_SECONDS = 10.0
-_POLL_SECONDS = 0.05  # a stop waits for the server's next look at it
+_POLL_SECONDS = 0.05  # between two looks of the server whether it has to stop
 
 # From 0.1 ms, a message on loopback, to a minute, a long prefill.
 SECONDS_BUCKETS = (

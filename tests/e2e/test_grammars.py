@@ -284,7 +284,7 @@ async def test_answers_are_valid_for_schemas_of_others(client: RawClient, turn: 
 
     async def completed(number: int, schema: Any, fields: dict[str, Any]) -> Completion | None:
         """Return a completion, None for a schema that is refused."""
-        asked = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 100, **fields}
+        asked = {"grammar": Grammar(json_schema=json.dumps(schema)), "max_tokens": 200, **fields}
         temperature = TEMPERATURES[(number // _NUM_PARTS + turn) % len(TEMPERATURES)]
         async with lock:
             try:
@@ -306,4 +306,4 @@ async def test_answers_are_valid_for_schemas_of_others(client: RawClient, turn: 
 
     await asyncio.gather(*(check(*each) for each in chosen))
     print(dict(counts))
-    assert counts["valid"]
+    assert counts["valid"] >= len(chosen)

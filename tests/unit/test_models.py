@@ -6,7 +6,6 @@ import asyncio
 import gc
 import time
 import weakref
-from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import cast
@@ -23,6 +22,7 @@ from coordinator.models.loader import Loader
 from coordinator.models.models import Models
 from coordinator.models.served_model import ModelState, ServedModel, Shared
 from coordinator.sessions.quota import Quotas
+from coordinator.sessions.request_counts import RequestCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.caller import Caller, CallerLimits
 from specd.coordinator_settings import CoordinatorSettings
@@ -95,14 +95,14 @@ class Model(ServedModel):
 class World:
     workers: Workers
     models: Models
-    num_requests: Counter[str]
+    num_requests: RequestCounts
 
     @classmethod
     def of(cls, *entries: ModelEntry, budget_bytes: int | None = None) -> World:
         workers = Workers(budget_bytes)
         for entry in entries:
             workers.sizes[entry.key] = entry.num_bytes
-        num_requests = Counter[str]()
+        num_requests = RequestCounts()
         models = Models(ModelEntries(entries, budget_bytes), new_model, workers, num_requests)
         return cls(workers, models, num_requests)
 
@@ -244,7 +244,7 @@ async def test_where_many_wait_for_a_model_one_client_does_not_keep_others_out(m
     few = [asyncio.ensure_future(world.request("a", caller=Caller("few"))) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(ResourceExhaustedError, match="no more may wait"):
-        await world.request("a", caller=Caller("few"))  # one for one would go on for ever
+        await world.request("a", caller=Caller("few"))  # with 2 of 4, the two would turn each other away
     served = await asyncio.gather(*many, *few, return_exceptions=True)
     assert [isinstance(each, ResourceExhaustedError) for each in served] == [False] * 2 + [True] * 2 + [False] * 2
     assert not world.num_requests
