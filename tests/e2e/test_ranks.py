@@ -67,11 +67,14 @@ async def texts(client: RawClient, prompts: list[str], k: int | None, temperatur
     return [*await asyncio.gather(*(complete(client, prompt, **options) for prompt in prompts))]  # type: ignore[arg-type]
 
 
-async def test_texts_do_not_depend_on_the_proposal_or_on_other_sessions(client: RawClient, prompts: list[str]) -> None:
+@pytest.mark.parametrize("ks", examples([((1, 4, 8, None),), ((2, 3, 5, 6, 7),)], 1))
+async def test_texts_do_not_depend_on_the_proposal_or_on_other_sessions(
+    client: RawClient, prompts: list[str], ks: tuple[int | None, ...]
+) -> None:
     alone = [(await texts(client, [prompt], k=0))[0] for prompt in prompts[:4]]
     assert len({completion.text for completion in alone}) == 4
     accepted = 0
-    for k in (1, 4, 8, None):
+    for k in ks:
         for completion, expected in zip(await texts(client, prompts[:4], k), alone, strict=True):
             assert_same(completion, expected)
             accepted += sum(response.round.accepted for response in completion.responses)
