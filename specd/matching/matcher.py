@@ -54,6 +54,7 @@ class SessionMatcher:
         self._tokens: list[int] = []  # from `begins_at` on
         # The first of them that the grammar is about; None within the reasoning.
         self._begin: int | None = self._first()
+        self._masked = 0  # the number of tokens before the latest mask that llguidance has computed
 
     @property
     def end(self) -> int:
@@ -164,6 +165,10 @@ class SessionMatcher:
             self._begin = None if self._tokens else self._first()
         else:
             self._matcher.rollback(sum(token_id not in self._eos for token_id in gone))
+        if num_tokens < self._masked and not self._matcher.is_stopped():
+            # llguidance keeps its latest mask through a rollback, and returns it for another text that has as many
+            # lexemes and the same state of the lexer. The mask of this place replaces it.
+            self._compute_mask()
 
     def _mask(self) -> Mask | None:
         if self._is_free:
@@ -173,10 +178,15 @@ class SessionMatcher:
         if self._matcher.is_stopped():
             mask = self._only(self._eos)
         else:
-            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._num_bytes].copy()
-        self._check()
+            mask = np.frombuffer(self._compute_mask(), np.uint8)[: self._num_bytes].copy()
         if (begin := self._reasoning_begin) is not None:
             mask |= self._only((begin,))
+        return mask
+
+    def _compute_mask(self) -> bytes:
+        self._masked = len(self._tokens)
+        mask = self._matcher.compute_bitmask()
+        self._check()
         return mask
 
     def _check(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -18,7 +18,6 @@ from specd.text.tokenizer import Tokenizer
 compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
 _MOST_CHARACTERS = 300  # of an error
-_KEPT = 8  # compiled grammars; a large one takes 8 MB
 _MOST_VALUES, _MOST_LEVELS = 2**15, 64  # of a schema
 # White space between the tokens of JSON: a space, or one or two line breaks with an indentation, as in llama.cpp. A
 # weak model would write more of it for ever.
@@ -52,8 +51,6 @@ class GrammarVocabulary:
         self._tokenizer = tokenizer
         self.size = size
         self._ends = sorted(token_id for token_id in eos_token_ids if token_id < size)
-        # Programs send the same schema with each request. To compile a large one takes 0.4 s, and to copy it 0.1 ms.
-        self._compiled = lru_cache(_KEPT)(self._compile)
 
     @cached_property
     def eos_token_ids(self) -> list[int]:
@@ -76,9 +73,7 @@ class GrammarVocabulary:
         Raises InvalidRequestError (BAD_GRAMMAR), in llguidance's words, for a grammar that it cannot keep: one with an
         error, with a keyword that it does not enforce, without any text, or one that is too large.
         """
-        return self._compiled(grammar).deep_copy()
-
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+        # Each session compiles its own: most take a millisecond, and a copy would share the limits of its original.
         grammar.check()
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             _check_json(grammar.text)
