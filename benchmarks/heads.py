@@ -31,6 +31,7 @@ from repeating_work import KINDS
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
+from specd.bench.turns import rotated
 from specd.client import NO_RETRIES, AsyncClient
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
@@ -119,8 +120,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, 
                 continue
             measured = {name: Measured() for name in CONTENDERS}
             for turn, prompt in enumerate(prompts[: options.num_prompts]):
-                names = [*CONTENDERS]
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for name in rotated(CONTENDERS, turn):
                     service, fields = CONTENDERS[name]
                     await measured[name].ask(clients[service], prompt, options.max_tokens, {**fields, **of_kind})
             results[kind] = {name: own.as_record(measured[ALONE]) for name, own in measured.items()}

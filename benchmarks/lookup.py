@@ -34,6 +34,7 @@ from repeating_work import KINDS
 from specd.bench.contenders import MlxLm
 from specd.bench.environment import console, environment, new_table
 from specd.bench.setup import MLX_LM, Setup
+from specd.bench.turns import rotated
 from specd.client import NO_RETRIES, AsyncClient
 from specd.launch import complain
 from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -152,8 +153,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             same = dict.fromkeys(contenders, 0)
             for turn, prompt in enumerate(own_prompts * options.repeats):
                 expected, _ = await contenders[ALONE](prompt, [])
-                names = list(contenders)
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for name in rotated(contenders, turn):
                     token_ids, seconds = await contenders[name](prompt, expected)
                     same[name] += token_ids == expected
                     speeds[name].append((len(token_ids) - 1) / max(seconds, 1e-6))
@@ -177,8 +177,7 @@ async def measure_together(
     requests = [prompt for of_kinds in zip(*prompts.values(), strict=True) for prompt in of_kinds]
     rates: dict[str, list[float]] = {name: [] for name in _FIELDS}
     for turn in range(max(options.repeats, 3)):
-        names = list(rates)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in rotated(rates, turn):
             waiting, num_tokens = requests[::-1], 0
             decode = specd_contender(client, name, options.max_tokens)
 

@@ -36,6 +36,7 @@ from never_slower import save_random_draft
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
+from specd.bench.turns import rotated
 from specd.child import Child
 from specd.client import AsyncClient, Delta
 from specd.settings import EMBEDDED_DRAFT
@@ -167,7 +168,7 @@ async def compare(
             rates[run][PLANNER] += [rate] * (turn > 0)
             texts[RUNS[run][:2]].append(said)
         for size in sizes:
-            for k in [*ks[turn % len(ks) :], *ks[: turn % len(ks)]]:
+            for k in rotated(ks, turn):
                 async with service.coordinator(cell.draft, "fixed") as client:
                     rate, said = await ask(client, cell, prompts, *size, k)
                 texts[size].append(said)

@@ -24,6 +24,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import encode, load_prompts
+from specd.bench.turns import rotated
 from specd.client import NO_RETRIES, AsyncClient
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 
@@ -89,8 +90,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for decode in contenders.values():
             await decode(sources[0])
         for turn, source in enumerate(sources):
-            names = list(contenders)
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for name in rotated(contenders, turn):
                 began_at = time.perf_counter()
                 tokens = await contenders[name](source)
                 speeds[name].append(len(tokens) / (time.perf_counter() - began_at))

@@ -40,7 +40,8 @@ class SessionSetup:
 class Match:
     """Tokens that a source would propose next, which cost nothing to know.
 
-    `length` is how many of the latest tokens they follow from, as far as it was compared; 0 at the start of a text.
+    `length` is the strength of the evidence, compared within one source only. For look-up it is how many of the latest
+    tokens they follow from, as far as it was compared; 0 at the start of a text.
     """
 
     source: TokenSource

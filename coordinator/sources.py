@@ -11,8 +11,9 @@ from specd.vocabulary import PROPOSERS, DraftSource, TokenSource
 
 
 def available_sources(settings: CoordinatorSettings, *, target_drafts: bool) -> tuple[TokenSource, ...]:
-    """Return the sources that a coordinator has: all but those that its settings turn off.
+    """Return the sources that a coordinator has: all but those that its settings turn off, and but FORCED.
 
+    Forced tokens belong to a request with a grammar (`Sources.of`). A new source needs its setting here.
     `target_drafts` is whether the target worker proposes tokens, which it does instead of a draft worker.
     """
     has = {
@@ -25,7 +26,7 @@ def available_sources(settings: CoordinatorSettings, *, target_drafts: bool) -> 
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources that may propose tokens, in the order of their tokens in a proposal.
+    """The sources that may propose tokens. `Generation._open` makes them, in the order of their tokens in a proposal.
 
     With `k`, a round has k draft tokens: the draft model's, or those of the other sources where it may not propose.
     Otherwise the planner chooses the numbers.

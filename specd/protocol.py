@@ -9,7 +9,8 @@ import grpc
 from specd.errors import SpecdError
 from specd.version import __version__
 
-# Raise it with each change of the protocol that an older process would misunderstand. Another field is no such change.
+# Raise it with each change of the protocol that an older process would misunderstand. Another field is such a change
+# only if it changes the text, as a sampling parameter does: an older worker would ignore it.
 PROTOCOL = 1
 # The metadata with which specd's own clients name theirs. Other clients need not: they know the messages by themselves.
 PROTOCOL_METADATA = "specd-protocol"

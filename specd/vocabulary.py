@@ -23,7 +23,10 @@ class FinishReason(enum.Enum):
 
 
 class TokenSource(enum.Enum):
-    """Who said a token first: the target itself, or a source of draft tokens, in the order of their tokens."""
+    """Who said a token first: the target itself, or a source of draft tokens. Their order chooses the page's colours.
+
+    Look-up proposes PREDICTION, too.
+    """
 
     TARGET = "target"
     DRAFT = "draft"

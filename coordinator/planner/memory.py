@@ -39,7 +39,7 @@ class Memory:
 
     def recall(self) -> None:
         """Restore what was kept. Without a usable file, the planner learns from the beginning."""
-        path = self.path
+        path = self.file()
         try:
             if path is not None and path.stat().st_size <= _MOST_BYTES:
                 self._planner.restore(json.loads(path.read_text()))
@@ -50,14 +50,13 @@ class Memory:
 
     async def keep(self) -> None:
         """Keep what was learnt since the last time, without blocking the event loop."""
-        path = self.path
+        path = self.file()
         if path is not None and self._num_rounds != self._planner.num_rounds:
             self._num_rounds = self._planner.num_rounds
             await asyncio.to_thread(_write, path, self._planner.learnt())
 
-    @property
-    def path(self) -> Path | None:
-        """The file of the present pair, also while one of its models is away."""
+    def file(self) -> Path | None:
+        """Return the file of the present pair, or of the latest one while one of its models is away."""
         pair = [(each.fingerprint, each.device, each.precision) if each else None for each in self._models()]
         if len(pair) - pair.count(None) >= len(self._pair) - self._pair.count(None):
             self._pair = pair

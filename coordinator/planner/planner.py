@@ -342,7 +342,7 @@ class SessionPlanner:
     def _lengthened(self, plan: Plan, window: Window, matches: Sequence[Match]) -> Plan:
         """Return the plan with matched tokens behind the draft's, as many as promise more tokens than their time costs.
 
-        Look-up proposes them only if its match begins with the draft's tokens.
+        They are those of the first match. Look-up proposes them only if its match begins with the draft's tokens.
         """
         source, evidence = matches[0].source, matches[0].evidence
         rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)

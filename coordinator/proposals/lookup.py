@@ -17,7 +17,7 @@ from specd.vocabulary import TokenSource
 
 
 class Lookup(Source):
-    """Looks up a session's latest tokens in its prompt, in what was generated, in its source and in a prediction."""
+    """Looks up a session's latest tokens in its prompt, its output, its encoder's input (`source`) and a prediction."""
 
     def __init__(self, token_ids: Sequence[int], *, source: Sequence[int] = (), prediction: Sequence[int] = ()) -> None:
         """Begin a session with these tokens; takes about a microsecond for each. `prediction` is the expected text."""

@@ -97,6 +97,6 @@ class Replicas:
     async def keep_learnt(self) -> None:
         """Keep the knowledge of the planners for the next start: in each file, that of the most rounds."""
         memories = (memory for replica in self.all for memory in replica.planner_memories)
-        most = {memory.path: memory for memory in sorted(memories, key=lambda each: each.num_rounds)}
+        most = {memory.file(): memory for memory in sorted(memories, key=lambda each: each.num_rounds)}
         for memory in most.values():
             await memory.keep()

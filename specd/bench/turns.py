@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
@@ -13,6 +13,13 @@ from specd.bench.contenders import Contender
 from specd.bench.sample import Sample
 
 Name = TypeVar("Name")
+
+
+def rotated(items: Iterable[Name], turn: int) -> list[Name]:
+    """Return the items in their order of this turn: another one begins in each."""
+    all_items = [*items]
+    begin = turn % len(all_items)
+    return all_items[begin:] + all_items[:begin]
 
 
 async def take_turns(
@@ -31,15 +38,14 @@ async def take_turns(
     """
     samples = {} if samples is None else samples
     samples |= {name: [] for name in contenders}
-    names = list(contenders)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=repeats * len(prompts) * len(names))
+        task = progress.add_task(title, total=repeats * len(prompts) * len(contenders))
         turn = 0
         for repeat in range(repeats):
             for prompt, token_ids in prompts.items():
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for name in rotated(contenders, turn):
                     progress.update(task, advance=1, description=f"{title} {contenders[name].setup.name}".strip())
                     samples[name].append(await contenders[name].decode(prompt, repeat, token_ids, max_tokens))
                 turn += 1

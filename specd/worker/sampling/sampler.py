@@ -63,7 +63,7 @@ class Sampler:
         """Return the log-probabilities [n, vocabulary_size] before the truncations and the temperature.
 
         They are normalised where a truncation follows. Only tokens that are `allowed` [n, vocabulary_size] can be
-        chosen, before all other transforms.
+        chosen, before all other transforms: others, and suppressed ones, have -inf.
         """
         s = self.sampling
         scores = logits[:, : self._size].astype(mx.float32)
