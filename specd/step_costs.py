@@ -57,8 +57,26 @@ class StepCosts:
         if len(self._curves) == 1:
             ((known, curve),) = self._curves.items()
             return self._level * interpolate(curve, width * max(sessions / known, 1.0))
-        at = {known: interpolate(curve, width) for known, curve in self._curves.items()}
-        return self._level * interpolate(at, sessions)
+        if (own := self._curves.get(sessions)) is not None:  # type: ignore[call-overload]
+            return self._level * interpolate(own, width)
+        numbers = list(self._curves)
+        i = min(max(bisect_left(numbers, sessions), 1), len(numbers) - 1)
+        near = {number: interpolate(self._curves[number], width) for number in numbers[i - 1 : i + 1]}
+        return self._level * interpolate(near, sessions)
+
+    def mixed_seconds(self, sessions: float, width: float) -> float:
+        """Return the seconds of a step for `sessions` sessions with `width` tokens each in mean, of different widths.
+
+        Kernels compute rows in blocks, so a fifth row can cost nearly as much as four more. Between whole widths, the
+        costs grow as those of one session with as many rows do.
+        """
+        lower, upper = math.floor(width), math.ceil(width)
+        least = self.seconds(sessions, lower)
+        if lower == upper:
+            return least
+        rows = [self.seconds(1, sessions * each) for each in (lower, width, upper)]
+        part = (rows[1] - rows[0]) / (rows[2] - rows[0]) if rows[2] > rows[0] else width - lower
+        return least + min(max(part, 0.0), 1.0) * (self.seconds(sessions, upper) - least)
 
     @property
     def fixed_seconds(self) -> float:

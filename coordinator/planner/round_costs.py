@@ -38,7 +38,7 @@ class RoundCosts:
         """Return the seconds of a round in which each session has these tokens in mean; the target must have come."""
         target, draft, own = self.target(), self.draft(), self._of(num_sessions)
         assert target is not None
-        verify = target.seconds(num_sessions, 1 + k + num_matched_tokens)
+        verify = target.mixed_seconds(num_sessions, 1 + k + num_matched_tokens)
         if not k or draft is None:
             return own.level * verify
         return own.level * own.drafting * (verify + draft.seconds(num_sessions, k))

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core import Exchange, Match, Part, Plan, Proposal, Round
-from coordinator.planner.planner import SessionPlanner
+from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.round_costs import RoundCosts
 from coordinator.sources import Sources
 from specd.sampling import Sampling
+from specd.step_costs import StepCosts
 from specd.vocabulary import TokenSource
 from tests.unit.simulation import Simulation, World
 from tests.unit.test_planner import round_of
@@ -157,3 +159,14 @@ def test_matches_lengthen_the_drafts_proposals_as_long_as_they_are_right(is_righ
         session.observe(plan, replace(round_, proposal=Proposal(parts), verdict=verdict))
         lengthened += number >= 100 and k > 0 and longer > 0
     assert lengthened > 70 if is_right else lengthened < 30
+
+
+def test_matched_tokens_of_one_session_fill_the_rows_that_are_computed_anyway() -> None:
+    """With four sessions, a fifth row costs as much as four more: a single token is not worth it, three are."""
+    target = StepCosts({1: {1: 0.008, 4: 0.009, 5: 0.013, 8: 0.013, 9: 0.017}, 4: {1: 0.011, 2: 0.015, 3: 0.019}})
+    planner = Planner(RoundCosts(lambda: target, lambda: None))
+    lookup_alone = Sources((TokenSource.LOOKUP,))
+    sessions = [planner.begin(Sampling(), lookup_alone, client="") for _ in range(4)]
+    for num_tokens, expected in ((1, 0), (3, 3), (9, 4)):
+        plan = sessions[0].plan([Match(TokenSource.LOOKUP, [1] * num_tokens, 1)])
+        assert plan.limit(TokenSource.LOOKUP) == expected

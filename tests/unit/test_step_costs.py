@@ -65,6 +65,23 @@ def test_beyond_the_last_width_it_goes_on_as_it_did_but_never_down() -> None:
     assert StepCosts({1: {4: 1.0, 8: 2.0}, 4: {4: 2.0, 8: 3.0}}).seconds(0.5, 1) == pytest.approx(1.0)
 
 
+def test_rows_of_different_widths_cost_what_as_many_rows_of_one_session_add() -> None:
+    """A kernel computes four rows at once: with four sessions, a fifth row costs as much as four more."""
+    costs = StepCosts({1: {1: 8.0, 4: 9.0, 5: 12.0, 8: 12.0, 12: 14.0}, 4: {1: 11.0, 2: 14.0, 3: 16.0}})
+    assert [costs.mixed_seconds(4, 1 + rows / 4) for rows in range(5)] == [11.0, 14.0, 14.0, 14.0, 14.0]
+    assert costs.mixed_seconds(4, 2.5) == pytest.approx(15.0)
+    assert StepCosts({1: {4: 9.0, 5: 12.0, 8: 12.0}}).mixed_seconds(4, 1.25) == pytest.approx(12.0)
+
+
+@given(table=tables, sessions=st.integers(1, 64), width=st.floats(1, 40))
+def test_a_mixed_step_costs_as_much_as_one_of_the_next_widths_or_between(
+    table: dict[int, dict[int, float]], sessions: int, width: float
+) -> None:
+    costs = StepCosts(table)
+    low, high = sorted(costs.seconds(sessions, whole) for whole in (math.floor(width), math.ceil(width)))
+    assert low * (1 - 1e-9) <= costs.mixed_seconds(sessions, width) <= high * (1 + 1e-9)
+
+
 @given(table=tables, sessions=st.floats(0.5, 256), width=st.floats(1, 1024))
 def test_it_is_never_nothing(table: dict[int, dict[int, float]], sessions: float, width: float) -> None:
     # Beyond the measured widths, the line of a number of sessions continues without an upper bound.
