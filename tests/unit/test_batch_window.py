@@ -120,6 +120,17 @@ def test_steps_that_are_all_alike_say_nothing(num_tokens: int, seconds: list[flo
     assert window.fixed_seconds == 0.0
 
 
+def test_steps_of_the_warm_up_say_nothing_about_those_of_sessions() -> None:
+    """The last one also has the seconds of the calibration. It made the fixed cost 0 for the first hundred steps."""
+    window = BatchWindow()
+    for seconds in (0.05, 5.0):
+        window.stepped(39, seconds)
+    window.expect(FIXED)
+    for num_tokens in (24, 3, 3, 3):
+        window.stepped(num_tokens, FIXED + 0.1 * num_tokens)
+        assert window.fixed_seconds == pytest.approx(FIXED)
+
+
 def test_steps_that_are_all_alike_leave_what_was_known() -> None:
     window = taught(0.3)
     for _ in range(100):

@@ -58,8 +58,9 @@ class BatchWindow:
         return sum(last > since for last in tuple(self._last_step.values()))
 
     def expect(self, fixed_seconds: float) -> None:
-        """Use this fixed cost of a step until the steps have shown it."""
+        """Use this fixed cost of a step until the steps to come have shown it: those before were not of sessions."""
         self._fixed_seconds = fixed_seconds
+        self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
 
     def arrived(self, session: Hashable, now: float) -> None:
         """Learn that a session has something to compute."""
