@@ -115,7 +115,7 @@ class Load:
         await self.ask(0, session_id="unknown")
         os.kill(stack.draft.pid, signal.SIGSTOP)
         try:
-            await self.ask(1, max_tokens=16)
+            await self.ask(1, max_tokens=16, num_draft_tokens=4)  # the planner might not ask the draft
             await eventually(lambda: read_metric(stack.coordinator, "specd_draft_available") == 0)
         finally:
             os.kill(stack.draft.pid, signal.SIGCONT)
