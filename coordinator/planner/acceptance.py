@@ -86,6 +86,10 @@ class Proposals:
         self.accepted.add(limit, num_accepted)
         self.proposed.add(limit, num_proposed)
 
+    def expect(self, others: Proposals) -> None:
+        """Expect what is not known of these proposals from the mean of others."""
+        self.accepted.expected, self.proposed.expected = others.accepted.mean(), others.proposed.mean()
+
     def begun(self) -> Proposals:
         """Return those of a new text."""
         return Proposals(self.accepted.begun(), self.proposed.begun())

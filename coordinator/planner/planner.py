@@ -232,9 +232,12 @@ class SessionPlanner:
 
         It begins with what the client's other sessions taught, as far as a few tokens: texts differ too much for more.
         """
+        of_client = self._of_client(alone=alone)
         if alone not in self._own:
-            self._own[alone] = self._of_client(alone=alone).begun()
-        return self._own[alone]
+            self._own[alone] = of_client.begun()
+        own = self._own[alone]
+        own.expect(of_client)  # sessions of a new client that begin together learn together
+        return own
 
     @property
     def runs_alone(self) -> bool:

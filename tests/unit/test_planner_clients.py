@@ -131,3 +131,14 @@ def test_what_is_remembered_of_clients_is_bounded() -> None:
         begin(str(number))
     assert len(planner.clients) <= 128
     assert name not in planner.clients
+
+
+def test_sessions_of_a_new_client_that_begin_together_learn_together() -> None:
+    """Each learnt alone that the draft suits none of them."""
+    planner = Simulation(World()).planner
+    teaching, other = (planner.begin(Sampling(), client="") for _ in range(2))
+    before = other.proposals(alone=False).accepted.mean()
+    teaching.plan()
+    for _ in range(3):
+        teaching.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
+    assert other.proposals(alone=False).accepted.mean() < before - 0.1
