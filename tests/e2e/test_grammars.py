@@ -55,6 +55,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "all": {},
 }
 _NUM_PARTS = 45  # of the schemas
+_LONG_PARTS = {6, 36}  # this model rarely ends an answer of their schemas within 200 tokens
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = ("# a record as JSON\nx = ", "import json\nrecord = ", "{'name': 'Ada'}\n")
 
@@ -306,4 +307,4 @@ async def test_answers_are_valid_for_schemas_of_others(client: RawClient, turn: 
 
     await asyncio.gather(*(check(*each) for each in chosen))
     print(dict(counts))
-    assert counts.total() >= len(chosen)
+    assert counts["valid"] >= len(chosen) or (part in _LONG_PARTS and counts.total() >= len(chosen))

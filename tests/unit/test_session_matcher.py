@@ -199,8 +199,12 @@ def test_a_mask_is_not_that_of_a_rejected_proposal() -> None:
 def test_a_limit_that_one_session_meets_leaves_others_of_the_same_grammar_alone() -> None:
     grammar = SessionGrammar(Grammar.regex("(.*a.{18}b.{0,40}|[a-z]{1,2000})*c"), 0)
     first, second = (SessionMatcher(vocabulary(), grammar) for _ in range(2))
+    text = tokenizer().encode("abacabadabacaba" * 30, add_special_tokens=False)
+    first.follow(text[:3])
+    assert second.end == 0
+    assert second.num_allowed(text[:3]) == 3
     with pytest.raises(InvalidRequestError, match="too large to be followed"):
-        first.masks(tokenizer().encode("abacabadabacaba" * 30, add_special_tokens=False))
+        first.masks(text[3:])
     assert allowed(second.masks([])[0])
 
 
