@@ -38,13 +38,11 @@ class BatchWindow:
     def __init__(self, *, shares_cores: bool = False) -> None:
         """`shares_cores` is whether steps compute on several cores of a CPU."""
         self._worth_waiting = _WORTH_WAITING_FOR_CORES if shares_cores else _WORTH_WAITING
-        self._fixed_seconds = 0.0
         self._away_seconds = MovingAverage(_DECAY)
         self._answered_at: WeakKeyDictionary[Hashable, float] = WeakKeyDictionary()
         self._num_steps = 0
         self._last_step: WeakKeyDictionary[Hashable, int] = WeakKeyDictionary()
-        # Decaying sums over steps, for a least-squares line through their times.
-        self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
+        self.expect(0.0)
 
     @property
     def fixed_seconds(self) -> float:
@@ -58,8 +56,9 @@ class BatchWindow:
         return sum(last > since for last in tuple(self._last_step.values()))
 
     def expect(self, fixed_seconds: float) -> None:
-        """Use this fixed cost of a step until the steps to come have shown it: those before were not of sessions."""
+        """Use this fixed cost of a step until later steps have shown it. Earlier ones were of the warm-up."""
         self._fixed_seconds = fixed_seconds
+        # Decaying sums over steps, for a least-squares line through their times.
         self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
 
     def arrived(self, session: Hashable, now: float) -> None:
