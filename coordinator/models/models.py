@@ -214,15 +214,15 @@ class Models:
                 model.loading = self._do(self._connect(model))
 
     async def _connect(self, model: ServedModel) -> None:
-        """Connect to workers that run all the time. After the start, ask again if they are refused."""
+        """Connect to workers that run all the time. After the start, ask again after an error."""
         try:
             while True:
                 try:
                     return await self._open(model)
-                except (SpecdError, StartupError) as error:
+                except Exception as error:  # a fault of ours must not end the attempts
                     if not self._has_begun:
                         raise
-                    log.error("a model cannot be served", model=model.name, reason=str(error))
+                    model.report("a model cannot be served", error)
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             model.loading = None
@@ -230,8 +230,8 @@ class Models:
     async def _load_for_requests(self, model: ServedModel) -> None:
         try:
             await self._load(model)
-        except (SpecdError, StartupError) as error:
-            log.warning("a model cannot be loaded", model=model.name, reason=str(error))
+        except Exception as error:  # after a fault of ours, requests must not wait for nothing
+            model.report("a model cannot be loaded", error)
             refusal = error if isinstance(error, SpecdError) else UnavailableError("MODEL_NOT_LOADED", str(error))
             self._requests.refuse(model, refusal)
         finally:
@@ -267,7 +267,7 @@ class Models:
                 await self._loader.load(model.entry.key)
             try:
                 await model.open()
-            except (SpecdError, StartupError):
+            except Exception:
                 if model.entry.key:
                     await self._loader.unload(model.entry.key)
                 raise
@@ -326,11 +326,11 @@ class Models:
                     before.state = ModelState.LEAVING
                     await self._unload(before, "its replacement needs its memory")
                 await self._open(after, before)
-            except (SpecdError, StartupError) as error:
+            except Exception as error:
                 self._leaving.discard(after)
                 if self._wanted.get(name) is after:
                     del self._wanted[name]
-                log.error("a model cannot be replaced, and stays", model=name, reason=str(error))
+                after.report("a model cannot be replaced, and stays", error)
                 return
             if self._wanted.get(name) is after:
                 del self._wanted[name]
@@ -347,8 +347,8 @@ class Models:
         began_at = time.monotonic()
         try:
             await self._open(after)
-        except (SpecdError, StartupError) as error:
-            log.error("a model cannot be replaced, and stays", model=after.name, reason=str(error))
+        except Exception as error:
+            after.report("a model cannot be replaced, and stays", error)
             return
         finally:
             after.loading = None

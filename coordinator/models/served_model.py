@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
+
 from coordinator.cell import Cell
 from coordinator.coordinator import Coordinator
 from coordinator.models.kept_sessions import KeptSessions
@@ -17,6 +19,7 @@ from coordinator.sessions.quota import Quotas
 from coordinator.sessions.request_counts import RequestCounts
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from specd.coordinator_settings import CoordinatorSettings
+from specd.errors import SpecdError, StartupError
 from specd.identity.certificates import Certificates
 from specd.model_entries import ModelEntry
 from specd.model_info import ModelInfo
@@ -24,6 +27,8 @@ from specd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from coordinator.telemetry.tracing import BeginTrace
+
+log = structlog.get_logger()
 
 
 class ModelState(enum.Enum):
@@ -84,6 +89,11 @@ class ServedModel:
         self.metrics.subject = self
         for state in ModelState if self.entry.key else ():
             self.metrics.show("model_state", partial(self._is, state), state.name.lower())
+
+    def report(self, event: str, error: Exception) -> None:
+        """Log why it is not served, with the traceback of a fault of ours."""
+        is_known = isinstance(error, (SpecdError, StartupError))
+        log.error(event, model=self.name, reason=str(error) if is_known else repr(error), exc_info=not is_known)
 
     def _is(self, state: ModelState) -> bool:
         return self.state is state

@@ -77,12 +77,12 @@ class Workers(Loader):
 class Model(ServedModel):
     """A model without processes."""
 
-    is_refused = False
+    error: Exception | None = None  # of an attempt to open it
 
     async def open(self) -> Coordinator:
         await asyncio.sleep(0)
-        if self.is_refused:
-            raise StartupError("its tokenizer differs")
+        if self.error is not None:
+            raise self.error
         self.coordinator = cast(Coordinator, object())
         return self.coordinator
 
@@ -293,16 +293,16 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_is_tried_again() -> No
     assert await world.request("a") == "a"
 
 
-async def test_workers_that_are_refused_are_stopped() -> None:
+@pytest.mark.parametrize("kind", [StartupError, RuntimeError])
+async def test_workers_that_are_refused_are_stopped(kind: type[Exception]) -> None:
     world = World.of(entry("a"), entry("b"), budget_bytes=1)
-    model = world.models.all[0]
-    assert isinstance(model, Model)
-    model.is_refused = True
+    model = cast(Model, world.models.all[0])
+    model.error = kind("its tokenizer differs")
     with pytest.raises(UnavailableError, match="its tokenizer differs"):
         await world.request("a")
     assert not world.workers.num_bytes
     assert await world.request("b") == "b"
-    model.is_refused = False
+    model.error = None
     assert await world.request("a") == "a"
 
 

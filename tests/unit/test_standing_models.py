@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from coordinator.coordinator import Coordinator
 from coordinator.models import models as models_module
@@ -39,6 +40,7 @@ class Hosts:
         self.there = {f"unix:{each}" for each in there}
         self.changes = Changes()
         self.refused: set[str] = set()
+        self.error: Exception | None = None  # a fault of the coordinator's own, in each attempt
         self.num_open = 0
 
     def come(self, target: str) -> None:
@@ -58,6 +60,8 @@ class Model(ServedModel):
 
     async def open(self) -> Coordinator:
         await self.hosts.changes.wait_until(lambda: self.entry.target in self.hosts.there, math.inf)
+        if self.hosts.error is not None:
+            raise self.hosts.error
         if self.entry.target in self.hosts.refused:
             raise StartupError(f"the target at {self.entry.target} is refused")
         self.coordinator = cast(Coordinator, object())
@@ -150,6 +154,24 @@ async def test_a_refused_target_ends_the_start_and_later_it_is_tried_again(monke
     await asyncio.sleep(MOMENT)
     assert await is_away(models, "b")
     hosts.refused.clear()
+    await asyncio.sleep(3 * MOMENT)
+    assert await served_by(models, "b") == "unix:b"
+    await models.close()
+
+
+async def test_a_fault_of_ours_does_not_end_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_module, "_RETRY_SECONDS", MOMENT)
+    hosts = Hosts("a")
+    models = models_at(hosts, a="a", b="b")
+    await models.begin()
+    hosts.error = RuntimeError("a fault")
+    with capture_logs() as logs:
+        hosts.come("b")
+        await asyncio.sleep(MOMENT)
+    assert {(each["event"], each["reason"], each["exc_info"]) for each in logs} == {
+        ("a model cannot be served", "RuntimeError('a fault')", True)
+    }
+    hosts.error = None
     await asyncio.sleep(3 * MOMENT)
     assert await served_by(models, "b") == "unix:b"
     await models.close()
