@@ -72,4 +72,4 @@ class CanaryChoice:
             evidence.expected_seconds += draft.seconds(exchange.num_sessions, num_drafted)
         if target is not None and step.num_tokens <= MOST_NEW_TOKENS and not verdict.was_retried:
             width = step.step_tokens / step.num_sessions
-            judgement.add_step(step.num_sessions, step.seconds, target.seconds(step.num_sessions, width))
+            judgement.add_step(step.num_sessions, step.seconds, target.mixed_seconds(step.num_sessions, width))
