@@ -36,6 +36,8 @@ EXAMPLES = sorted((HELM / "values").glob("*.yaml"))
 # The oldest version that the chart is for, and the newest one that has schemas.
 KUBERNETES = ("1.30.0", "1.37.0")
 _RELEASE = "t"
+# The variable of a group's pods, which its controller sets.
+LEADER = "t-specd-target-worker-0.t-specd-target-worker.models"
 
 SETTINGS: dict[str, type[Settings]] = {
     "coordinator": CoordinatorSettings,
@@ -116,9 +118,12 @@ def rendered(file: str) -> list[Object]:
 
 
 def deployments(file: str) -> dict[str, Object]:
-    """Return the pods that each Deployment makes, by component."""
-    made = [each for each in rendered(file) if each["kind"] == "Deployment"]
-    return {labels(each["spec"]["template"])["app.kubernetes.io/component"]: each["spec"] for each in made}
+    """Return the Deployments by component, and both kinds of pods of a LeaderWorkerSet, with a template each."""
+    made = [each["spec"] for each in rendered(file) if each["kind"] == "Deployment"]
+    for group in of_kind(rendered(file), "LeaderWorkerSet").values():
+        pods = group["spec"]["leaderWorkerTemplate"]
+        made += [{"template": pods["leaderTemplate"]}, {"template": pods["workerTemplate"]}]
+    return {labels(each["template"])["app.kubernetes.io/component"]: each for each in made}
 
 
 def labels(found: Object) -> dict[str, str]:
@@ -136,7 +141,8 @@ def containers(file: str) -> Iterator[tuple[str, Object, Object]]:
 
 def options_of(container: Object) -> dict[str, Any]:
     """Return the options of a container's process."""
-    pairs = (argument.removeprefix("--").partition("=") for argument in container["args"][2:])
+    arguments = [each.replace("$(LWS_LEADER_ADDRESS)", LEADER) for each in container["args"][2:]]
+    pairs = (argument.removeprefix("--").partition("=") for argument in arguments)
     return {name: value if equals else not name.startswith("no-") for name, equals, value in pairs}
 
 

@@ -59,6 +59,7 @@ class Machine:
         text = re.sub("=/tls/", f"={self.directory}/{process}/", text)
         text = re.sub("=/tokens/", f"={self.directory}/", text)
         text = re.sub("dns:[a-z.-]+:", "dns:localhost:", text)
+        text = text.replace("$(LWS_LEADER_ADDRESS)", "127.0.0.1")
         return re.sub(r"(?<=[a-z0-9]:)\d{4,5}\b", lambda match: str(self.port(match[0])), text)
 
     @contextlib.asynccontextmanager
@@ -74,8 +75,10 @@ class Machine:
         try:
             yield
         finally:
-            assert started.returncode is None, f"the {process} ended with {started.returncode}"
-            started.send_signal(signal.SIGTERM)
+            follows = any(argument.startswith("--follow=") for argument in arguments)  # and ends with rank 0
+            assert started.returncode is None or follows, f"the {process} ended with {started.returncode}"
+            with contextlib.suppress(ProcessLookupError):
+                started.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     assert await started.wait() == 0, process

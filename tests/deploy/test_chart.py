@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from specd.rank_settings import RankSettings
 from specd.rpc.server import LIVENESS
 from specd.settings import load_settings
 from specd.version import __version__
@@ -35,6 +34,13 @@ from tests.deploy.chart import (
 )
 from tests.e2e.processes import run_specd
 
+# The kinds that come with an operator, and a values file that makes some.
+CUSTOM = {
+    **dict.fromkeys(
+        ("ScaledObject", "PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute", "InferencePool"), "everything"
+    ),
+    "LeaderWorkerSet": "ranks",
+}
 every_file = pytest.mark.parametrize("file", FILES)
 
 
@@ -53,14 +59,12 @@ def test_kubernetes_takes_every_object(file: str, version: str) -> None:
     found = {f"{each['kind']} {each['metadata']['name']}": problems(each, version) for each in rendered(file)}
     assert not {name: why for name, why in found.items() if why}
     no_schema = {name.split()[0] for name, why in found.items() if why is None}
-    assert no_schema <= {"ScaledObject", "PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute", "InferencePool"}
+    assert no_schema <= CUSTOM.keys()
 
 
-@pytest.mark.parametrize(
-    "kind", ["ScaledObject", "PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute", "InferencePool"]
-)
+@pytest.mark.parametrize("kind", CUSTOM)
 def test_the_definition_of_a_custom_resource_takes_it(kind: str) -> None:
-    found = [each for each in rendered("everything") if each["kind"] == kind]
+    found = [each for each in rendered(CUSTOM[kind]) if each["kind"] == kind]
     assert found
     for each in found:
         problem = problems(each, KUBERNETES[-1])
@@ -138,7 +142,7 @@ def test_the_values_name_every_setting_that_the_chart_does_not_set_itself() -> N
         *("listen", "metrics_listen", "insecure", "tls_cert", "tls_key", "tls_ca", "shutdown_grace_seconds", "model"),
         *("target", "draft", "tokens", "session_server", "session_file", "session_file_required", "allowed_hosts"),
         *("coordinator", "coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_name"),
-        *RankSettings.model_fields,  # a pod holds a whole target
+        *("ranks", "ranks_listen", "follow", "rank", "rank_host"),
         "models",  # the coordinator of a cell serves one
     }
     names = ("coordinatorSettings", "gatewaySettings", "targetSettings", "draftSettings")
@@ -155,7 +159,7 @@ def test_the_values_name_every_setting_that_the_chart_does_not_set_itself() -> N
 def test_every_path_and_every_volume_is_mounted(file: str) -> None:
     for process, container, pod in containers(file):
         mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", ())}
-        probes = [container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
+        probes = [container.get(f"{kind}Probe", {}) for kind in ("startup", "liveness", "readiness")]
         asked = [argument for probe in probes for argument in probe.get("exec", {}).get("command", ())]
         variables = [f"={variable.get('value', '')}" for variable in container.get("env", ())]
         paths = {text.partition("=")[2] for text in (*container["args"], *asked, *variables) if "=/" in text}
@@ -190,6 +194,9 @@ def test_a_container_can_do_little(file: str) -> None:
 @every_file
 def test_probes_ask_for_what_they_are_about(file: str) -> None:
     for process, container, _ in containers(file):
+        if "follow" in options_of(container):  # rank 0 ends with it
+            assert not any(f"{kind}Probe" in container for kind in ("startup", "liveness", "readiness"))
+            continue
         startup, liveness, readiness = (container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness"))
         if process == "gateway":
             assert liveness["httpGet"]["path"] == startup["httpGet"]["path"] == "/openapi.json"
@@ -216,10 +223,10 @@ def service_asked_for(probe: Object) -> str:
 def test_pods_have_the_time_for_their_drain(file: str) -> None:
     for process, container, pod in containers(file):
         pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        drain = float(options_of(container)["shutdown-grace-seconds"])
+        drain = float(options_of(container).get("shutdown-grace-seconds", 0))
         assert pod["terminationGracePeriodSeconds"] >= pause + drain + 5, process  # specd/rpc/server.py: 3 + 1
     for component, deployment in deployments(file).items():
-        if component != "coordinator":
+        if component != "coordinator" and "progressDeadlineSeconds" in deployment:
             (container,) = deployment["template"]["spec"]["containers"]
             probe = container["startupProbe"]
             time = probe["periodSeconds"] * probe["failureThreshold"]

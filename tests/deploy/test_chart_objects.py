@@ -10,6 +10,7 @@ import yaml
 
 from tests.deploy.chart import (
     FILES,
+    HELM,
     ROOT,
     SETTINGS,
     containers,
@@ -44,10 +45,10 @@ def test_selectors_find_the_pods_and_their_ports(file: str) -> None:
         if not found and wanted["app.kubernetes.io/component"] not in deployments(file):
             assert each["kind"] in {"NetworkPolicy", "PodMonitor"}  # of workers that the values leave out
             continue
-        assert len(found) == 1, each["metadata"]["name"]
+        assert len(found) == (2 if "specd-ranks" in wanted else 1), each["metadata"]["name"]
         ports = {port["name"]: port["containerPort"] for c in found[0]["spec"]["containers"] for port in c["ports"]}
         named = [port.get("targetPort") for port in spec.get("ports", ())]
-        named += [port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]]
+        named += [port["port"] for rule in spec.get("ingress", ()) for port in rule.get("ports", ())]
         named += [endpoint["port"] for endpoint in spec.get("podMetricsEndpoints", ())]
         assert set(named) <= set(ports)
         assert {port["number"] for port in spec.get("targetPorts", ())} <= set(ports.values())
@@ -189,3 +190,27 @@ def test_dashboards_are_those_of_grafana() -> None:
     assert made["data"] == shipped
     assert labels(made)["grafana_dashboard"] == "1"
     assert sum(map(len, shipped.values())) < 2**20  # the limit of a ConfigMap
+
+
+def test_a_target_of_several_ranks_is_scaled_and_kept_apart_as_a_group() -> None:
+    """Only rank 0 is called; a follower that is evicted ends its group, so groups are disrupted one at a time."""
+    file = HELM / "values" / "ranks.yaml"
+    scaler = {"enabled": True, "prometheusAddress": "http://prometheus", "query": "1"}
+    made = render({"autoscaling": scaler, "hub": {"offline": True}}, file)
+    (group,) = of_kind(made, "LeaderWorkerSet").values()
+    (scaled,) = of_kind(made, "ScaledObject").values()
+    found = scaled["spec"]["scaleTargetRef"]
+    assert found == {"apiVersion": group["apiVersion"], "kind": group["kind"], "name": group["metadata"]["name"]}
+    assert "replicas" not in group["spec"]
+    leader, follower = (group["spec"]["leaderWorkerTemplate"][f"{name}Template"] for name in ("leader", "worker"))
+    called = of_kind(made, "Service")["target-workers"]["spec"]["selector"]
+    assert called.items() <= labels(leader).items()
+    assert not called.items() <= labels(follower).items()
+    budget = of_kind(made, "PodDisruptionBudget")["target-worker"]["spec"]
+    ranks = budget["selector"]["matchLabels"]
+    assert budget["maxUnavailable"] == 1
+    assert ranks.items() <= labels(leader).items() & labels(follower).items()
+    policy = of_kind(made, "NetworkPolicy")["ranks"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == ranks
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": ranks}}]}]
+    assert policy["egress"][0] == {"to": [{"podSelector": {"matchLabels": ranks}}]}

@@ -18,6 +18,7 @@ from specd.identity.tokens import new_token, write_tokens
 from specd.rpc.credentials import PLAIN, ClientCredentials
 from tests.deploy.chart import HELM, Object, render
 from tests.deploy.pods import Machine, make_secrets
+from tests.worker.families import save_family
 
 PROMPT = "def fibonacci(n):"
 SERVICE = "t-specd.models.svc"
@@ -25,9 +26,15 @@ SERVICE = "t-specd.models.svc"
 
 def containers_of(name: str) -> dict[str, Object]:
     """Return the containers of a values file, by process."""
-    made = [each for each in render({}, HELM / "values" / f"{name}.yaml") if each["kind"] == "Deployment"]
-    found = [container for each in made for container in each["spec"]["template"]["spec"]["containers"]]
-    return {container["args"][1]: container for container in found}
+    return {container["args"][1]: container for container in _containers(render({}, HELM / "values" / f"{name}.yaml"))}
+
+
+def _containers(made: list[Object]) -> list[Object]:
+    """Return the containers of Deployments and LeaderWorkerSets; rank 0 comes before its followers."""
+    pods = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]
+    groups = [each["spec"]["leaderWorkerTemplate"] for each in made if each["kind"] == "LeaderWorkerSet"]
+    pods += [group[f"{name}Template"] for group in groups for name in ("leader", "worker")]
+    return [container for pod in pods for container in pod["spec"]["containers"]]
 
 
 @pytest.mark.thorough
@@ -71,6 +78,25 @@ async def test_a_token_comes_through_processes_of_the_chart(values: str, tmp_pat
         # Over TLS, a name that a browser takes for another site's is in no certificate.
         status, _ = await asyncio.to_thread(ask, "evil.example.org")
         assert status == (200 if token else 403)
+
+
+@pytest.mark.thorough
+async def test_ranks_of_the_chart_hold_a_target_together(tmp_path: Path) -> None:
+    model = save_family(tmp_path / "target", "llama", num_hidden_layers=4)
+    own = {"model": model, "gpus": 0, "settings": {"ranks-backend": "ring"}}
+    made = _containers(render({"targets": own, "drafts": {"enabled": False}}, HELM / "values" / "ranks.yaml"))
+    machine = Machine(tmp_path)
+    workers = [each for each in made if each["args"][1] == "target-worker"]
+    (coordinator,) = [each for each in made if each["args"][1] == "coordinator"]
+    assert len(workers) == 2
+    async with AsyncExitStack() as stack:
+        for container in (coordinator, *reversed(workers)):  # rank 0 is stopped first
+            await stack.enter_async_context(machine.running(container))
+        await machine.wait_for(workers[0], "startup")
+        await machine.wait_for(coordinator, "readiness")
+        async with AsyncClient(f"dns:///localhost:{machine.port('50051')}") as client:
+            completion = await client.generate(PROMPT, max_tokens=8).completion()
+        assert completion.statistics.generated_tokens == 8
 
 
 def complete(host: str, port: int, ca: Path | None, token: str) -> tuple[int, str]:

@@ -19,6 +19,8 @@ OF_THE_SCHEMA: dict[str, tuple[Values, str]] = {
     "text for a number": ({"targets": {"replicas": "two"}}, "/targets/replicas"),
     "no coordinator": ({"coordinators": {"replicas": 0}}, "/coordinators/replicas"),
     "negative": ({"drafts": {"replicas": -1}}, "/drafts/replicas"),
+    "no rank": ({"targets": {"ranks": 0}}, "/targets/ranks"),
+    "way between Macs": ({"targets": {"settings": {"ranks-backend": "jaccl"}}}, "/targets/settings/ranks-backend"),
     "half a GPU": ({"targets": {"gpus": 0.5}}, "/targets/gpus"),
     "misspelt setting": ({"coordinators": {"settings": {"max-session": 8}}}, "additional properties 'max-session'"),
     "setting of another process": ({"targets": {"settings": {"max-sessions": 8}}}, "/targets/settings"),
@@ -75,6 +77,14 @@ OF_THE_CHART: dict[str, tuple[Values, str]] = {
         "tls.draftSecret is empty",
     ),
     "TLS and a gateway without tokens": ({"tls": {**SECRETS, "enabled": True}}, "tokensSecret is empty"),
+    "ranks with a draft of their own": (
+        {"targets": {"ranks": 2, "settings": {"self-draft": "b"}}},
+        "targets.ranks is 2, and targets.settings.self-draft is set",
+    ),
+    "ranks with adapters": (
+        {"targets": {"ranks": 2, "settings": {"adapters": "sql=/models/sql"}}},
+        "targets.ranks is 2, and targets.settings.adapters is set",
+    ),
     "nothing to scale": (
         {
             "autoscaling": {"enabled": True, "prometheusAddress": "http://p", "query": "1"},
@@ -112,6 +122,7 @@ def test_the_nearest_right_values_are_taken() -> None:
         {"tls": {**SECRETS, "enabled": True}, "gateway": {"enabled": False}},
         {"targets": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}},
         {"autoscaling": {"enabled": True, "prometheusAddress": "http://p", "query": "1"}},
+        {"targets": {"ranks": 2, "settings": {"self-draft": "none"}}},
         {"coordinators": {"settings": {"num-draft-tokens": "auto", "lookup": False, "max-request-bytes": "8MiB"}}},
     ]
     right[1]["drafts"] = {"model": "b", "cache": {"hostPath": {"path": "/cache"}}}

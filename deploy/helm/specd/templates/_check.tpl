@@ -39,6 +39,13 @@
 {{- fail "tls.enabled and gateway.enabled are true, and tokensSecret is empty: the probes of a gateway that asks for certificates have none. Set tokensSecret, or gateway.enabled to false" -}}
 {{- end -}}
 {{- end -}}
+{{- if gt (int $values.targets.ranks) 1 -}}
+{{- range $name := list "self-draft" "adapters" -}}
+{{- if not (has (get $values.targets.settings $name) (list "" "none")) -}}
+{{- fail (printf "targets.ranks is %d, and targets.settings.%s is set, which a target in several ranks has not: leave out one" (int $values.targets.ranks) $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.autoscaling.enabled (eq (int $values.targets.replicas) 0) -}}
 {{- fail "autoscaling.enabled is true, and targets.replicas is 0: there is nothing to scale" -}}
 {{- end -}}

@@ -39,7 +39,7 @@ replaced with it: a change leads new coordinators to new workers, and old ones k
 {{- define "specd.revision" -}}
 {{- $root := index . 0 -}}{{- $values := index . 1 -}}
 {{- $settings := pick $values.settings "self-draft" "kv-bits" "kv-group-size" "adapters" -}}
-{{- list $values.model $settings $root.Values.tls.enabled (include "specd.workerImage" .) | toJson | sha256sum | trunc 10 }}
+{{- list $values.model $settings (int (default 1 $values.ranks)) $root.Values.tls.enabled (include "specd.workerImage" .) | toJson | sha256sum | trunc 10 }}
 {{- end }}
 
 {{- /* The names under which clients in the cluster reach the gateways, and those of the values. */}}
@@ -71,6 +71,18 @@ replaced with it: a change leads new coordinators to new workers, and old ones k
 
 {{- define "specd.port" -}}
 {{- get (dict "coordinator" "50051" "draft-worker" "50052" "target-worker" "50053") . }}
+{{- end }}
+
+{{- /* Where rank 0 of a target waits for its followers. */}}
+{{- define "specd.ranksPort" -}}
+50054
+{{- end }}
+
+{{- /* The labels of the pods that hold a target together; of the chart. */}}
+{{- define "specd.ranks" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+specd-ranks: "true"
 {{- end }}
 
 {{- define "specd.metricsPort" -}}

@@ -4,15 +4,36 @@
 {{- $name := printf "%s-%s" (include "specd.fullname" $root) $component -}}
 {{- $labels := include "specd.labels" (list $root $component) -}}
 {{- $selector := include "specd.selector" (list $root $component) -}}
-{{- $revision := include "specd.revision" (list $root $values) -}}
-{{- $gpus := int $values.gpus -}}
+{{- $ranks := int (default 1 $values.ranks) -}}
+{{- $scales := and (eq $component "target-worker") $root.Values.autoscaling.enabled -}}
+{{- if gt $ranks 1 -}}
+# A replica is a group of pods with a part of the model each. One that ends, ends the processes of its group, which meet
+# again: no pod is recreated for that.
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata:
+  name: {{ $name }}
+  labels: {{- $labels | nindent 4 }}
+spec:
+  {{- if not $scales }}
+  replicas: {{ $values.replicas }}
+  {{- end }}
+  rolloutStrategy:
+    type: RollingUpdate
+    rollingUpdateConfiguration: {{- toYaml $values.rollingUpdate | nindent 6 }}
+  leaderWorkerTemplate:
+    size: {{ $ranks }}
+    restartPolicy: None
+    leaderTemplate: {{- include "specd.workerPod" . | nindent 6 }}
+    workerTemplate: {{- include "specd.workerPod" (list $root "target-follower" $values (index . 3)) | nindent 6 }}
+{{- else -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: {{ $name }}
   labels: {{- $labels | nindent 4 }}
 spec:
-  {{- if not (and (eq $component "target-worker") $root.Values.autoscaling.enabled) }}
+  {{- if not $scales }}
   replicas: {{ $values.replicas }}
   {{- end }}
   selector:
@@ -23,99 +44,8 @@ spec:
   # before an old one stops.
   minReadySeconds: 40
   progressDeadlineSeconds: {{ add $values.startupSeconds 300 }}
-  template:
-    metadata:
-      labels:
-        {{- $selector | nindent 8 }}
-        specd-revision: {{ $revision | quote }}
-        {{- with $values.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- with $values.podAnnotations }}
-      annotations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-    spec:
-      {{- include "specd.pod" (list $root $values) | nindent 6 }}
-      {{- include "specd.spread" (list $root $values $component) | nindent 6 }}
-      # It ends calls 3 seconds after the drain, and the process soon after.
-      terminationGracePeriodSeconds: {{ add $values.drainSeconds 15 }}
-      containers:
-        - name: {{ $component }}
-          image: {{ include "specd.workerImage" (list $root $values) }}
-          imagePullPolicy: {{ $root.Values.images.pullPolicy }}
-          args:
-            - --log-level={{ $root.Values.logLevel }}
-            - {{ $component }}
-            - --listen=0.0.0.0:{{ include "specd.port" $component }}
-            - --metrics-listen=0.0.0.0:{{ include "specd.metricsPort" $component }}
-            {{- include "specd.identity" (list $root true) | trim | nindent 12 }}
-            {{- with $values.model }}
-            - {{ printf "--model=%s" . | quote }}
-            {{- end }}
-            - --shutdown-grace-seconds={{ $values.drainSeconds }}
-            {{- with include "specd.options" $values.settings | trim }}
-            {{- . | nindent 12 }}
-            {{- end }}
-          env:
-            - {name: XDG_CACHE_HOME, value: /home/specd/.cache}
-            - {name: HF_HOME, value: /home/specd/.cache/huggingface}
-            {{- if $root.Values.hub.offline }}
-            - {name: HF_HUB_OFFLINE, value: "1"}
-            {{- end }}
-            {{- with $root.Values.hub.tokenSecret }}
-            - name: HF_TOKEN
-              valueFrom:
-                secretKeyRef: {name: {{ . }}, key: token}
-            {{- end }}
-            {{- with $values.env }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-          ports:
-            - {name: grpc, containerPort: {{ include "specd.port" $component }}}
-            - {name: metrics, containerPort: {{ include "specd.metricsPort" $component }}}
-          # A pod without a model after this time is started again.
-          startupProbe:
-            {{- include "specd.probe" (list $root $component "") | trim | nindent 12 }}
-            failureThreshold: {{ div (add $values.startupSeconds 19) (ternary 20 10 $root.Values.tls.enabled) }}
-          livenessProbe:
-            {{- include "specd.probe" (list $root $component "liveness") | trim | nindent 12 }}
-            failureThreshold: 6
-          readinessProbe:
-            {{- include "specd.probe" (list $root $component "") | trim | nindent 12 }}
-            failureThreshold: 3
-          resources:
-            {{- $resources := deepCopy $values.resources }}
-            {{- if $gpus }}
-            {{- $resources = merge $resources (dict "limits" (dict "nvidia.com/gpu" $gpus)) }}
-            {{- end }}
-            {{- toYaml $resources | nindent 12 }}
-          securityContext: {{- include "specd.containerSecurity" . | trim | nindent 12 }}
-          volumeMounts:
-            - {name: cache, mountPath: /home/specd/.cache}
-            {{- if $gpus }}
-            - {name: tmp, mountPath: /tmp}
-            {{- end }}
-            {{- if $values.models }}
-            - {name: models, mountPath: /models, readOnly: true}
-            {{- end }}
-            {{- if $root.Values.tls.enabled }}
-            - {name: tls, mountPath: /tls, readOnly: true}
-            {{- end }}
-      volumes:
-        - name: cache
-          {{- toYaml (default (dict "emptyDir" dict) $values.cache) | nindent 10 }}
-        {{- if $gpus }}
-        - name: tmp
-          emptyDir: {}
-        {{- end }}
-        {{- with $values.models }}
-        - name: models
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
-        {{- if $root.Values.tls.enabled }}
-        - name: tls
-          {{- include "specd.secretVolume" (index . 3) | nindent 10 }}
-        {{- end }}
+  template: {{- include "specd.workerPod" . | nindent 4 }}
+{{- end }}
 ---
 # Headless, so that coordinators see each ready worker.
 apiVersion: v1
@@ -127,7 +57,7 @@ spec:
   clusterIP: None
   selector:
     {{- $selector | nindent 4 }}
-    specd-revision: {{ $revision | quote }}
+    specd-revision: {{ include "specd.revision" (list $root $values) | quote }}
   ports:
     - {name: grpc, port: {{ include "specd.port" $component }}, targetPort: grpc}
 ---
@@ -141,7 +71,129 @@ spec:
   # A worker that is not ready serves nobody, and does not keep a node from being emptied.
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
-    matchLabels: {{- $selector | nindent 6 }}
+    matchLabels: {{- ternary (include "specd.ranks" $root) $selector (gt $ranks 1) | nindent 6 }}
+{{- end }}
+
+{{- /* The pods of workers, or of followers of a target's rank 0; of a list as above. */}}
+{{- define "specd.workerPod" -}}
+{{- $root := index . 0 -}}{{- $component := index . 1 -}}{{- $values := index . 2 -}}
+{{- $follows := eq $component "target-follower" -}}
+{{- $ranks := int (default 1 $values.ranks) -}}
+{{- $process := ternary "target-worker" $component $follows -}}
+{{- $gpus := int $values.gpus -}}
+metadata:
+  labels:
+    {{- include "specd.selector" (list $root $component) | nindent 4 }}
+    {{- if gt $ranks 1 }}
+    specd-ranks: "true"
+    {{- end }}
+    specd-revision: {{ include "specd.revision" (list $root $values) | quote }}
+    {{- with $values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $values.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "specd.pod" (list $root $values) | nindent 2 }}
+  {{- include "specd.spread" (list $root $values $component) | nindent 2 }}
+  # It ends calls 3 seconds after the drain, and the process soon after.
+  terminationGracePeriodSeconds: {{ add $values.drainSeconds 15 }}
+  containers:
+    - name: {{ $component }}
+      image: {{ include "specd.workerImage" (list $root $values) }}
+      imagePullPolicy: {{ $root.Values.images.pullPolicy }}
+      args:
+        - --log-level={{ $root.Values.logLevel }}
+        - {{ $process }}
+        {{- if $follows }}
+        - --follow=$(LWS_LEADER_ADDRESS):{{ include "specd.ranksPort" . }}
+        {{- else }}
+        - --listen=0.0.0.0:{{ include "specd.port" $component }}
+        - --metrics-listen=0.0.0.0:{{ include "specd.metricsPort" $component }}
+        {{- if gt $ranks 1 }}
+        - --ranks={{ $ranks }}
+        - --ranks-listen=0.0.0.0:{{ include "specd.ranksPort" . }}
+        {{- end }}
+        {{- end }}
+        {{- include "specd.identity" (list $root true) | trim | nindent 8 }}
+        {{- with $values.model }}
+        - {{ printf "--model=%s" . | quote }}
+        {{- end }}
+        {{- if not $follows }}
+        - --shutdown-grace-seconds={{ $values.drainSeconds }}
+        {{- end }}
+        {{- with include "specd.options" $values.settings | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
+      env:
+        - {name: XDG_CACHE_HOME, value: /home/specd/.cache}
+        - {name: HF_HOME, value: /home/specd/.cache/huggingface}
+        {{- if $root.Values.hub.offline }}
+        - {name: HF_HUB_OFFLINE, value: "1"}
+        {{- end }}
+        {{- with $root.Values.hub.tokenSecret }}
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef: {name: {{ . }}, key: token}
+        {{- end }}
+        {{- with $values.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- if $follows }}
+      # Rank 0 watches its followers, and ends with the first of them: they stop after its drain.
+      lifecycle: {preStop: {sleep: {seconds: {{ add $values.drainSeconds 5 }}}}}
+      {{- else }}
+      ports:
+        - {name: grpc, containerPort: {{ include "specd.port" $component }}}
+        - {name: metrics, containerPort: {{ include "specd.metricsPort" $component }}}
+        {{- if gt $ranks 1 }}
+        - {name: ranks, containerPort: {{ include "specd.ranksPort" . }}}
+        {{- end }}
+      # A pod without a model after this time is started again.
+      startupProbe:
+        {{- include "specd.probe" (list $root $component "") | trim | nindent 8 }}
+        failureThreshold: {{ div (add $values.startupSeconds 19) (ternary 20 10 $root.Values.tls.enabled) }}
+      livenessProbe:
+        {{- include "specd.probe" (list $root $component "liveness") | trim | nindent 8 }}
+        failureThreshold: 6
+      readinessProbe:
+        {{- include "specd.probe" (list $root $component "") | trim | nindent 8 }}
+        failureThreshold: 3
+      {{- end }}
+      resources:
+        {{- $resources := deepCopy $values.resources }}
+        {{- if $gpus }}
+        {{- $resources = merge $resources (dict "limits" (dict "nvidia.com/gpu" $gpus)) }}
+        {{- end }}
+        {{- toYaml $resources | nindent 8 }}
+      securityContext: {{- include "specd.containerSecurity" . | trim | nindent 8 }}
+      volumeMounts:
+        - {name: cache, mountPath: /home/specd/.cache}
+        {{- if $gpus }}
+        - {name: tmp, mountPath: /tmp}
+        {{- end }}
+        {{- if $values.models }}
+        - {name: models, mountPath: /models, readOnly: true}
+        {{- end }}
+        {{- if $root.Values.tls.enabled }}
+        - {name: tls, mountPath: /tls, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: cache
+      {{- toYaml (default (dict "emptyDir" dict) $values.cache) | nindent 6 }}
+    {{- if $gpus }}
+    - name: tmp
+      emptyDir: {}
+    {{- end }}
+    {{- with $values.models }}
+    - name: models
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- if $root.Values.tls.enabled }}
+    - name: tls
+      {{- include "specd.secretVolume" (index . 3) | nindent 6 }}
+    {{- end }}
 {{- end }}
 
 {{- /* Workers outside of the cluster: a Service without a selector, and their addresses; of a list as above. */}}
