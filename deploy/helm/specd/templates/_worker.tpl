@@ -7,8 +7,8 @@
 {{- $ranks := int (default 1 $values.ranks) -}}
 {{- $scales := and (eq $component "target-worker") $root.Values.autoscaling.enabled -}}
 {{- if gt $ranks 1 -}}
-# A replica is a group of pods with a part of the model each. One that ends, ends the processes of its group, which meet
-# again: no pod is recreated for that.
+# A replica is a group of pods with a part of the model each. If one process ends, all of its group end and meet again,
+# so no pod is recreated.
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
 metadata:
