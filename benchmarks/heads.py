@@ -1,11 +1,10 @@
-"""A head of the target beside a draft worker, look-up and the target alone, on six kinds of work.
+"""A head of the target beside a draft worker, look-up and the target alone, on seven kinds of work.
 
-    python benchmarks/train_head.py OUT
-    python benchmarks/heads.py OUT [-n 96] [--num-prompts 12] [--json FILE]
+    python benchmarks/heads.py [HEAD] [-n 96] [--num-prompts 12] [--json FILE]
 
 One service has the head in its target worker, the other one has a draft worker. Both also have look-up. They take turns
-prompt by prompt. The work is that of look-up (`repeating_work.py`), and prompts that nothing was trained or tuned on,
-greedy and at temperature 1. The head was trained on none of it.
+prompt by prompt. The work is that of look-up (`repeating_work.py`), code, and prompts that nothing was trained or tuned
+on, greedy and at temperature 1. The included head, which `train_head.py` made, was trained on none of it.
 
 A table for each kind: medians of the speed, alone and over the target alone; tokens a round; the acceptance at the
 first, second and third draft token, if the one before was accepted; and the time of a proposal.
@@ -33,7 +32,7 @@ from specd.bench.environment import console, environment, new_table
 from specd.bench.prompts import load_prompts
 from specd.bench.turns import rotated
 from specd.client import NO_RETRIES, AsyncClient
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_HEAD, EMBEDDED_TARGET
 from specd.supervisor import NO_PREFIX_CACHE, Stack
 
 ALONE, LOOKUP, HEAD, DRAFT = "target alone", "look-up", "head", "draft worker"
@@ -100,9 +99,9 @@ class Measured:
 
 async def measure(options: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the figures by kind of work and contender."""
-    unseen = [*load_prompts(Path(__file__).parent / "unseen" / "held_out").values()]
+    code, unseen = ([*load_prompts(Path(__file__).parent / name).values()] for name in ("prompts", "unseen/held_out"))
     work: dict[str, tuple[Sequence[str], dict[str, Any]]] = {kind: (texts(), {}) for kind, texts in KINDS.items()}
-    work |= {"unseen": (unseen, {}), "unseen, T = 1": (unseen, {"temperature": 1.0, "seed": 1})}
+    work |= {"code": (code, {}), "unseen": (unseen, {}), "unseen, T = 1": (unseen, {"temperature": 1.0, "seed": 1})}
     results: dict[str, dict[str, dict[str, Any]]] = {}
     async with AsyncExitStack() as running:
         clients = {}
@@ -156,7 +155,7 @@ def of_best(rows: Mapping[str, Mapping[str, Any]], name: str) -> float:
 def main() -> int:
     """Measure, print the tables, write JSON, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("head", help="a directory or a repository with the target's head")
+    parser.add_argument("head", nargs="?", default=EMBEDDED_HEAD, help="a directory or a repository with a head")
     parser.add_argument("--target", default=EMBEDDED_TARGET)
     parser.add_argument("--draft", default=EMBEDDED_DRAFT)
     parser.add_argument("-n", "--max-tokens", type=int, default=96)

@@ -61,6 +61,7 @@ def embedded_model(name: str) -> str:
 
 EMBEDDED_TARGET = embedded_model("pycode-47m-4bit")
 EMBEDDED_DRAFT = embedded_model("pycode-3.6m-8bit")
+EMBEDDED_HEAD = embedded_model("pycode-47m-eagle3-8bit")
 EMBEDDED_T5_TARGET = embedded_model("t5-code-28m-4bit")
 EMBEDDED_T5_DRAFT = embedded_model("t5-code-3m-8bit")
 

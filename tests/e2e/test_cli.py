@@ -331,6 +331,16 @@ def test_demo(directory: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_demo_of_the_head_needs_no_draft_worker(directory: Path) -> None:
+    done = run_specd("demo", "--pair", "head", TMPDIR=str(directory))
+    assert done.returncode == 0, done.stderr
+    assert "starting target worker and coordinator" in done.stderr
+    rounds, alone = map(int, re.findall(r"rounds +(\d+) +(\d+)", done.stdout)[0])
+    assert rounds < 0.6 * alone
+    assert "the same tokens" in done.stdout
+
+
+@pytest.mark.thorough
 def test_demo_of_the_t5s_has_an_answer_that_pays(directory: Path) -> None:
     done = run_specd("demo", "--pair", "t5", TMPDIR=str(directory))
     assert done.returncode == 0, done.stderr

@@ -86,6 +86,7 @@ def test_list_for_people(tmp_path: Path) -> None:
     assert rows == {
         **{"org/half": "partial", "org/unknown": "no", "org/whole": "yes", "mine": "yes"},
         **dict.fromkeys(("pycode-47m-4bit", "pycode-3.6m-8bit", "t5-code-28m-4bit", "t5-code-3m-8bit"), "yes"),
+        "pycode-47m-eagle3-8bit": "head",
     }
     assert (
         "org/half is not served: it lacks the weights: 'specd models pull org/half' downloads the rest" in done.stdout

@@ -174,7 +174,13 @@ def test_directories_of_models(tmp_path: Path) -> None:
 
 def test_the_included_models_are_there(tmp_path: Path) -> None:
     found = {each.name: summary_of(each) for each in all_places(tmp_path, ())}
-    assert [*found] == ["pycode-47m-4bit", "pycode-3.6m-8bit", "t5-code-28m-4bit", "t5-code-3m-8bit"]
+    assert [*found] == [
+        "pycode-47m-4bit",
+        "pycode-3.6m-8bit",
+        "pycode-47m-eagle3-8bit",
+        "t5-code-28m-4bit",
+        "t5-code-3m-8bit",
+    ]
     assert all(each.served and each.place.origin is Origin.INCLUDED for each in found.values())
 
 

@@ -153,7 +153,6 @@ A target with a *head* drafts for itself, without a draft model ([serving.md](se
 | mimo_v2_flash, longcat_flash | `model.mtp.*` |
 | ernie4_5_moe | `model.mtp_block.0.*` and others in `model.mtp_*` |
 | exaone_moe (K-EXAONE), nemotron_h (Nemotron 3, with the blocks `*E`) | `mtp.*` |
-| llama: heads of [`benchmarks/train_head.py`](../benchmarks/train_head.py) | `mtp.*` |
 
 A target of any family can have an EAGLE-3 or 3.1 head, as its authors, SGLang or vLLM's speculators publish it in
 safetensors: one layer, with a smaller vocabulary or without, and with norms before or behind its fusion.

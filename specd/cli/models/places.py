@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specd.settings import EMBEDDED_DRAFT, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_HEAD, EMBEDDED_T5_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_TARGET
 from specd.startup_error import StartupError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def directory_here(name: str) -> Path | None:
 
 def included_directories() -> list[Path]:
     """Return the directories of the models that come with specd."""
-    paths = map(Path, (EMBEDDED_TARGET, EMBEDDED_DRAFT, EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT))
+    paths = map(Path, (EMBEDDED_TARGET, EMBEDDED_DRAFT, EMBEDDED_HEAD, EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT))
     return [path for path in paths if path.is_dir()]
 
 

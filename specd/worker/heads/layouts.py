@@ -224,6 +224,4 @@ _LAYOUTS = {
     "exaone_moe.DecoderLayer": _EXAONE,
     "nemotron_h.NemotronHBlock": _NEMOTRON,
     "longcat_flash.LongcatFlashDecoderLayer": _LONGCAT,
-    # `benchmarks/train_head.py` trains such heads.
-    "llama.TransformerBlock": replace(_QWEN, make_layers=_any_layer, adds_one=False),
 }
