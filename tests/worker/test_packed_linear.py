@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from mlx import nn
 from mlx_lm.models import llama
 
-from specd.settings import EMBEDDED_DRAFT
+from specd.settings import EMBEDDED_DRAFT, EMBEDDED_HEAD, EMBEDDED_TARGET
 from specd.worker.cpu import openblas as blas
 from specd.worker.cpu.early_layers import start_layers_early
 from specd.worker.cpu.packed_linear import PackedEmbedding, PackedLinear, pack
 from specd.worker.cpu.streams import STREAMS
 from specd.worker.cpu.undo import UnsuitableError
+from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.loader import load
 from tests.worker.models import small_network
 
@@ -92,6 +93,7 @@ def test_a_packed_embedding_is_the_embedding(shape: tuple[int, ...]) -> None:
 
 def test_what_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas, "has_small_products", lambda: True)
+    monkeypatch.setattr(blas, "keeps_to_one_thread", lambda: False)
     kept_to_one_thread: list[bool] = []
     monkeypatch.setattr(blas, "keep_to_one_thread", lambda: kept_to_one_thread.append(True))
     tied = small_network("llama", vocab_size=40)
@@ -130,6 +132,25 @@ def test_only_a_worker_has_packed_weights_and_early_layers(is_optimized: bool, m
     is_packed = is_optimized and blas.has_small_products()
     assert any(type(part) is PackedLinear for part in network.modules()) == is_packed
     assert all((type(layer) is not llama.TransformerBlock) == is_optimized for layer in network.layers)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_head_is_packed_like_its_target(is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside a target whose products BLAS shares out to its threads."""
+    for name in ("swiglu", "scaled_dot_product_attention"):  # which other tests want as they are
+        monkeypatch.setattr(llama, name, getattr(llama, name))
+    monkeypatch.setattr(blas, "keep_to_one_thread", lambda: None)
+    monkeypatch.setattr(blas, "keeps_to_one_thread", lambda: is_packed)
+    token_ids, hidden = mx.array([[1, 2, 3]]), mx.random.normal((1, 3, 256), key=mx.random.key(0))
+    outputs = []
+    for is_optimized in (False, True):
+        head: Any = load(EMBEDDED_TARGET, blas="", is_optimized=is_optimized, head=EMBEDDED_HEAD).head
+        network = head.network
+        assert head.batches
+        expected = is_optimized and is_packed and blas.has_small_products()
+        assert any(type(part) is PackedLinear for part in network.modules()) == expected
+        outputs.append(np.array(network.logits(network(token_ids, hidden, SessionLayers(network).caches))))
+    np.testing.assert_allclose(*outputs, atol=1e-3)
 
 
 def test_an_early_layer_is_of_the_class_of_the_layer() -> None:

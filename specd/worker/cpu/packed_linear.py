@@ -58,7 +58,7 @@ def pack(network: Module, vocabulary_rows: int) -> Iterator[Undo]:
                 setattr(part, name, PackedEmbedding(child.weight))
                 yield partial(_unpack, part, name)
             del child  # or its weight would stay while the next one is packed
-    if not any(_has_large_weight(part) for part in network.modules()):
+    if not openblas.keeps_to_one_thread() and not any(_has_large_weight(part) for part in network.modules()):
         openblas.keep_to_one_thread()
         yield openblas.use_all_threads
 

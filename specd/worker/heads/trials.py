@@ -57,20 +57,21 @@ def _are_same_in_parts(states: HiddenStates, network: Module, *, batches: bool) 
 
 def computes_together(head: Head) -> bool:
     """Return whether a head gives two sessions the same logits in one pass as alone."""
-    states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
-
-    def logits(*, batches: bool) -> mx.array:
-        outputs: list[mx.array] = []
-        caches = [BareCache(head, SessionLayers(head), batches) for _ in range(2)]
-        for counts in ((5, 2), (1, 3)):
-            feeds = [
-                Feed(cache, mx.arange(n, dtype=mx.uint32), hidden=states[:n])
-                for cache, n in zip(caches, counts, strict=True)
-            ]
-            outputs += [of_last for of_last, _ in forward(feeds)]
-        return mx.concatenate(outputs)
-
     try:
-        return agree(logits(batches=True), logits(batches=False))
+        return agree(trial_logits(head, batches=True), trial_logits(head, batches=False))
     except Exception:  # layers can raise any error on offsets and masks of several sessions
         return False
+
+
+def trial_logits(head: Head, *, batches: bool) -> mx.array:
+    """Return the logits that a head of pairs gives two sessions with random states, after two passes each."""
+    states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
+    outputs: list[mx.array] = []
+    caches = [BareCache(head, SessionLayers(head), batches) for _ in range(2)]
+    for counts in ((5, 2), (1, 3)):
+        feeds = [
+            Feed(cache, mx.arange(n, dtype=mx.uint32), hidden=states[:n])
+            for cache, n in zip(caches, counts, strict=True)
+        ]
+        outputs += [of_last for of_last, _ in forward(feeds)]
+    return mx.concatenate(outputs)

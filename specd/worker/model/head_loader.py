@@ -20,6 +20,9 @@ from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from specd.startup_error import StartupError
 from specd.vocabulary import OWN_HEAD
+from specd.worker.cpu import openblas
+from specd.worker.cpu.optimize import optimize
+from specd.worker.engine.forward import agree
 from specd.worker.heads.head import Head
 from specd.worker.heads.head_layout import HeadLayout
 from specd.worker.heads.hidden import HiddenStates
@@ -28,7 +31,8 @@ from specd.worker.heads.kinds import kind_named
 from specd.worker.heads.layouts import layout_of
 from specd.worker.heads.marks import kind_of
 from specd.worker.heads.mtp import MTPHead
-from specd.worker.heads.trials import computes_together, states_are_right
+from specd.worker.heads.pair_head import PairHead
+from specd.worker.heads.trials import computes_together, states_are_right, trial_logits
 from specd.worker.model.directory import find
 from specd.worker.model.files import WEIGHTS, read_config
 from specd.worker.model.safetensors_file import tensor_names
@@ -42,18 +46,21 @@ _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.+)")
 _MOST_NAMES, _MOST_CHARACTERS = 3, 100  # in a message
 
 
-def load_head(network: Module, directory: Path, *, batches: bool, name: str = OWN_HEAD) -> Head | None:
+def load_head(
+    network: Module, directory: Path, *, batches: bool, name: str = OWN_HEAD, is_optimized: bool = False
+) -> Head | None:
     """Return the head of a target, or None if it has none that can be used.
 
     `network` is the target as the loader made it, from `directory`, and `batches` whether it computes several sessions
-    at once. `name` is a directory or a Hugging Face repository that has only the head. A head in the target's own
-    directory that cannot be used is left out with a warning, because it could only make a target faster.
+    at once. `is_optimized` selects the faster layers for a CPU. `name` is a directory or a Hugging Face repository that
+    has only the head. A head in the target's own directory that cannot be used is left out with a warning, because it
+    could only make a target faster.
 
     Raises StartupError if the head of this name cannot be used.
     """
     separate = name if name != OWN_HEAD else None
     try:
-        return _load(network, directory, batches, separate)
+        return _load(network, directory, batches, separate, is_optimized=is_optimized)
     except StartupError as error:
         if separate is not None:
             raise
@@ -61,7 +68,7 @@ def load_head(network: Module, directory: Path, *, batches: bool, name: str = OW
         return None
 
 
-def _load(network: Module, directory: Path, batches: bool, separate: str | None) -> Head | None:
+def _load(network: Module, directory: Path, batches: bool, separate: str | None, *, is_optimized: bool) -> Head | None:
     place = directory if separate is None else find(separate)
     head = read_head(network, directory, None if separate is None else place)
     if head is None:
@@ -69,6 +76,8 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None)
     if not states_are_right(head.states, network, batches=batches):
         raise StartupError(f"the head in {place} cannot be used: the target's hidden states do not give its logits")
     _cast(head)
+    if is_optimized:
+        _optimize(head)
     head.batches = batches and (head.batches or computes_together(head))
     return head
 
@@ -229,6 +238,17 @@ def _cast(head: Head) -> None:
     # Tables of angles are not parameters, and another thread could not evaluate them.
     parts: Any = head.modules()  # type: ignore[no-untyped-call]
     mx.eval([value for part in parts for value in part.values() if isinstance(value, mx.array)])
+
+
+def _optimize(head: Head) -> None:
+    """Replace a head's layers like those of its target on a CPU: only beside a target with packed weights.
+
+    Otherwise BLAS has all threads, and packed weights are for one.
+    """
+    if isinstance(head, PairHead) and openblas.keeps_to_one_thread():
+        expected = trial_logits(head, batches=False)
+        # The head has no embedding that is an output layer: that is the target's own.
+        optimize(head, 0, lambda: agree(trial_logits(head, batches=False), expected))
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:

@@ -170,7 +170,7 @@ def _load(
             "unknown kind"
         )
     check_logits(network, adapters, batches=batches)
-    head = _with_head(network, directory, batches, head_name) if head_name else None
+    head = _with_head(network, directory, batches, head_name, on_cpu and is_optimized) if head_name else None
     if kv_bits < 16:
         _quantize_caches(name, network, batches, kv_bits, kv_group_size)
         fingerprint = short_digest(f"{fingerprint}, {kv_bits}, {kv_group_size}".encode())  # the texts differ
@@ -249,8 +249,8 @@ def _meet(part: Shard | None, facts: str) -> None:
         part.meet(facts)
 
 
-def _with_head(network: Module, directory: Path, batches: bool, name: str) -> Head | None:
-    head = load_head(network, directory, batches=batches, name=name)
+def _with_head(network: Module, directory: Path, batches: bool, name: str, is_optimized: bool) -> Head | None:
+    head = load_head(network, directory, batches=batches, name=name, is_optimized=is_optimized)
     if head is not None:
         attach_head(network, head)
     return head
