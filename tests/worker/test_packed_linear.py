@@ -136,7 +136,7 @@ def test_only_a_worker_has_packed_weights_and_early_layers(is_optimized: bool, m
 
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_head_is_packed_like_its_target(is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not beside a target whose products BLAS shares out to its threads."""
+    """Not beside a target that BLAS computes with all its threads."""
     for name in ("swiglu", "scaled_dot_product_attention"):  # which other tests want as they are
         monkeypatch.setattr(llama, name, getattr(llama, name))
     monkeypatch.setattr(blas, "keep_to_one_thread", lambda: None)
