@@ -17,7 +17,7 @@ from coordinator.models.waiting import Requests, Waiting, starting
 from coordinator.sessions.request_counts import RequestCounts
 from coordinator.workers.changes import Changes
 from specd.caller import Caller
-from specd.errors import NotFoundError, SpecdError, StartupError, UnavailableError
+from specd.errors import InternalError, NotFoundError, SpecdError, StartupError, UnavailableError
 from specd.model_entries import ModelEntries, ModelEntry
 
 log = structlog.get_logger()
@@ -232,7 +232,11 @@ class Models:
             await self._load(model)
         except Exception as error:  # after a fault of ours, requests must not wait for nothing
             model.report("a model cannot be loaded", error)
-            refusal = error if isinstance(error, SpecdError) else UnavailableError("MODEL_NOT_LOADED", str(error))
+            refusal: SpecdError = InternalError("INTERNAL", f"the model {model.name!r} cannot be loaded: see the log")
+            if isinstance(error, SpecdError):
+                refusal = error
+            elif isinstance(error, StartupError):
+                refusal = UnavailableError("MODEL_NOT_LOADED", str(error))
             self._requests.refuse(model, refusal)
         finally:
             model.loading = None

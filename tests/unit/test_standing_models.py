@@ -25,8 +25,10 @@ from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.workers.changes import Changes
 from specd.caller import Caller
 from specd.coordinator_settings import CoordinatorSettings
-from specd.errors import NotFoundError, StartupError, UnavailableError
+from specd.errors import InternalError, NotFoundError, StartupError, UnavailableError
 from specd.model_entries import ModelEntries, ModelEntry
+from tests.unit import test_models
+from tests.unit.test_models import World, entry
 
 SETTINGS = CoordinatorSettings.model_validate({"draft": "none"})
 METRICS = CoordinatorMetrics(CollectorRegistry())
@@ -175,6 +177,18 @@ async def test_a_fault_of_ours_does_not_end_the_attempts(monkeypatch: pytest.Mon
     await asyncio.sleep(3 * MOMENT)
     assert await served_by(models, "b") == "unix:b"
     await models.close()
+
+
+async def test_a_fault_of_ours_ends_the_requests_that_wait_for_a_load() -> None:
+    """With a message that has nothing of the fault's own, and no worker is left."""
+    world = World.of(entry("a"))
+    model = cast(test_models.Model, world.models.all[0])
+    model.error = RuntimeError("a secret")
+    with pytest.raises(InternalError, match=r"the model 'a' cannot be loaded: see the log$"):
+        await world.request("a")
+    assert not world.workers.num_bytes
+    model.error = None
+    assert await world.request("a") == "a"
 
 
 async def test_the_file_of_models_is_read_again() -> None:
