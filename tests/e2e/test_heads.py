@@ -68,17 +68,14 @@ HEADS = {
 }
 
 
-# The least part of the draft tokens at the first positions that is accepted: of all positions, or of the first alone.
-_LEAST_ACCEPTED = {"exact": (8, 0.98), "included": (1, 0.3)}
-
-
 @pytest.fixture(scope="module", params=examples(HEADS, 2))
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     family = request.param.partition(",")[0]
     directory = tmp_path_factory.mktemp("models") / family
     options = {"target-worker": {"self_draft": HEADS[request.param](directory, family)}}
     async with Stack(target=str(directory), draft="", environment=ENVIRONMENT, options=options) as running:
-        running.least_accepted = _LEAST_ACCEPTED.get(request.param.partition(", ")[2], (1, 0))  # type: ignore[attr-defined]
+        running.is_exact = request.param.endswith("exact")  # type: ignore[attr-defined]
+        running.is_trained = request.param.endswith("included")  # type: ignore[attr-defined]
         yield running
 
 
@@ -99,18 +96,21 @@ async def test_the_head_is_known(stack: Stack, client: RawClient) -> None:
 async def test_texts_are_those_of_the_target_alone(
     stack: Stack, client: RawClient, prompts: list[str], temperature: float, acceptance: int
 ) -> None:
-    """And an exact head gives k + 1 tokens a round, and a trained one a part of them."""
+    """And an exact head gives k + 1 tokens a round, and a trained one a part of the first ones."""
     sampling = {"temperature": temperature, "acceptance": acceptance}
-    num_positions, least = stack.least_accepted  # type: ignore[attr-defined]
-    proposed = accepted = 0
+    num_first = num_first_accepted = 0
     for number, k in ((1, 1), (2, 4), (3, 8)):
         drafted = await ask(client, prompts[number], k, **sampling)
-        assert drafted.statistics.proposed_tokens > 0
-        proposed += sum(drafted.statistics.proposed_by_position[:num_positions])
-        accepted += sum(drafted.statistics.accepted_by_position[:num_positions])
+        statistics = drafted.statistics
+        assert statistics.proposed_tokens > 0
+        if stack.is_exact:  # type: ignore[attr-defined]
+            assert statistics.accepted_tokens >= 0.98 * statistics.proposed_tokens
+        num_first += statistics.proposed_by_position[0]
+        num_first_accepted += statistics.accepted_by_position[0]
         if acceptance == ACCEPTANCE_METHOD_COUPLED or temperature == 0:
             assert drafted.token_ids == (await ask(client, prompts[number], 0, **sampling)).token_ids
-    assert accepted >= least * proposed
+    if stack.is_trained:  # type: ignore[attr-defined]
+        assert num_first_accepted >= 0.3 * num_first
 
 
 @pytest.mark.parametrize("temperature", examples([1.0, 0.0], 1))
