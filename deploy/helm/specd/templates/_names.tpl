@@ -6,10 +6,14 @@
 
 {{- /* The labels of pods by which Deployments and Services select them; of a list: the chart and a component. */}}
 {{- define "specd.selector" -}}
-{{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{- include "specd.release" (index . 0) }}
 app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- /* The labels of all pods of a release; of the chart. */}}
+{{- define "specd.release" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "specd.labels" -}}
@@ -80,8 +84,7 @@ replaced with it: a change leads new coordinators to new workers, and old ones k
 
 {{- /* The labels of the pods that hold a target together; of the chart. */}}
 {{- define "specd.ranks" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{- include "specd.release" . }}
 specd-ranks: "true"
 {{- end }}
 
