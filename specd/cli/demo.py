@@ -37,17 +37,23 @@ def demo(
     check_servers_are_installed()
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     start_logging("demo")
-    if pair is Pair.T5:
-        asyncio.run(_demo(EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT, DEMO_SOURCE, max_tokens=160))
+    match pair:
+        case Pair.CODE:
+            asyncio.run(_demo(EMBEDDED_TARGET, EMBEDDED_DRAFT, DEMO_PROMPT, max_tokens=DEMO_TOKENS))
+        case Pair.HEAD:
+            asyncio.run(_demo(EMBEDDED_TARGET, EMBEDDED_HEAD, DEMO_PROMPT, max_tokens=DEMO_TOKENS, in_target=True))
+        case Pair.T5:
+            asyncio.run(_demo(EMBEDDED_T5_TARGET, EMBEDDED_T5_DRAFT, DEMO_SOURCE, max_tokens=160))
+
+
+async def _demo(target: str, draft: str, prompt: str, *, max_tokens: int, in_target: bool = False) -> None:
+    """Show a completion, with a draft worker or with a draft in the target's process."""
+    if in_target:
+        processes = "target worker"
+        started = Stack(target=target, draft="", options={"target-worker": {"self_draft": draft}})
     else:
-        head = EMBEDDED_HEAD if pair is Pair.HEAD else ""
-        asyncio.run(_demo(EMBEDDED_TARGET, EMBEDDED_DRAFT, DEMO_PROMPT, max_tokens=DEMO_TOKENS, head=head))
-
-
-async def _demo(target: str, draft: str, prompt: str, *, max_tokens: int, head: str = "") -> None:
-    """Show a completion with a draft worker, or with a head of the target in its place."""
-    draft, options = ("", {"target-worker": {"self_draft": head}}) if head else (draft, {})
-    processes = "target worker" if head else "draft worker, target worker"
+        processes = "draft worker, target worker"
+        started = Stack(target=target, draft=draft)
     Console(stderr=True).print(f"starting {processes} and coordinator …", style="dim")
-    async with Stack(target=target, draft=draft, options=options) as stack:
+    async with started as stack:
         await show_comparison(stack.address, prompt, max_tokens=max_tokens)

@@ -58,12 +58,12 @@ def _are_same_in_parts(states: HiddenStates, network: Module, *, batches: bool) 
 def computes_together(head: Head) -> bool:
     """Return whether a head gives two sessions the same logits in one pass as alone."""
     try:
-        return agree(trial_logits(head, batches=True), trial_logits(head, batches=False))
+        return agree(head_logits(head, batches=True), head_logits(head, batches=False))
     except Exception:  # layers can raise any error on offsets and masks of several sessions
         return False
 
 
-def trial_logits(head: Head, *, batches: bool) -> mx.array:
+def head_logits(head: Head, *, batches: bool) -> mx.array:
     """Return the logits that a head of pairs gives two sessions with random states, after two passes each."""
     states = mx.random.normal((8, head.size), key=mx.random.key(0)).astype(head.states.dtype)
     outputs: list[mx.array] = []

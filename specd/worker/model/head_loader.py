@@ -32,7 +32,7 @@ from specd.worker.heads.layouts import layout_of
 from specd.worker.heads.marks import kind_of
 from specd.worker.heads.mtp import MTPHead
 from specd.worker.heads.pair_head import PairHead
-from specd.worker.heads.trials import computes_together, states_are_right, trial_logits
+from specd.worker.heads.trials import computes_together, head_logits, states_are_right
 from specd.worker.model.directory import find
 from specd.worker.model.files import WEIGHTS, read_config
 from specd.worker.model.safetensors_file import tensor_names
@@ -246,9 +246,9 @@ def _optimize(head: Head) -> None:
     Otherwise BLAS has all threads, and packed weights are for one.
     """
     if isinstance(head, PairHead) and openblas.keeps_to_one_thread():
-        expected = trial_logits(head, batches=False)
+        expected = head_logits(head, batches=False)
         # The head has no embedding that is an output layer: that is the target's own.
-        optimize(head, 0, lambda: agree(trial_logits(head, batches=False), expected))
+        optimize(head, 0, lambda: agree(head_logits(head, batches=False), expected))
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:
