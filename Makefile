@@ -19,7 +19,8 @@ demo: $(SERVES) ## Start the three processes, stream a completion, print its num
 PYTEST := $(BIN)/python -m pytest
 
 # Two files at a time, in processes of their own. More would take the cores from the workers that the tests start.
-PARALLEL := -n 2 --dist loadfile
+# A process that ends, ends the run with the name of its test; a new process would begin the same file again.
+PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
 
 wheel: $(SERVES) ## Build the wheel into dist
 	@$(BIN)/python -m hatchling build --target wheel --directory dist

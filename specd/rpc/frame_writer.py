@@ -44,6 +44,8 @@ class FrameWriter:
         """Wait for a peer that has left megabytes unread."""
         while self._waiting_bytes > _MOST_WAITING_BYTES:
             await self.flush()
+        if self._is_broken:  # nothing waits any more, and a stream that only writes must still meet its cancellation
+            await asyncio.sleep(0)
 
     async def _write_all(self) -> None:
         try:
