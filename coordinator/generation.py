@@ -9,7 +9,6 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import structlog
 
@@ -18,9 +17,9 @@ from coordinator.canary.choice import CanaryChoice
 from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
 from coordinator.output import EmittedToken, Output, prompt_tokens
-from coordinator.planner.planner import Planner, kind_of
+from coordinator.planner.planner import Planner
+from coordinator.planner.session_planner import SessionPlanner, kind_of
 from coordinator.proposals.drafter import Drafter
-from coordinator.proposals.forced import Forced
 from coordinator.proposals.grammar_proposer import GrammarProposer
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
@@ -178,8 +177,9 @@ class Generation:
         session, setup = self._session_of(prompt)
         matcher = None
         if request.grammar is not None:  # one that cannot be kept is refused before the wait for a turn
-            in_form = partial(self._in_form, session, prompt, request.grammar)
-            matcher, grammar = await asyncio.get_running_loop().run_in_executor(compiling, in_form)
+            matcher, grammar = await asyncio.get_running_loop().run_in_executor(
+                compiling, self._in_form, session, prompt, request.grammar
+            )
             setup = replace(setup, sampling=replace(setup.sampling, grammar=grammar))
         self._session, self._setup = session, setup
         self._output = Output(
@@ -226,15 +226,14 @@ class Generation:
             text = tuple(session.token_ids)
             sources.append(await asyncio.to_thread(Lookup, text, source=prompt.source, prediction=prompt.prediction))
         if matcher is not None:
-            forced = Forced() if TokenSource.FORCED in self._sources.allowed else None
-            sources += [forced] if forced is not None else []
-            self._proposer: Proposer = GrammarProposer(sources, matcher, forced)
+            forces = TokenSource.FORCED in self._sources.allowed
+            self._proposer: Proposer = GrammarProposer(sources, matcher, forces=forces)
         else:
             self._proposer = Proposer(sources)
         # With another adapter, other proposals are accepted.
         learner = f"{request.client}\0{self._adapter}" if self._adapter else request.client
-        self._planner = self._planner_at(replica).begin(
-            setup.sampling, self._sources, client=learner, is_paused=lambda: place.is_paused
+        self._planner = SessionPlanner(
+            self._planner_at(replica), setup.sampling, self._sources, client=learner, is_paused=lambda: place.is_paused
         )
         self._statistics = SessionStatistics(prompt_len, clock() - self._arrived_at)
         begin_trace = shared.begin_trace

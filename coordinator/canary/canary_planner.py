@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from coordinator.canary.choice import CanaryChoice
 from coordinator.core import Match, Plan, Round
-from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.planner import Planner
+from coordinator.planner.session_planner import SessionPlanner
 
 
 class CanaryPlanner:

@@ -8,8 +8,8 @@ from coordinator.canary.canary import Canary
 from coordinator.canary.evidence import Evidence
 from coordinator.canary.judgement import ROUNDS_OF_A_SESSION, CanaryState
 from coordinator.core import Plan, Round
-from coordinator.planner.planner import MOST_NEW_TOKENS
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import MOST_NEW_TOKENS
 from coordinator.proposals.drafter import DraftStream
 from coordinator.proposals.drafts import Drafts
 from specd.vocabulary import TokenSource

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 WINDOW_ROUNDS = 4  # of each session, for which a choice of k holds
+LEAST_GAIN = 1.02  # by which another k, or looked-up tokens, must promise more than the present k
 
 
 @dataclass

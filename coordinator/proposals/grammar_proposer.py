@@ -20,11 +20,11 @@ class GrammarProposer(Proposer):
     proposal, forced tokens or the end of the text need it: the target's masks keep it in every round.
     """
 
-    def __init__(self, sources: Sequence[Source], matcher: SessionMatcher, forced: Forced | None = None) -> None:
-        """`matcher` has followed the session. `forced` is among the sources, if forced tokens may be proposed."""
-        super().__init__(sources)
+    def __init__(self, sources: Sequence[Source], matcher: SessionMatcher, *, forces: bool) -> None:
+        """`matcher` has followed the session. The last source is that of forced tokens, if it `forces`."""
+        self._forced = Forced() if forces else None
+        super().__init__([*sources, self._forced] if self._forced is not None else sources)
         self._matcher = matcher
-        self._forced = forced
         self._new: list[int] = []  # the tokens of the session that the matcher has not followed
 
     async def propose(self, token_ids: Sequence[int], plan: Plan) -> Proposal:

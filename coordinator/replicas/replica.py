@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from coordinator.core import Exchange
 from coordinator.planner.memory import Memory
-from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
 from coordinator.planner.running import Running
 from coordinator.replicas.prefix_estimate import CachedPart, PrefixEstimate
@@ -72,7 +72,7 @@ class Replica:
         `name` is the one in metrics. `clock` returns seconds.
         """
         self.worker, self.name, self._clock = worker, name, clock
-        running = Running[SessionPlanner]()
+        running = Running()
 
         def learner(facts: DraftFacts) -> _Learner:
             planner = Planner(RoundCosts(lambda: worker.step_costs, facts.costs), running)

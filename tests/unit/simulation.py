@@ -12,6 +12,7 @@ from typing import Any
 from coordinator.core import Commit, Exchange, Match, Part, Plan, Proposal, Round, Verdict
 from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
@@ -67,10 +68,9 @@ class Simulation:
         self.now, started_at, total = self.now, self.now, 0
         waiting = list(range(num_sessions))
         running: dict[int, tuple[Any, int]] = {}
-        begin = self.planner.begin
         while waiting or running:
             while waiting and len(running) < at_once:
-                running[waiting.pop(0)] = (begin(Sampling(), sources, client=""), tokens)
+                running[waiting.pop(0)] = (SessionPlanner(self.planner, Sampling(), sources, client=""), tokens)
             plans = {i: session.plan(self._matches()).within(left) for i, (session, left) in running.items()}
             for i, round_ in self._round(plans).items():
                 session, left = running[i]

@@ -14,9 +14,10 @@ from coordinator.canary.canary_planner import CanaryPlanner
 from coordinator.canary.choice import CanaryChoice
 from coordinator.canary.judgement import MOST_ROUNDS, ROUNDS_OF_A_SESSION, CanaryState
 from coordinator.core import Match, Part, Plan, Proposal, Round
-from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
 from coordinator.planner.running import Running
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.proposals.drafter import Drafter, DraftStream
 from coordinator.proposals.proposer import Proposer
 from coordinator.sources import Sources
@@ -57,7 +58,7 @@ class World:
             worker.step_costs = COSTS
         present, canary = (Workers[DraftStream]([worker]) for worker in self.workers)
         self.canary = Canary(present, canary, share)
-        running = Running[SessionPlanner]()
+        running = Running()
         self.planners = [Planner(RoundCosts(lambda: TARGET, lambda: COSTS), running) for _ in self.workers]
 
     def begin(self, *, has_canary: bool) -> Served:
@@ -73,7 +74,7 @@ class Served:
 
     def __init__(self, world: World) -> None:
         self.choice = choice = CanaryChoice(world.canary, "greedy")
-        self.session = world.planners[choice.is_canary].begin(Sampling(), DRAFTS, client="someone")
+        self.session = SessionPlanner(world.planners[choice.is_canary], Sampling(), DRAFTS, client="someone")
         self.planner = CanaryPlanner(self.session, choice, lambda: world.planners[choice.is_canary])
         self.close = self.session.close
 

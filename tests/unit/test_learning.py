@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.planner.memory import Memory
 from coordinator.planner.planner import Planner
+from coordinator.planner.session_planner import SessionPlanner
 from specd.model_info import ModelInfo
 from specd.sampling import Sampling
 from specd.vocabulary import TokenSource
@@ -43,12 +44,12 @@ async def test_a_restart_forgets_nothing(cache: Path) -> None:
     simulation.run(num_sessions=16, at_once=4, tokens=96)
     await memory_of(simulation.planner).keep()
     again = Simulation(simulation.world).planner
-    assert again.begin(Sampling(), client="").plan().limit(TokenSource.DRAFT) > 0, "it would draft"
+    assert SessionPlanner(again, Sampling(), client="").plan().limit(TokenSource.DRAFT) > 0, "it would draft"
     again = Simulation(simulation.world).planner
     memory_of(again).recall()
     assert again.learnt() == simulation.planner.learnt()
     assert again.costs.seconds(4, 3) == pytest.approx(simulation.planner.costs.seconds(4, 3))
-    sessions = [again.begin(Sampling(), client="") for _ in range(4)]
+    sessions = [SessionPlanner(again, Sampling(), client="") for _ in range(4)]
     assert not any(session.plan().limit(TokenSource.DRAFT) for session in sessions)
 
 
@@ -97,7 +98,7 @@ async def test_the_file_is_small_and_names_no_client(cache: Path) -> None:
     planner = Simulation(World()).planner
     for number in range(200):
         for temperature in (0.0, 0.5, 1.0, 2.0):
-            planner.begin(Sampling(temperature=temperature), client=f"somebody {number}").close()
+            SessionPlanner(planner, Sampling(temperature=temperature), client=f"somebody {number}").close()
     planner.num_rounds = 1
     await memory_of(planner).keep()
     (path,) = files(cache)
@@ -154,7 +155,7 @@ async def test_no_bytes_do_harm(cache: Path, data: bytes) -> None:
     await memory_of(planner).keep()
     files(cache)[0].write_bytes(data)
     memory_of(planner).recall()
-    assert planner.begin(Sampling(), client="").plan().limit(TokenSource.DRAFT) > 0
+    assert SessionPlanner(planner, Sampling(), client="").plan().limit(TokenSource.DRAFT) > 0
 
 
 @pytest.mark.parametrize("is_there", [False, True])

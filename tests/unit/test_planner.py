@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from coordinator.core import Commit, Exchange, Match, Plan, Round, Verdict
 from coordinator.planner.acceptance import PassRates
-from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.setting_types import MAX_NUM_DRAFT_TOKENS
@@ -91,7 +92,7 @@ def test_a_random_draft_is_found_out_within_rounds_and_then_rarely_asked(at_once
 def test_a_plan_has_only_what_the_request_allows(
     k: int | None, allowed: tuple[TokenSource, ...], rounds: list[tuple[int, int, float]]
 ) -> None:
-    session = Simulation(World()).planner.begin(Sampling(), Sources(allowed, k), client="")
+    session = SessionPlanner(Simulation(World()).planner, Sampling(), Sources(allowed, k), client="")
     looks_up = TokenSource.LOOKUP in allowed
     for num_accepted, num_matched, seconds in rounds:
         plan = session.plan(
@@ -131,11 +132,11 @@ def test_drafting_stops_when_the_machine_makes_it_dear() -> None:
 
 def test_a_stalled_session_does_not_count_as_active() -> None:
     simulation = Simulation(World())
-    stalled = simulation.planner.begin(Sampling(), client="")
+    stalled = SessionPlanner(simulation.planner, Sampling(), client="")
     stalled.plan()
     assert len(simulation.planner.running.active()) == 1
     simulation.run(num_sessions=1, at_once=1, tokens=400)
-    running = simulation.planner.begin(Sampling(), client="")
+    running = SessionPlanner(simulation.planner, Sampling(), client="")
     running.plan()
     assert simulation.planner.running.active() == [running]
     stalled.plan()  # its client reads again
@@ -144,7 +145,7 @@ def test_a_stalled_session_does_not_count_as_active() -> None:
 
 def test_a_paused_session_does_not_count_as_active() -> None:
     planner, is_paused = Simulation(World()).planner, True
-    planner.begin(Sampling(), is_paused=lambda: is_paused, client="").plan()
+    SessionPlanner(planner, Sampling(), is_paused=lambda: is_paused, client="").plan()
     assert planner.running.active() == []
     is_paused = False
     assert len(planner.running.active()) == 1, "before it plans again"
@@ -153,14 +154,14 @@ def test_a_paused_session_does_not_count_as_active() -> None:
 def test_a_session_that_ended_does_not_count_as_active() -> None:
     simulation = Simulation(World())
     for _ in range(3):
-        simulation.planner.begin(Sampling(), client="").close()
+        SessionPlanner(simulation.planner, Sampling(), client="").close()
     assert simulation.planner.running.active() == []
 
 
 def test_sessions_that_run_together_have_one_k() -> None:
     simulation = Simulation(World(lambda i: 0.9 if i % 2 else 0.1))
     simulation.run(num_sessions=8, at_once=4, tokens=96)
-    sessions = [simulation.planner.begin(Sampling(), client="") for _ in range(4)]
+    sessions = [SessionPlanner(simulation.planner, Sampling(), client="") for _ in range(4)]
     assert len({session.plan().limit(TokenSource.DRAFT) for session in sessions}) == 1
 
 
@@ -168,13 +169,13 @@ def test_the_first_round_that_may_have_a_proposal_has_one() -> None:
     """Nothing was learnt, and calibration tells that drafting should pay."""
     for n in (1, 4):
         planner = Simulation(World()).planner
-        sessions = [planner.begin(Sampling(), client="") for _ in range(n)]
+        sessions = [SessionPlanner(planner, Sampling(), client="") for _ in range(n)]
         assert all(session.will_draft() for session in sessions)
         assert all(session.plan().limit(TokenSource.DRAFT) > 1 for session in sessions)
 
 
 def test_the_end_of_a_text_is_no_rejection() -> None:
-    session = Simulation(World()).planner.begin(Sampling(), DRAFT_ALONE, client="")
+    session = SessionPlanner(Simulation(World()).planner, Sampling(), DRAFT_ALONE, client="")
     for _ in range(50):
         plan = session.plan()
         whole = round_of(plan.limit(TokenSource.DRAFT), plan.limit(TokenSource.DRAFT))
@@ -184,7 +185,7 @@ def test_the_end_of_a_text_is_no_rejection() -> None:
 
 def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
     planner = Simulation(World()).planner
-    sessions = [planner.begin(Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
+    sessions = [SessionPlanner(planner, Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
     for _ in range(40):
         for session, fault in zip(sessions, ("", "DRAFT_CONTEXT_EXCEEDED"), strict=True):
             plan = session.plan()
@@ -199,7 +200,7 @@ def test_a_fault_keeps_a_session_out_of_the_choice_and_windows_going() -> None:
 @pytest.mark.parametrize("cause", ["retried", "fault", "catching up"])
 def test_waiting_for_a_worker_teaches_no_costs(cause: str) -> None:
     planner = Simulation(World()).planner
-    session = planner.begin(Sampling(), given_k(4), client="")
+    session = SessionPlanner(planner, Sampling(), given_k(4), client="")
     before = planner.costs.seconds(1, 4)
     slow = round_of(4, 4, seconds=5.0, num_new=200 if cause == "catching up" else 1)
     if cause == "retried":
@@ -266,7 +267,7 @@ def test_matches_that_become_right_are_used_again() -> None:
 
 def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
     costs = StepCosts({1: {1: 0.02, 8: 0.022}})
-    session = Planner(RoundCosts(lambda: costs, lambda: None)).begin(Sampling(), LOOKUP_ALONE, client="")
+    session = SessionPlanner(Planner(RoundCosts(lambda: costs, lambda: None)), Sampling(), LOOKUP_ALONE, client="")
     assert not session.will_draft()
     assert session.plan() == Plan()
     assert session.plan([Match(TokenSource.LOOKUP, [1] * 8, 8)]).limit(TokenSource.LOOKUP) > 0
@@ -274,7 +275,7 @@ def test_without_a_draft_model_the_target_decodes_and_looks_up() -> None:
 
 def test_before_the_target_has_come_nothing_is_expected() -> None:
     planner = Planner(RoundCosts(lambda: None, lambda: None))
-    session = planner.begin(Sampling(), client="")
+    session = SessionPlanner(planner, Sampling(), client="")
     assert not session.will_draft()
     plan = session.plan()
     assert plan == Plan({TokenSource.DRAFT: 1}), "the Drafter says why there is no draft"
@@ -296,7 +297,7 @@ def test_costs_are_computed_once_a_window(monkeypatch: pytest.MonkeyPatch) -> No
     simulation = Simulation(World())
     simulation.run(num_sessions=4, at_once=1, tokens=64)
     planner = simulation.planner
-    session = planner.begin(Sampling(), client="")
+    session = SessionPlanner(planner, Sampling(), client="")
     match = Match(TokenSource.LOOKUP, [1] * MAX_NUM_DRAFT_TOKENS, 8)
     first = session.plan([match]), [planner.seconds_per_token(n) for n in range(1, 65)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core import Plan
+from coordinator.planner.session_planner import SessionPlanner
 from specd.sampling import Acceptance, Sampling
 from specd.vocabulary import TokenSource
 from tests.unit.simulation import Simulation, World
@@ -14,17 +15,17 @@ from tests.unit.test_planner import DRAFT_ALONE, WORLDS, accepted_by, round_of
 def test_a_session_does_not_begin_with_the_k_of_another_clients_session() -> None:
     (simulation := Simulation(WORLDS["good draft"])).run(num_sessions=2, at_once=1, tokens=64)
     planner = simulation.planner
-    teaching = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
+    teaching = SessionPlanner(planner, Sampling(), DRAFT_ALONE, client="mallory")
     for _ in range(100):
         teaching.plan()
         teaching.observe(Plan({TokenSource.DRAFT: 8}), round_of(8, 0))
     teaching.close()
     for _ in range(20):  # at any place in a window
-        session = planner.begin(Sampling(), DRAFT_ALONE, client="bob")
+        session = SessionPlanner(planner, Sampling(), DRAFT_ALONE, client="bob")
         k = session.plan().limit(TokenSource.DRAFT)
         session.observe(session.plan(), round_of(k, k))
         session.close()
-        spoilt = planner.begin(Sampling(), DRAFT_ALONE, client="mallory")
+        spoilt = SessionPlanner(planner, Sampling(), DRAFT_ALONE, client="mallory")
         assert k > spoilt.plan().limit(TokenSource.DRAFT)
         spoilt.close()
 
@@ -45,12 +46,12 @@ def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
     simulation = Simulation(World())
 
     def accepted() -> list[float]:
-        session = simulation.planner.begin(Sampling(), client="")
+        session = SessionPlanner(simulation.planner, Sampling(), client="")
         session.close()
         return accepted_by(session).survival(4)
 
     before = accepted()
-    biased = simulation.planner.begin(sampling, client="")
+    biased = SessionPlanner(simulation.planner, sampling, client="")
     own = accepted_by(biased).survival(4)
     for _ in range(20):
         biased.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
@@ -58,7 +59,7 @@ def test_biased_sessions_teach_others_nothing(sampling: Sampling) -> None:
     assert accepted_by(biased).survival(4)[0] < own[0]  # it learns for itself
     assert accepted() == before
     biased.close()
-    typical = simulation.planner.begin(Sampling(), client="")
+    typical = SessionPlanner(simulation.planner, Sampling(), client="")
     typical.plan()
     for _ in range(20):
         typical.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
@@ -85,34 +86,34 @@ def test_a_text_is_judged_by_its_own_tokens_and_not_by_those_of_other_texts(befo
 
 def test_kinds_of_sampling_are_learnt_apart() -> None:
     planner = Simulation(World()).planner
-    greedy = planner.begin(Sampling(), client="")
+    greedy = SessionPlanner(planner, Sampling(), client="")
     others = [Sampling(temperature=1.0), Sampling(acceptance=Acceptance.REJECTION)]
-    before = [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others]
+    before = [accepted_by(SessionPlanner(planner, sampling, client="")).survival(4) for sampling in others]
     greedy.plan()
     for _ in range(50):
         greedy.observe(Plan({TokenSource.DRAFT: 4}), round_of(4, 0))
-    assert [accepted_by(planner.begin(sampling, client="")).survival(4) for sampling in others] == before
+    assert [accepted_by(SessionPlanner(planner, sampling, client="")).survival(4) for sampling in others] == before
 
 
 def test_what_one_client_teaches_changes_nothing_for_another() -> None:
     planner = Simulation(World()).planner
-    other = planner.begin(Sampling(), client="b")
+    other = SessionPlanner(planner, Sampling(), client="b")
     before = accepted_by(other).survival(4)
     other.close()
-    session = planner.begin(Sampling(), client="a")
+    session = SessionPlanner(planner, Sampling(), client="a")
     session.plan()
     for _ in range(50):
         session.observe(Plan({TokenSource.DRAFT: 8}), round_of(8, 0))
     session.close()
-    assert accepted_by(planner.begin(Sampling(), client="b")).survival(4) == before
-    assert accepted_by(planner.begin(Sampling(), client="a")).survival(4)[0] < before[0]
+    assert accepted_by(SessionPlanner(planner, Sampling(), client="b")).survival(4) == before
+    assert accepted_by(SessionPlanner(planner, Sampling(), client="a")).survival(4)[0] < before[0]
 
 
 def test_what_is_remembered_of_clients_is_bounded() -> None:
     planner = Simulation(World()).planner
 
     def begin(client: str, temperature: float = 0.0) -> None:
-        session = planner.begin(Sampling(temperature=temperature), client=client)
+        session = SessionPlanner(planner, Sampling(temperature=temperature), client=client)
         accepted_by(session)
         session.close()
 
@@ -136,7 +137,7 @@ def test_what_is_remembered_of_clients_is_bounded() -> None:
 def test_sessions_of_a_new_client_that_begin_together_learn_together() -> None:
     """Each learnt alone that the draft suits none of them."""
     planner = Simulation(World()).planner
-    teaching, other = (planner.begin(Sampling(), client="") for _ in range(2))
+    teaching, other = (SessionPlanner(planner, Sampling(), client="") for _ in range(2))
     before = other.proposals(alone=False).accepted.mean()
     teaching.plan()
     for _ in range(3):

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core import Exchange, Match, Part, Plan, Proposal, Round
-from coordinator.planner.planner import Planner, SessionPlanner
+from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.sources import Sources
 from specd.sampling import Sampling
 from specd.step_costs import StepCosts
@@ -29,7 +30,7 @@ def rounds_to_a_control(session: SessionPlanner, *, most: int) -> int:
 
 def test_a_prefill_within_a_trial_does_not_put_off_the_next_one() -> None:
     """A control round that waits for a prefill says nothing, and its time is not what the trial has cost."""
-    session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.DRAFT,)), client="")
+    session = SessionPlanner(Simulation(World()).planner, Sampling(), Sources((TokenSource.DRAFT,)), client="")
     assert rounds_to_a_control(session, most=2000) < 2000
     slow = round_of(0, 0, seconds=20.0)
     session.observe(session.plan(), replace(slow, verdict=replace(slow.verdict, exchange=Exchange(num_tokens=200))))
@@ -41,7 +42,7 @@ def test_a_prefill_within_a_trial_does_not_put_off_the_next_one() -> None:
 def test_the_prefill_of_one_session_teaches_no_costs_of_the_others_rounds() -> None:
     """It shares the target with them, so that their rounds wait for it."""
     planner = Simulation(World()).planner
-    running, new = (planner.begin(Sampling(), Sources((TokenSource.DRAFT,), 4), client="") for _ in range(2))
+    running, new = (SessionPlanner(planner, Sampling(), Sources((TokenSource.DRAFT,), 4), client="") for _ in range(2))
 
     def run() -> None:
         for _ in range(20):
@@ -64,19 +65,19 @@ def round_with_match(k: int, num_accepted: int, *, seconds: float = 0.05) -> Rou
 def test_matches_are_expected_to_be_as_right_as_matches_of_other_lengths() -> None:
     lengths = {}
     for num_accepted in (0, 8):
-        session = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="")
+        session = SessionPlanner(Simulation(World()).planner, Sampling(), Sources((TokenSource.LOOKUP,)), client="")
         for _ in range(20):
             plan = session.plan([Match(TokenSource.LOOKUP, [1] * 8, 3)])
             if k := plan.limit(TokenSource.LOOKUP):
                 session.observe(plan, round_with_match(k, min(k, num_accepted)))
         lengths[num_accepted] = session.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP)
-    fresh = Simulation(World()).planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="")
+    fresh = SessionPlanner(Simulation(World()).planner, Sampling(), Sources((TokenSource.LOOKUP,)), client="")
     assert lengths[0] < fresh.plan([Match(TokenSource.LOOKUP, [1] * 8, 9)]).limit(TokenSource.LOOKUP) <= lengths[8]
 
 
 def test_a_kind_of_match_that_failed_at_first_gets_another_chance() -> None:
     """A cheap match was given up for good after its first two failures, though the next ones would have been right."""
-    session = Simulation(World()).planner.begin(Sampling(), client="")
+    session = SessionPlanner(Simulation(World()).planner, Sampling(), client="")
     weak, strong = Match(TokenSource.LOOKUP, [1] * 8, 1), Match(TokenSource.LOOKUP, [1] * 8, 6)
     tries = 0
     for number in range(300):
@@ -98,7 +99,7 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
     """Kernels that prefer some widths: no proposal has the mean of their lengths."""
     world = World(verify=lambda _, width: 0.020 if width <= 4 else 0.030 if width <= 8 else 0.050)
     planner = Simulation(world).planner
-    session = planner.begin(Sampling(), Sources((TokenSource.DRAFT,)), client="")
+    session = SessionPlanner(planner, Sampling(), Sources((TokenSource.DRAFT,)), client="")
     for _ in range(40):
         for length in (3, 8):
             session.proposals(alone=True).add(8, length - 1, length)
@@ -109,7 +110,7 @@ def test_a_window_expects_the_costs_of_its_lengths_and_not_of_their_mean() -> No
 
 def test_looked_up_tokens_of_others_in_the_step_do_not_make_rounds_without_them_dear() -> None:
     planner = Simulation(World()).planner
-    sessions = [planner.begin(Sampling(), Sources((TokenSource.LOOKUP,)), client="") for _ in range(4)]
+    sessions = [SessionPlanner(planner, Sampling(), Sources((TokenSource.LOOKUP,)), client="") for _ in range(4)]
     seconds = planner.costs.seconds(4, 0, 2.0)
     alone = round_of(0, 0, seconds=seconds)
     beside_others = replace(
@@ -128,13 +129,13 @@ def test_fast_rounds_of_one_client_do_not_change_the_plans_of_another() -> None:
     planner, match = Simulation(World()).planner, Match(TokenSource.LOOKUP, [1] * 32, 3)
 
     def planned(client: str) -> Plan:
-        session = planner.begin(Sampling(), client=client)
+        session = SessionPlanner(planner, Sampling(), client=client)
         plan = session.plan([match])
         session.close()
         return plan
 
     before = planned("alice")
-    fast = planner.begin(Sampling(), client="bob")
+    fast = SessionPlanner(planner, Sampling(), client="bob")
     for _ in range(100):
         fast.plan([match])
         fast.observe(Plan({TokenSource.LOOKUP: 32}), round_with_match(32, 32, seconds=0.001))
@@ -146,7 +147,7 @@ def test_fast_rounds_of_one_client_do_not_change_the_plans_of_another() -> None:
 @pytest.mark.parametrize("is_right", [True, False])
 def test_matches_lengthen_the_drafts_proposals_as_long_as_they_are_right(is_right: bool) -> None:
     """The draft ends after four right tokens. A match is right behind them or never, and never on its own."""
-    session = Simulation(World()).planner.begin(Sampling(), client="")
+    session = SessionPlanner(Simulation(World()).planner, Sampling(), client="")
     match = Match(TokenSource.LOOKUP, [1] * 20, 1)
     lengthened = 0
     for number in range(200):
@@ -166,7 +167,7 @@ def test_matched_tokens_of_one_session_fill_the_rows_that_are_computed_anyway() 
     target = StepCosts({1: {1: 0.008, 4: 0.009, 5: 0.013, 8: 0.013, 9: 0.017}, 4: {1: 0.011, 2: 0.015, 3: 0.019}})
     planner = Planner(RoundCosts(lambda: target, lambda: None))
     lookup_alone = Sources((TokenSource.LOOKUP,))
-    sessions = [planner.begin(Sampling(), lookup_alone, client="") for _ in range(4)]
+    sessions = [SessionPlanner(planner, Sampling(), lookup_alone, client="") for _ in range(4)]
     for num_tokens, expected in ((1, 0), (3, 3), (9, 4)):
         plan = sessions[0].plan([Match(TokenSource.LOOKUP, [1] * num_tokens, 1)])
         assert plan.limit(TokenSource.LOOKUP) == expected

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.core import Match, Part, Plan, Round
 from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.proposals.lookup import Lookup
 from coordinator.proposals.proposer import Proposer
 from coordinator.proposals.source import Source
@@ -121,7 +122,7 @@ def test_the_planner_asks_it_where_it_pays(prompt: list[int], max_tokens: int) -
     planner = Planner(RoundCosts(lambda: costs, lambda: None))
     for _ in range(2):
         session = make_session(prompt, max_tokens)
-        planning = planner.begin(Sampling(), Sources((REPETITION,)), client="")
+        planning = SessionPlanner(planner, Sampling(), Sources((REPETITION,)), client="")
         proposer = Proposer([Repetition(prompt)])
         rounds, statistics = run_planned(session, planning, proposer, FakeTarget([]))
         planning.close()

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.core import Commit, Exchange, Round, SessionSetup, Verdict
 from coordinator.planner.planner import Planner
 from coordinator.planner.round_costs import RoundCosts
+from coordinator.planner.session_planner import SessionPlanner
 from coordinator.telemetry.metrics import CoordinatorMetrics
 from coordinator.telemetry.statistics import SessionStatistics
 from coordinator.workers.description import check_description
@@ -125,7 +126,7 @@ def test_times_that_cannot_be_leave_statistics_metrics_and_planner_whole(first: 
     planner = Planner(RoundCosts(lambda: costs, lambda: costs))
     registry = CollectorRegistry()
     metrics, statistics = CoordinatorMetrics(registry), SessionStatistics(1)
-    sessions = [planner.begin(Sampling(), client="") for _ in range(2)]
+    sessions = [SessionPlanner(planner, Sampling(), client="") for _ in range(2)]
     for i in range(20):
         session = sessions[i % 2]
         plan = session.plan()
