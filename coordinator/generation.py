@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -16,7 +16,8 @@ from coordinator.canary.canary_planner import CanaryPlanner
 from coordinator.canary.choice import CanaryChoice
 from coordinator.coordinator import Coordinator
 from coordinator.core import Round, Session, SessionSetup
-from coordinator.output import EmittedToken, Output, prompt_tokens
+from coordinator.emission import Beginning, Emission
+from coordinator.output import Output, prompt_tokens
 from coordinator.planner.planner import Planner
 from coordinator.planner.session_planner import SessionPlanner, kind_of
 from coordinator.proposals.drafter import Drafter
@@ -43,49 +44,12 @@ from specd.grammar import GRAMMAR_BROKEN, Grammar, SessionGrammar
 from specd.matching.matcher import SessionMatcher
 from specd.matching.vocabulary import compiling
 from specd.text.reasoning import PROMPT_END_TOKENS, reply_grammar
-from specd.vocabulary import FinishReason, TokenSource
+from specd.vocabulary import TokenSource
 
 log = structlog.get_logger()
 
 # Rounds that a session may be ahead of its client.
 _ROUNDS_AHEAD = 64
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The beginning of a generation: a digest for its resumption, and if requested, its tokens and its source.
-
-    `max_tokens` is the most tokens that it may have. For a conversation, `prompt_end` is the end of the prompt, as the
-    template wrote it. `prompt_tokens` are its echo.
-    """
-
-    prompt_fingerprint: str
-    max_tokens: int
-    prompt_end: str = ""
-    prompt_token_ids: Sequence[int] = ()
-    source_token_ids: Sequence[int] = ()
-    prompt_tokens: Sequence[EmittedToken] = ()
-
-
-@dataclass(frozen=True)
-class Emission:
-    """The output of one round for the client.
-
-    The first emission has the beginning; the last one has a finish reason, and the stop string if one ended the text.
-    """
-
-    session_id: str
-    seed: int
-    tokens: list[EmittedToken]
-    round: Round
-    statistics: SessionStatistics
-    stop_string: str | None = None
-    beginning: Beginning | None = None
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """The reason why this emission is the last, if it is. The session itself may be rounds ahead."""
-        return self.round.commit.finish_reason
 
 
 class Generation:
@@ -233,7 +197,12 @@ class Generation:
         # With another adapter, other proposals are accepted.
         learner = f"{request.client}\0{self._adapter}" if self._adapter else request.client
         self._planner = SessionPlanner(
-            self._planner_at(replica), setup.sampling, self._sources, client=learner, is_paused=lambda: place.is_paused
+            self._planner_at(replica),
+            setup.sampling,
+            self._sources,
+            client=learner,
+            is_paused=lambda: place.is_paused,
+            asks_ahead=target_draft is not None,
         )
         self._statistics = SessionStatistics(prompt_len, clock() - self._arrived_at)
         begin_trace = shared.begin_trace

@@ -15,7 +15,8 @@ from prometheus_client import Counter
 
 from coordinator.conversation import MAX_ENTRIES, chat_from
 from coordinator.core import Round
-from coordinator.generation import Emission, Generation
+from coordinator.emission import Emission
+from coordinator.generation import Generation
 from coordinator.models.choice import choose_model
 from coordinator.models.loader import LoadProgress
 from coordinator.models.models import Models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -37,10 +38,14 @@ class SessionPlanner:
         *,
         client: str,
         is_paused: Callable[[], bool] = lambda: False,
+        asks_ahead: bool = False,
     ) -> None:
-        """Plan for a client's session with these sources. It counts until it is closed, unless `is_paused`."""
+        """Plan for a client's session with these sources. It counts until it is closed, unless `is_paused`.
+
+        `asks_ahead` is whether the target drafts, which each round asks for the draft tokens of the next one.
+        """
         self.client = hashlib.sha256(client.encode()).hexdigest()[:16]
-        self.is_paused, self._sources = is_paused, sources
+        self.is_paused, self._sources, self._asks_ahead = is_paused, sources, asks_ahead
         self._drafts = TokenSource.DRAFT in sources.allowed
         self.may_draft = self._drafts and sources.k is None
         self.has_fault = False  # the draft did not answer in the last round
@@ -56,6 +61,8 @@ class SessionPlanner:
         self._paces, self._pools = client.paces, {} if self._learns_alone else client.pools
         self._own: dict[bool, Proposals] = {}
         self._of_match: PassRates | None = None
+        self._asked = Plan()  # of draft tokens, if the round before has asked for this round's
+        self._follows: PassRates | None = None  # how often a match is used behind a round like the last
         self._window: Window | None = None
         self._is_settled = False  # whether the sessions had this k in the round before, too
 
@@ -102,18 +109,36 @@ class SessionPlanner:
         self._is_settled = before is not None and window is not None and before.k == window.k
         if k is not None:
             return Plan(dict.fromkeys(self._sources.allowed, k), most=k)
-        if window is not None and matches and (plan := self._plan_match(window, matches)):
+        if window is not None and (matches or self._asks_ahead) and (plan := self._plan_match(window, matches)):
             return plan
         if self.may_draft and self.shared.costs.draft() is None:
             return Plan({TokenSource.DRAFT: 1})  # the Drafter reports why there is no draft
-        plan = self._plan_draft()
+        plan = self._asked if self._asks_ahead else self._plan_draft()
         return self._lengthened(plan, window, matches) if window is not None and plan.limits and matches else plan
 
     def ahead(self) -> Plan:
         """Return how many draft tokens the next round is likely to have, for a target that proposes them ahead."""
         if self._sources.k is not None:
             return Plan({TokenSource.DRAFT: self._sources.k} if self._drafts else {})
-        return self._plan_draft()
+        plan, window = self._plan_draft(), self._window
+        if plan.limits and window is not None and not window.is_trial and not self._pays_ahead(window):
+            plan = Plan()
+        self._asked = plan
+        return plan
+
+    def _pays_ahead(self, window: Window) -> bool:
+        """Return whether a proposal for the next round is worth its time, though a match may replace it.
+
+        Where no match replaces it, others follow like it: the text has as many tokens there as it has. So a second is
+        worth as many tokens as rounds with proposals emit, not as many as all rounds do.
+        """
+        if self._follows is None:
+            return True
+        proposing = self.shared.costs.proposing_seconds(window.num_active, window.length)
+        target_only = self.shared.seconds_by_match(window)[0]
+        rate = window.tokens / window.seconds
+        gain = window.tokens - 1 - rate * (window.seconds - proposing - target_only)
+        return (1 - self._follows.mean()) * gain >= rate * proposing
 
     def _plan_draft(self) -> Plan:
         window = self._window
@@ -168,20 +193,34 @@ class SessionPlanner:
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
         rate, seconds = self._tokens_per_second(window), self.shared.seconds_by_match(window)
-        least_gain = 1.0 if window.is_trial else LEAST_GAIN
-        plan, best = None, least_gain * window.tokens - rate * window.seconds
+        best, plan = -math.inf, Plan()
         for match in matches:
             rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
             rates.expected = self._of_matches().mean()
             rates.forget()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
-            if window.is_trial and plan is None:
-                plan, self._of_match = Plan({match.source: min(2, most)}), rates
             length, worth = _best_length(rates, rate, seconds[: most + 1])
             worth += 1 - rate * seconds[0]
             if length and worth > best:
-                plan, best, self._of_match = Plan({match.source: length}), worth, rates
-        return plan
+                best, plan, self._of_match = worth, Plan({match.source: length}), rates
+        if best > self._worth_without(window, rate, best):
+            return plan
+        if not (window.is_trial and matches):
+            return None
+        tried = matches[0]
+        self._of_match = self._rates(f"match {tried.evidence}", _FIRST_ACCEPTANCE)
+        return Plan({tried.source: min(2, len(tried.token_ids))})
+
+    def _worth_without(self, window: Window, rate: float, worth: float) -> float:
+        """Return what the present match must be worth, in tokens; it is worth `worth`."""
+        least_gain = 1.0 if window.is_trial else LEAST_GAIN
+        draft = least_gain * window.tokens - rate * window.seconds
+        if not self._asks_ahead:
+            return draft
+        if self._follows is not None:
+            self._follows.add(1, worth > draft)
+        self._follows = self._rates(f"match behind {worth > draft:d}", 0.0)
+        return draft if self._asked.limits else least_gain - rate * self.shared.seconds_by_match(window)[0]
 
     def _lengthened(self, plan: Plan, window: Window, matches: Sequence[Match]) -> Plan:
         """Return the plan with matched tokens behind the draft's, as many as promise more tokens than their time costs.

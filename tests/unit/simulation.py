@@ -44,6 +44,10 @@ class World:
     # Of the rounds, how many have a match, and the probability that a looked-up token is accepted.
     matches: float = 0.0
     lookup: float = 0.0
+    # If matches come in runs: the probability of one at the token behind one, where `matches` is that at other tokens.
+    match_follows: float | None = None
+    # The target drafts: the proposal that a round asks for takes its time before the next round, used or not.
+    asks_ahead: bool = False
 
 
 @dataclass
@@ -62,6 +66,9 @@ class Simulation:
         self.random = random.Random(self.seed)
         verifies, proposals = StepCosts(target), StepCosts(draft)
         self.planner = Planner(RoundCosts(lambda: verifies, lambda: proposals))
+        self._has_match: dict[int, bool] = {}
+        self._num_emitted: dict[int, int] = {}  # in the round before
+        self._ahead: dict[int, tuple[list[float], int]] = {}  # by session
 
     def run(self, *, num_sessions: int, at_once: int, tokens: int, sources: Sources = ALL_SOURCES) -> float:
         """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""
@@ -70,12 +77,17 @@ class Simulation:
         running: dict[int, tuple[Any, int]] = {}
         while waiting or running:
             while waiting and len(running) < at_once:
-                running[waiting.pop(0)] = (SessionPlanner(self.planner, Sampling(), sources, client=""), tokens)
-            plans = {i: session.plan(self._matches()).within(left) for i, (session, left) in running.items()}
-            for i, round_ in self._round(plans).items():
+                session = SessionPlanner(self.planner, Sampling(), sources, client="", asks_ahead=self.world.asks_ahead)
+                running[waiting.pop(0)] = (session, tokens)
+            plans = {i: session.plan(self._matches(i)).within(left) for i, (session, left) in running.items()}
+            rounds = self._round(plans)
+            if self.world.asks_ahead:
+                asked = {i: session.ahead() for i, (session, _) in running.items()}
+                self._ahead = {i: self._propose(self.world.acceptance(i), plan) for i, plan in asked.items()}
+            for i, round_ in rounds.items():
                 session, left = running[i]
                 session.observe(plans[i], round_)
-                emitted = len(round_.commit.token_ids)
+                emitted = self._num_emitted[i] = len(round_.commit.token_ids)
                 total += emitted
                 running[i] = (session, left - emitted)
                 if left - emitted <= 0:
@@ -85,9 +97,10 @@ class Simulation:
 
     def _round(self, plans: dict[int, Plan]) -> dict[int, Round]:
         world, n = self.world, len(plans)
-        proposals = {i: self._propose(world.acceptance(i), plan) for i, plan in plans.items()}
+        proposals = {i: self._proposal(i, plan) for i, plan in plans.items()}
         tails = {i: self._look_up(plan, *proposals[i]) for i, plan in plans.items()}
-        longest = max(len(confidences) for confidences, _ in proposals.values())
+        made = self._ahead if world.asks_ahead else proposals
+        longest = max((len(confidences) for confidences, _ in made.values()), default=0)
         width = 1 + sum(len(confidences) + tails[i][0] for i, (confidences, _) in proposals.items()) / n
         draft = world.cold_seconds + world.draft(n, longest) if longest else 0.0
         verify = world.verify(n, width)
@@ -117,8 +130,21 @@ class Simulation:
             )
         return rounds
 
-    def _matches(self) -> list[Match]:
-        return [Match(TokenSource.LOOKUP, [1] * 32, 8)] if self.random.random() < self.world.matches else []
+    def _matches(self, i: int) -> list[Match]:
+        has_match, follows = self._has_match.get(i, False), self.world.match_follows
+        for _ in range(1 if follows is None else self._num_emitted.get(i, 1)):
+            part = self.world.matches if follows is None or not has_match else follows
+            has_match = self.random.random() < part
+        self._has_match[i] = has_match
+        return [Match(TokenSource.LOOKUP, [1] * 32, 8)] if has_match else []
+
+    def _proposal(self, i: int, plan: Plan) -> tuple[list[float], int]:
+        """Return the proposal of a plan: the one that was asked for in the round before, if rounds ask ahead."""
+        if not self.world.asks_ahead:
+            return self._propose(self.world.acceptance(i), plan)
+        confidences, num_accepted = self._ahead.get(i, ([], 0))
+        limit = plan.limit(TokenSource.DRAFT)
+        return confidences[:limit], min(num_accepted, limit)
 
     def _look_up(self, plan: Plan, confidences: list[float], accepted: int) -> tuple[int, int]:
         """Return how many looked-up tokens follow the drafted ones, and how many of them are accepted."""
