@@ -107,7 +107,8 @@ class Lessons:
         num_layers = len(network.layers)
         self.network = network
         layers = [2, num_layers // 2, num_layers - 1]
-        own = {name: value for name, value in config.items() if "quantization" not in name}
+        # The head is not quantised yet, and its layer has no window.
+        own = {name: value for name, value in config.items() if "quantization" not in name and name != "layer_types"}
         self.config = {
             **own,
             "architectures": ["LlamaForCausalLMEagle3"],
