@@ -203,7 +203,13 @@ class SessionPlanner:
             worth += 1 - rate * seconds[0]
             if length and worth > best:
                 best, plan, self._of_match = worth, Plan({match.source: length}), rates
-        if best > self._worth_without(window, rate, best):
+        least_gain = 1.0 if window.is_trial else LEAST_GAIN
+        other = least_gain * window.tokens - rate * window.seconds
+        if self._asks_ahead:
+            self._count_follower(is_match=best > other)
+            if not self._asked.limits:  # there is no proposal: the other choice is an ordinary step
+                other = least_gain - rate * seconds[0]
+        if best > other:
             return plan
         if not (window.is_trial and matches):
             return None
@@ -211,16 +217,11 @@ class SessionPlanner:
         self._of_match = self._rates(f"match {tried.evidence}", _FIRST_ACCEPTANCE)
         return Plan({tried.source: min(2, len(tried.token_ids))})
 
-    def _worth_without(self, window: Window, rate: float, worth: float) -> float:
-        """Return what the present match must be worth, in tokens; it is worth `worth`."""
-        least_gain = 1.0 if window.is_trial else LEAST_GAIN
-        draft = least_gain * window.tokens - rate * window.seconds
-        if not self._asks_ahead:
-            return draft
+    def _count_follower(self, *, is_match: bool) -> None:
+        """Count whether a match is the better choice in this round, by whether one was in the round before."""
         if self._follows is not None:
-            self._follows.add(1, worth > draft)
-        self._follows = self._rates(f"match behind {worth > draft:d}", 0.0)
-        return draft if self._asked.limits else least_gain - rate * self.shared.seconds_by_match(window)[0]
+            self._follows.add(1, is_match)
+        self._follows = self._rates(f"match behind {is_match:d}", 0.0)
 
     def _lengthened(self, plan: Plan, window: Window, matches: Sequence[Match]) -> Plan:
         """Return the plan with matched tokens behind the draft's, as many as promise more tokens than their time costs.
