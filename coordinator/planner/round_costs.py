@@ -44,9 +44,11 @@ class RoundCosts:
         return own.level * own.drafting * (verify + draft.seconds(num_sessions, k))
 
     def proposing_seconds(self, num_sessions: int, k: float) -> float:
-        """Return the part of a round's seconds in which its k draft tokens are proposed, 0 without a draft."""
-        draft, own = self.draft(), self._of(num_sessions)
-        return 0.0 if draft is None else own.level * own.drafting * draft.seconds(num_sessions, k)
+        """Return how much longer a round with k draft tokens takes than one with as many tokens that cost nothing.
+
+        It is more than the draft's own seconds: a proposal also pushes the target's weights out of caches.
+        """
+        return self.seconds(num_sessions, k) - self.seconds(num_sessions, 0, k)
 
     def observe(
         self, num_sessions: int, drafted: bool, seconds: float, expected_seconds: float, num_rounds: float

@@ -24,6 +24,9 @@ WORLDS = {
     "matches that are wrong": replace(HEAD, matches=0.3, match_follows=0.9, lookup=0.05),
     "a head that is always wrong": replace(HEAD, acceptance=lambda _: 0.02, matches=0.1, match_follows=0.9, lookup=0.9),
 }
+# Calibration did not see that the target's weights push the head's out of caches.
+SLOW = "a head that is slow beside its target"
+WORLDS[SLOW] = replace(WORLDS["a text that repeats itself"], draft=lambda n, k: 0.0005 * k, cold_seconds=0.008)
 MATCH = Match(TokenSource.LOOKUP, [1] * 32, 8)
 
 
@@ -37,7 +40,7 @@ def test_a_head_with_lookup_is_near_the_better_of_both_or_beats_it(name: str) ->
 
     head, lookup, both, alone = (rate(each) for each in (MODEL, LOOKUP, Sources(), Sources((), 0)))
     print(f"{both / max(head, lookup, alone):.3f} of the best, {head / alone:.2f}, {lookup / alone:.2f}")
-    assert both >= 0.92 * max(head, lookup, alone)
+    assert both >= (1.3 if name == SLOW else 0.92) * max(head, lookup, alone)
 
 
 def session_at_a_head() -> SessionPlanner:
