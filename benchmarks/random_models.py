@@ -2,12 +2,13 @@
 Qwen3's sizes.
 
     python benchmarks/random_models.py falcon_h1 DIRECTORY
-    python benchmarks/random_models.py 8b DIRECTORY --bits 4
+    python benchmarks/random_models.py 8b DIRECTORY --bits 4 [--head DIRECTORY]
     specd bench --target DIRECTORY --replay 0.7 --step-ms 3
 
 Their text means nothing; what a pass and a rewind cost is that of a trained model. Those of Qwen3's sizes count: the
 token after token t is t + 1 or, with --stride N, t + N, by a margin that no rounding changes. So a text is the same on
-every device, a draft with the stride of its target is always right, and one with another stride never.
+every device, a draft with the stride of its target is always right, and one with another stride never. --head saves a
+random EAGLE-3 head of such a model, for what its proposals cost.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import qwen3
 
 from specd.settings import EMBEDDED_TARGET
+from specd.worker.heads.eagle3 import Eagle3Head
 from specd.worker.model.t5.arguments import Arguments
 from specd.worker.model.t5.network import T5
 
@@ -146,10 +148,10 @@ def save(name: str, directory: Path) -> str:
     return _write(network, config, directory)
 
 
-def save_qwen3(size: str, directory: Path, *, bits: int = 0, stride: int = 1) -> str:
+def save_qwen3(size: str, directory: Path, *, bits: int = 0, stride: int = 1, head: Path | None = None) -> str:
     """Save a model of one of `SIZES` that counts in steps of `stride`, and return its path.
 
-    It is in bfloat16, or quantised to `bits` in groups of 64.
+    It is in bfloat16, or quantised to `bits` in groups of 64. `head` is the directory of a head.
     """
     hidden, layers, mlp, heads, kv_heads = SIZES[size]
     config: dict[str, Any] = _COMMON | {
@@ -170,6 +172,16 @@ def save_qwen3(size: str, directory: Path, *, bits: int = 0, stride: int = 1) ->
     network.model.embed_tokens.weight = _EMBEDDING_SCALE * rows
     network.lm_head.weight = mx.roll(rows, stride, 0) / hidden**0.5
     network.set_dtype(mx.bfloat16)
+    if head is not None:
+        layers_to_read = [2, layers // 2, layers - 1]
+        of_head = config | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "num_hidden_layers": 1,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers_to_read},
+        }
+        own = Eagle3Head(of_head, network, ("lm_head.weight",))
+        own.set_dtype(mx.bfloat16)
+        _write(own, of_head, head)
     if bits:
         config["quantization"] = {"group_size": 64, "bits": bits}
         nn.quantize(network, **config["quantization"])
@@ -196,9 +208,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--bits", type=int, default=0, choices=[0, 4, 8], help="of the weights of a Qwen3; 0: bfloat16")
     parser.add_argument("--stride", type=int, default=1, help="what a Qwen3 adds to a token")
+    parser.add_argument("--head", type=Path, help="save an EAGLE-3 head of a Qwen3 in this directory, too")
     options = parser.parse_args()
     if options.name in SIZES:
-        save_qwen3(options.name, options.directory, bits=options.bits, stride=options.stride)
+        save_qwen3(options.name, options.directory, bits=options.bits, stride=options.stride, head=options.head)
     else:
         save(options.name, options.directory)
 
