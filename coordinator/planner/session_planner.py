@@ -187,7 +187,7 @@ class SessionPlanner:
         return len(round_.commit.token_ids) * self.shared.costs.seconds(window.num_active, 0)
 
     def _plan_match(self, window: Window, matches: Sequence[Match]) -> Plan | None:
-        """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any two.
+        """Return a plan with the matched tokens that promise more than a proposal of the draft; in a trial, any one.
 
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
@@ -215,7 +215,7 @@ class SessionPlanner:
             return None
         tried = matches[0]
         self._of_match = self._rates(f"match {tried.evidence}", _FIRST_ACCEPTANCE)
-        return Plan({tried.source: min(2, len(tried.token_ids))})
+        return Plan({tried.source: 1})
 
     def _count_follower(self, *, is_match: bool) -> None:
         """Count whether a match is the better choice in this round, by whether one was in the round before."""
