@@ -19,7 +19,7 @@ demo: $(SERVES) ## Start the three processes, stream a completion, print its num
 PYTEST := $(BIN)/python -m pytest
 
 # Two files at a time, in processes of their own. More would take the cores from the workers that the tests start.
-# A process that ends, ends the run with the name of its test; a new process would begin the same file again.
+# If a process dies, the run ends with the name of its test. A new process would begin the same file again.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
 
 wheel: $(SERVES) ## Build the wheel into dist

@@ -35,7 +35,7 @@ class Planner:
     """What the sessions of a draft share: the costs of rounds, what each client has taught, and the present window."""
 
     def __init__(self, costs: RoundCosts, running: Running | None = None) -> None:
-        """Plan for those of the `running` sessions that begin here; the others share the target with them."""
+        """Plan for those of the `running` sessions that join here; the others share the target with them."""
         self.costs = costs
         self.running = running or Running()
         self.num_rounds = self._num_trials = 0

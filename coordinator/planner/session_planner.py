@@ -42,7 +42,7 @@ class SessionPlanner:
     ) -> None:
         """Plan for a client's session with these sources. It counts until it is closed, unless `is_paused`.
 
-        `asks_ahead` is whether the target drafts, which each round asks for the draft tokens of the next one.
+        `asks_ahead` is whether the target drafts: a round then asks it for the draft tokens of the next round.
         """
         self.client = hashlib.sha256(client.encode()).hexdigest()[:16]
         self.is_paused, self._sources, self._asks_ahead = is_paused, sources, asks_ahead
@@ -129,8 +129,8 @@ class SessionPlanner:
     def _pays_ahead(self, window: Window) -> bool:
         """Return whether a proposal for the next round is worth its time, though a match may replace it.
 
-        Where no match replaces it, others follow like it: the text has as many tokens there as it has. So a second is
-        worth as many tokens as rounds with proposals emit, not as many as all rounds do.
+        A proposal serves a part of the text without matches, and the number of tokens in that part is fixed. So a
+        second is worth the tokens that rounds with proposals emit in it, although rounds with matches emit more.
         """
         if self._follows is None:
             return True
@@ -195,7 +195,7 @@ class SessionPlanner:
         rate, seconds = self._tokens_per_second(window), self.shared.seconds_by_match(window)
         best, plan = -math.inf, Plan()
         for match in matches:
-            rates = self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
+            rates = self._of_matches_like(match)
             rates.expected = self._of_matches().mean()
             rates.forget()
             most = min(len(match.token_ids), MAX_NUM_DRAFT_TOKENS)
@@ -213,9 +213,8 @@ class SessionPlanner:
             return plan
         if not (window.is_trial and matches):
             return None
-        tried = matches[0]
-        self._of_match = self._rates(f"match {tried.evidence}", _FIRST_ACCEPTANCE)
-        return Plan({tried.source: 1})
+        self._of_match = self._of_matches_like(matches[0])
+        return Plan({matches[0].source: 1})
 
     def _count_follower(self, *, is_match: bool) -> None:
         """Count whether a match is the better choice in this round, by whether one was in the round before."""
@@ -249,6 +248,10 @@ class SessionPlanner:
         """Return how far the proposals of all the client's sessions get."""
         accepted, proposed = f"accepted {alone:d}", f"proposed {alone:d}"
         return Proposals(self._rates(accepted, _FIRST_ACCEPTANCE), self._rates(proposed, 1.0))
+
+    def _of_matches_like(self, match: Match) -> PassRates:
+        """Return how far matches with the same evidence are accepted."""
+        return self._rates(f"match {match.evidence}", _FIRST_ACCEPTANCE)
 
     def _of_matches(self) -> PassRates:
         """Return how far matches are accepted, by whatever evidence."""

@@ -44,7 +44,7 @@ class FrameWriter:
         """Wait for a peer that has left megabytes unread."""
         while self._waiting_bytes > _MOST_WAITING_BYTES:
             await self.flush()
-        if self._is_broken:  # nothing waits any more, and a stream that only writes must still meet its cancellation
+        if self._is_broken:  # no write waits any more, and a task that never waits cannot be cancelled
             await asyncio.sleep(0)
 
     async def _write_all(self) -> None:

@@ -44,7 +44,8 @@ class World:
     # Of the rounds, how many have a match, and the probability that a looked-up token is accepted.
     matches: float = 0.0
     lookup: float = 0.0
-    # If matches come in runs: the probability of one at the token behind one, where `matches` is that at other tokens.
+    # If matches come in runs: the probability that a match follows a match at the next token. `matches` is then the
+    # probability that one follows no match.
     match_follows: float | None = None
     # The target drafts: the proposal that a round asks for takes its time before the next round, used or not.
     asks_ahead: bool = False

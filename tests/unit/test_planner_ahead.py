@@ -44,7 +44,7 @@ def test_a_head_with_lookup_is_near_the_better_of_both_or_beats_it(name: str) ->
 
 
 def session_at_a_head() -> SessionPlanner:
-    """Return a session that has run some rounds, with draft tokens of which two are accepted."""
+    """Return a session that has run 20 rounds, which accepted up to two draft tokens each."""
     session = SessionPlanner(Simulation(HEAD).planner, Sampling(), Sources(), client="", asks_ahead=True)
     run(session, 20)
     return session
@@ -53,7 +53,7 @@ def session_at_a_head() -> SessionPlanner:
 def run(
     session: SessionPlanner, num_rounds: int, *, matches: Sequence[Match] = (), most_accepted: int = 2
 ) -> list[Plan]:
-    """Run rounds that accept some draft tokens or all matched ones, and return what they asked for in advance."""
+    """Run rounds like `round_of`, and return the proposals that they asked for."""
     asked = []
     for _ in range(num_rounds):
         plan = session.plan(matches)
@@ -63,7 +63,10 @@ def run(
 
 
 def round_of(plan: Plan, most_accepted: int = 2) -> Round:
-    """Return a round that accepts up to so many of its draft tokens, or without any all matched ones."""
+    """Return a round that accepts its first `most_accepted` draft tokens.
+
+    A round without draft tokens accepts all of its matched tokens.
+    """
     parts = [Part(source, [1] * limit) for source, limit in plan.limits.items()]
     num_tokens, num_drafted = sum(plan.limits.values()), plan.limit(TokenSource.DRAFT)
     num_accepted = min(num_drafted, most_accepted) if num_drafted else num_tokens
