@@ -49,14 +49,18 @@ def mlx_lm(network: Any) -> tuple[Feed, Rewind]:
     return lambda tokens: network(tokens[None], cache=cache)[0], lambda count: trim_prompt_cache(cache, count)
 
 
-def specd_forward(network: Any, *, is_compiled: bool = False) -> tuple[Feed, Rewind]:
-    """Return the pass of a worker, in mlx-lm's own form or compiled."""
+def specd_forward(network: Any, *, is_compiled: bool = False, is_merged: bool = False) -> tuple[Feed, Rewind]:
+    """Return the pass of a worker, in mlx-lm's own form or compiled, with the layers' own products or merged ones."""
     from specd.worker.engine import jobs
-    from specd.worker.engine.forward import BareCache, enable_batches, forward
+    from specd.worker.engine.forward import BareCache, enable_batches, forward, trial_logits
+    from specd.worker.engine.merged_products import find_products
     from specd.worker.engine.static_step import StaticStep
     from specd.worker.layers.session_layers import SessionLayers
 
     batches = enable_batches(network)
+    if is_merged:
+        for product in find_products(network, lambda: trial_logits(network)):
+            product.merge()
     network.fixed_shapes = is_compiled
     layers = SessionLayers(network)
     static = StaticStep(network, 2 * max(_CAPACITIES)) if is_compiled else None
@@ -72,6 +76,7 @@ CONTENDERS: dict[str, Callable[[Any], tuple[Feed, Rewind]]] = {
     MLX_LM: mlx_lm,
     "specd, own form": specd_forward,
     "specd, compiled": partial(specd_forward, is_compiled=True),
+    "specd, compiled, merged": partial(specd_forward, is_compiled=True, is_merged=True),
 }
 
 

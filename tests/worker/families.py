@@ -38,7 +38,7 @@ from tests.worker.models import SMALL, save_tiny
 @cache
 def make_quantized(name: str) -> Any:
     """Make a network with caches in 8 bits, and with heads that are as large as a group."""
-    network = _make(name, head_dim=QUANTIZED_GROUP_SIZE)
+    network = make_fresh(name, head_dim=QUANTIZED_GROUP_SIZE)
     quantize_caches(network, bits=8, group_size=QUANTIZED_GROUP_SIZE)
     return network
 
@@ -46,7 +46,16 @@ def make_quantized(name: str) -> Any:
 @cache
 def make_network(name: str) -> Any:
     """Make a network of four layers, whose logits depend much on all tokens."""
-    return _make(name)
+    return make_fresh(name)
+
+
+def make_fresh(name: str, **changes: Any) -> Any:
+    """Make a network of its own for a test that changes it."""
+    network = _network(name, make_config(name, **changes))
+    if SessionLayers(network).have_states:
+        watch_cache_users(network, by_session=False)
+        share_products(network)
+    return network
 
 
 def make_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -80,14 +89,6 @@ def _saved(config: Mapping[str, Any], needed: Container[str]) -> dict[str, Any]:
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"mlx_lm.models.{name}")
-
-
-def _make(name: str, **changes: Any) -> Any:
-    network = _network(name, make_config(name, **changes))
-    if SessionLayers(network).have_states:
-        watch_cache_users(network, by_session=False)
-        share_products(network)
-    return network
 
 
 def _network(name: str, config: Mapping[str, Any]) -> Any:

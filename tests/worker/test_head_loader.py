@@ -15,7 +15,9 @@ from structlog.testing import capture_logs
 
 from specd.errors import StartupError
 from specd.vocabulary import OWN_HEAD
+from specd.worker.engine.merged_products import find_products
 from specd.worker.heads.head import Head
+from specd.worker.heads.trials import head_logits
 from specd.worker.layers.session_layers import SessionLayers
 from specd.worker.model.files import check_files, is_head
 from specd.worker.model.head_loader import load_head, read_head
@@ -120,6 +122,18 @@ def test_a_head_gives_the_references_logits_in_every_layout(family: str, layout:
     target = save_target(tmp_path / "target", family)
     head = raw_head(target.text)
     assert difference(load(target, LAYOUTS[layout](target, head)), target, head) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_gives_the_references_logits_with_merged_products(family: str, tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target", family)
+    head = raw_head(target.text)
+    loaded = load(target, LAYOUTS["mtp.safetensors"](target, head))
+    products = find_products(loaded, lambda: head_logits(loaded, batches=False))
+    assert products
+    for product in products:
+        product.merge()
+    assert difference(loaded, target, head) < 1e-4
 
 
 @pytest.mark.parametrize("bits", [4, 8])

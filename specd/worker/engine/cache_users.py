@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial, wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from specd.worker.cpu.convolution import ShortConvolution
 from specd.worker.cpu.packed_linear import PackedLinear
 from specd.worker.engine.batch_layer import BatchLayer, Masks
+from specd.worker.engine.intercept import calling, intercepted
 from specd.worker.engine.lockstep import ask, in_lockstep
 from specd.worker.layers.owned import owned
 from specd.worker.layers.parts import flatten
@@ -49,7 +49,7 @@ def watch_cache_users(network: Module, *, by_session: bool) -> None:
             users[id(module)] = module
         return result
 
-    with _calling(candidates, observe):
+    with calling(candidates, observe):
         layers = SessionLayers(network)
         mx.eval(network(mx.array([[0]]), cache=layers.caches), layers.arrays)
     for module in users.values():
@@ -85,40 +85,16 @@ def _recurrent(caches: Sequence[Any]) -> list[RecurrentCache]:
     return [part for part in flatten(caches) if isinstance(part, RecurrentCache)]
 
 
-@contextmanager
-def _calling(modules: Sequence[Module], intercept: Callable[..., Any]) -> Iterator[None]:
-    """Make `intercept(module, function, args, options)` answer calls of modules within the context."""
-    kinds = [(module, type(module)) for module in modules]
-    for module, kind in kinds:
-        module.__class__ = _intercepted(kind, intercept)
-    try:
-        yield
-    finally:
-        for module, kind in kinds:
-            module.__class__ = kind
-
-
-def _intercepted(plain: Any, intercept: Callable[..., Any]) -> Any:
-    class Intercepted(plain):  # type: ignore[misc]
-        @wraps(plain.__call__)  # keeps the signature, which networks may inspect
-        def __call__(self, *args: Any, **options: Any) -> Any:
-            return intercept(self, plain.__call__, args, options)
-
-    for name in ("__name__", "__qualname__", "__module__"):
-        setattr(Intercepted, name, getattr(plain, name))
-    return Intercepted
-
-
 @cache
 def _sharing(plain: Any, intercept: Callable[..., Any]) -> Any:
-    kind = _intercepted(plain, intercept)
+    kind = intercepted(plain, intercept)
     kind.unshared = plain
     return kind
 
 
 @cache
 def _watched(plain: Any, by_session: bool) -> Any:
-    kind = _intercepted(plain, partial(_call, by_session=by_session))
+    kind = intercepted(plain, partial(_call, by_session=by_session))
     kind.unwatched = plain
     return kind
 

@@ -6,6 +6,7 @@ mlx-lm drops a head's tensors when it loads a model, so they are read from the f
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from specd.vocabulary import OWN_HEAD
 from specd.worker.cpu import openblas
 from specd.worker.cpu.optimize import optimize
 from specd.worker.engine.forward import agree
+from specd.worker.engine.merged_products import merge_products
 from specd.worker.heads.head import Head
 from specd.worker.heads.head_layout import HeadLayout
 from specd.worker.heads.hidden import HiddenStates
@@ -78,6 +80,8 @@ def _load(network: Module, directory: Path, batches: bool, separate: str | None,
     _cast(head)
     if is_optimized:
         _optimize(head)
+    elif mx.default_device().type != mx.cpu:
+        _merge_products(head)
     head.batches = batches and (head.batches or computes_together(head))
     return head
 
@@ -249,6 +253,19 @@ def _optimize(head: Head) -> None:
         expected = head_logits(head, batches=False)
         # The head has no embedding that is an output layer: that is the target's own.
         optimize(head, 0, lambda: agree(head_logits(head, batches=False), expected))
+
+
+def _merge_products(head: Head) -> None:
+    """Merge products of a head on a GPU, where that is faster."""
+    if not isinstance(head, PairHead):
+        return
+
+    def seconds() -> float:
+        begun_at = time.perf_counter()
+        mx.eval(head_logits(head, batches=False))
+        return time.perf_counter() - begun_at
+
+    merge_products(head, lambda: head_logits(head, batches=False), seconds)
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:
