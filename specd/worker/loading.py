@@ -17,8 +17,9 @@ from specd.model_info import pair_conflict
 from specd.settings import TargetWorkerSettings, WorkerSettings
 from specd.supervised import tell_supervisor
 from specd.vocabulary import OWN_HEAD
-from specd.worker.engine.forward import bare_cache
-from specd.worker.engine.jobs import Steps
+from specd.worker.engine.forward import BareCache, bare_cache, forward
+from specd.worker.engine.jobs import Evaluate, Feed, Steps
+from specd.worker.engine.shared_rows import SLOTS, Sharing
 from specd.worker.heads.head import Head
 from specd.worker.model.adapter_files import AdapterFiles, read_adapters
 from specd.worker.model.calibration import (
@@ -46,8 +47,9 @@ log = structlog.get_logger()
 # compiles those for quantised weights at their first use, for half a minute each. Within a session, that would break
 # every deadline.
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
-# The most seconds for the first passes of each width and length of buffers.
+# The most seconds for the first passes of each width and length of buffers, and for those of several sessions.
 _REHEARSAL_SECONDS = 8.0
+_SHARED_WIDTHS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,26 @@ def warm_up(
             yield from measure([cache], Workload((width,)), width)
     if model.static is not None:
         model.static.rehearse(_REHEARSAL_SECONDS)
+    if model.sharing is not None:
+        yield from _rehearse_sharing(model, model.sharing)
     # A model that gives NaN reports it in the answer to a request.
     if rehearse is not None:
         with contextlib.suppress(NonFiniteLogitsError):
             yield from rehearse(model)
     mx.clear_cache()
     log.info("warmed up", seconds=round(time.perf_counter() - started_at, 2))
+
+
+def _rehearse_sharing(model: LoadedModel, sharing: Sharing) -> Steps[None]:
+    """Compute shared passes of all numbers of slots, in buffers of the first length."""
+    ends_at = time.perf_counter() + _REHEARSAL_SECONDS
+    caches: list[BareCache] = []
+    for num_sessions in SLOTS:
+        while len(caches) < num_sessions:
+            caches.append(bare_cache(model.network, batches=model.batches, static=model.static, sharing=sharing))
+            yield Evaluate(forward([Feed(caches[-1], mx.zeros(1, mx.uint32))]))
+        for width in _SHARED_WIDTHS:
+            if time.perf_counter() < ends_at:
+                yield from measure(caches, Workload((width,)), width)
+    caches.clear()
+    sharing.release_unshared()

@@ -89,6 +89,20 @@ def test_sessions_share_a_pass_until_one_is_left() -> None:
         assert shared == [False, False, False]
 
 
+def test_no_buffer_is_left_without_sessions() -> None:
+    with whole_buffers(make_network("qwen3")) as network:
+        static = StaticStep(network, 10**6, 1)
+        sharing = Sharing(static, 10**9)
+        caches = [BareCache(network, SessionLayers(network), False, static, sharing) for _ in range(4)]
+        before = mx.get_active_memory()
+        for _ in range(2):
+            mx.eval(forward([Feed(cache, mx.array([1, 2])) for cache in caches]))
+        del caches
+        assert mx.get_active_memory() > before
+        sharing.release_unshared()
+        assert mx.get_active_memory() <= before
+
+
 def test_buffers_beyond_the_limit_are_not_shared() -> None:
     with whole_buffers(make_network("qwen3")) as network:
         static = StaticStep(network, 10**6, 100)

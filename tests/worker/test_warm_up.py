@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -19,11 +20,14 @@ from specd.user_cache import keep_compiled_kernels
 from specd.worker import loading as module
 from specd.worker.engine.forward import BareCache
 from specd.worker.engine.jobs import Steps
+from specd.worker.engine.shared_rows import Sharing
+from specd.worker.engine.static_step import StaticStep
 from specd.worker.loading import warm_up
 from specd.worker.model.calibration import Workload, measure
 from specd.worker.model.loader import LoadedModel
 from tests.worker.driving import finish
 from tests.worker.models import tiny_model
+from tests.worker.whole_buffers import whole_buffers
 
 REHEARSALS = [specd.worker.session.proposal.rehearse, target_worker.verification.rehearse]
 Rehearsal = Callable[[LoadedModel], Steps[None]]
@@ -70,6 +74,26 @@ def test_it_leaves_nothing(rehearse: Rehearsal) -> None:
     num_caches, memory = what_is_there()
     assert num_caches <= before[0]
     assert memory <= before[1]
+
+
+def test_sessions_that_share_passes_have_seen_every_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, run = [], StaticStep.run
+
+    def recorded(static: StaticStep, token_ids: mx.array, *args: Any) -> Any:
+        seen.append(token_ids.shape)
+        return run(static, token_ids, *args)
+
+    monkeypatch.setattr(StaticStep, "run", recorded)
+    monkeypatch.setattr(StaticStep, "rehearse", lambda *_: None)
+    model = tiny_model()
+    with whole_buffers(model.network):
+        static = StaticStep(model.network, 10**6, 1)
+        sharing = replace(model, static=static, sharing=Sharing(static, 10**9))
+        finish(warm_up(sharing, (), None))
+        assert {shape for shape in seen if shape[0] > 1} == {(s, w) for s in (2, 4, 8, 16) for w in (1, 2, 4, 8)}
+        before = what_is_there()[1]
+        finish(warm_up(sharing, (), None))
+        assert what_is_there()[1] <= before
 
 
 def what_is_there() -> tuple[int, int]:

@@ -15,8 +15,8 @@ from specd.worker.layers.session_layers import SessionLayers
 
 # The first buffer length, and how many times as long the next one is. Sessions of one length share a buffer.
 _SHORTEST, _RATIO = 1024, 4
-# The most sessions in a buffer.
-_MOST_SESSIONS = 16
+# The numbers of slots in a buffer.
+SLOTS = (2, 4, 8, 16)
 # A session without tokens in this many passes gets its rows back, so that the others do not compute for it.
 _IDLE_PASSES = 64
 
@@ -69,10 +69,13 @@ class SharedRows:
             feed.cache.layers.advance(feed.num_tokens)
         return [logits[slots[id(feed.cache.layers)], : feed.num_tokens] for feed in feeds]
 
-    def release_single(self) -> None:
-        """Release the last session, which has the buffers for itself."""
-        if len(members := self._members()) == 1:
+    def release_unshared(self) -> None:
+        """Release a session that has the buffers for itself; without sessions, drop the buffers."""
+        members = self._members()
+        if len(members) == 1:
             self.release(*members.values())
+        elif not members:
+            self._slots, self._rows = [], []
 
     def release(self, layers: SessionLayers) -> None:
         """Give a session its rows back, evaluated. If a pass that wrote them fails only now, all sessions lose them."""
@@ -115,7 +118,7 @@ class SharedRows:
         parts = [[(k[i : i + 1], v[i : i + 1]) for k, v in self._rows] for i in members]
         parts += [layers.give_rows(self) for layers in joining]
         used = {id(layers): self._slots[i].used_at for i, layers in members.items()}  # type: ignore[union-attr]
-        num_slots = 1 << (len(parts) - 1).bit_length()
+        num_slots = next(slots for slots in SLOTS if slots >= len(parts))
         together = [*members.values(), *joining]
         self._slots = [_Slot(ref(layers), used.get(id(layers), self._num_passes)) for layers in together]
         self._slots += [None] * (num_slots - len(parts))
@@ -141,6 +144,11 @@ class Sharing:
         self._limit_bytes = limit_bytes
         self._by_length: dict[int, SharedRows] = {}
 
+    def release_unshared(self) -> None:
+        """Drop the buffers that no two sessions share."""
+        for shared in self._by_length.values():
+            shared.release_unshared()
+
     def groups(self, feeds: Sequence[Feed]) -> list[tuple[SharedRows, list[Feed]]]:
         """Return the feeds that are computed in shared passes. The others are computed another way."""
         fitting: dict[int, list[Feed]] = {}
@@ -152,8 +160,7 @@ class Sharing:
                 and most_rows <= self._static.context_length
             ):
                 fitting.setdefault(_length_for(most_rows), []).append(feed)
-        for shared in self._by_length.values():
-            shared.release_single()
+        self.release_unshared()
         groups = []
         for length, group in fitting.items():
             shared = self._by_length.setdefault(length, SharedRows(self._static, length))
@@ -161,7 +168,7 @@ class Sharing:
             num_sessions = len(shared) + len(group) - have_slots
             is_worth_it = num_sessions > 1 and (len(group) > 1 or have_slots)
             most_bytes = 2 * num_sessions * length * self._bytes_per_token
-            if is_worth_it and num_sessions <= _MOST_SESSIONS and most_bytes <= self._limit_bytes:
+            if is_worth_it and num_sessions <= SLOTS[-1] and most_bytes <= self._limit_bytes:
                 groups.append((shared, group))
         return groups
 
