@@ -1,7 +1,8 @@
 """A rank of a target, with a wire of `wire_faults.py` for the sums of all ranks.
 
-SIGUSR1 cuts the wire for ever, SIGUSR2 lets nothing through for ever, as on a half-open connection. The variable
-WIRE_DELAY_SECONDS delays each piece of data, and PASS_SECONDS makes each pass of rank 0 longer, as slow sums would.
+SIGUSR1 cuts the wire for ever, SIGUSR2 lets nothing through for ever, as on a half-open connection, and SIGHUP delays
+each piece of data by 20 ms for three seconds. The variable WIRE_DELAY_SECONDS delays it always, and PASS_SECONDS makes
+each pass of rank 0 longer, as slow sums would.
 The arguments are those of `specd target-worker`.
 """
 
@@ -52,14 +53,18 @@ def serve() -> None:
             while command := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
                 if command == "cut":
                     break
-                asyncio.ensure_future(wire.hold(1e6))  # noqa: RUF006
+                if command == "slow":
+                    usual, wire.delay_seconds = wire.delay_seconds, 0.02
+                    loop.call_later(3, setattr, wire, "delay_seconds", usual)
+                else:
+                    asyncio.ensure_future(wire.hold(1e6))  # noqa: RUF006
         os._exit(0)
 
     asyncio.run(run())
 
 
 COMMANDS: list[IO[str]] = []
-NAMES = {signal.SIGUSR1: "cut", signal.SIGUSR2: "hold"}
+NAMES = {signal.SIGUSR1: "cut", signal.SIGUSR2: "hold", signal.SIGHUP: "slow"}
 
 
 def watch_signals() -> None:
@@ -72,7 +77,7 @@ def watch_signals() -> None:
 
 def main() -> None:
     """Run the worker."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    signal.pthread_sigmask(signal.SIG_BLOCK, NAMES)
     threading.Thread(target=watch_signals, daemon=True).start()
 
     async def run(settings: TargetWorkerSettings) -> None:

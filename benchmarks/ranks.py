@@ -5,9 +5,9 @@
     python benchmarks/ranks.py idle [--ranks 2] [--seconds 10]
     python benchmarks/ranks.py speculation [--pass-ms 2] [--tokens 128]
 
-- faults: a rank is killed or stopped, or the wire of its sums is cut or held (`wire_faults.py`), in a prefill, a decode
-  or a verify, in turns until that many seeded texts have been generated. Each is compared with the undisturbed one.
-  Measured are the seconds until all ranks have ended, and until the target serves again.
+- faults: a rank is killed or stopped, or the wire of its sums is cut, held or slow (`wire_faults.py`), in a prefill, a
+  decode or a verify, in turns until that many seeded texts have been generated. Each is compared with the undisturbed
+  one. Measured are the seconds until all ranks have ended, and until the target serves again. A slow wire ends none.
 - plans: the seconds of a step with plans and answers, and of the same step without, where both ranks know it.
 - idle: the CPU time of each rank without sessions.
 - speculation: the tokens per second with a draft, and of the target alone, where sums make each pass longer.
@@ -49,9 +49,15 @@ from tests.worker.divisible_models import save_divisible
 save_divisible(Path({directory!r}) / "target", "llama", **{sizes})
 save_divisible(Path({directory!r}) / "draft", "llama", noise={noise}, **{sizes})
 """
-FAULTS = ("kill", "stop", "cut", "hold")
+FAULTS = ("kill", "stop", "cut", "hold", "slow")
 STEPS = ("prefill", "decode", "verify")
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cut": signal.SIGUSR1, "hold": signal.SIGUSR2}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "cut": signal.SIGUSR1,
+    "hold": signal.SIGUSR2,
+    "slow": signal.SIGHUP,
+}
 PROMPT = (ROOT / "benchmarks" / "prompts" / "22-task_store_cli.txt").read_text()
 TOKENS = 24
 # A machine that is busy with other programs takes a second for a chunk of a prompt.
@@ -112,7 +118,7 @@ class Strike:
     def __init__(self, stack: Stack, fault: str, step: str, rank: int) -> None:
         self.step = step
         self.ended_seconds = self.back_seconds = 0.0
-        self._signal, self._rank = SIGNALS[fault], rank
+        self._fault, self._rank = fault, rank
         self._stack = stack
         self._processes: list[psutil.Process] = []
         self._began_at = 0.0
@@ -122,7 +128,7 @@ class Strike:
         """Send the signal, and begin to measure."""
         self._processes = [psutil.Process(child.pid) for child in ranks_of(self._stack)]
         self._began_at = time.perf_counter()
-        self._processes[self._rank].send_signal(self._signal)
+        self._processes[self._rank].send_signal(SIGNALS[self._fault])
         self.ending = asyncio.ensure_future(self._wait_for_end())
 
     def on_round(self, count: int) -> None:
@@ -151,13 +157,20 @@ async def faults(options: argparse.Namespace) -> dict[str, Any]:
             strike = Strike(stack, fault, step, rank)
             if step == "prefill":
                 asyncio.get_running_loop().call_later(0.25, strike.strike)
+            began_at = time.perf_counter()
             text = await generate(client, prompt, 0 if step == "decode" else 4, on_round=strike.on_round)
+            took = time.perf_counter() - began_at
             if strike.ending is not None:
-                await strike.ending
+                if fault == "slow":
+                    strike.ending.cancel()
+                else:
+                    await strike.ending
                 struck[fault].append(strike)
             is_wrong = text != await generate(client, prompt, 0)
             wrong += is_wrong
-            after = f"{strike.ended_seconds:.2f} s, next round after {strike.back_seconds:.2f} s"
+            after = (
+                f"{strike.ended_seconds:.2f} s, next round after {strike.back_seconds:.2f} s, text after {took:.2f} s"
+            )
             say(f"{number}: {fault} of rank {rank} in a {step}: ended after {after}{', WRONG' if is_wrong else ''}")
         last = [psutil.Process(child.pid) for child in ranks_of(stack)]
     left = sum(process.is_running() for process in last)
