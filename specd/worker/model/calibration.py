@@ -70,7 +70,7 @@ _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # wait for another process that measures, for this many calibration times
 _CACHED_TOKENS = 128  # tokens in each cache, and in a source, while steps are measured
-_VERSION = "11"  # increased when the steps of a model are computed differently
+_VERSION = "12"  # increased when the steps of a model are computed differently
 
 
 def calibrate(model: LoadedModel, workload: Workload, seconds: float) -> Steps[Calibration]:
