@@ -53,14 +53,13 @@ def specd_forward(network: Any, *, is_compiled: bool = False, is_merged: bool = 
     """Return the pass of a worker, in mlx-lm's own form or compiled, with the layers' own products or merged ones."""
     from specd.worker.engine import jobs
     from specd.worker.engine.forward import BareCache, enable_batches, forward, trial_logits
-    from specd.worker.engine.merged_products import find_products
+    from specd.worker.engine.merged_products import merge_products
     from specd.worker.engine.static_step import StaticStep
     from specd.worker.layers.session_layers import SessionLayers
 
     batches = enable_batches(network)
     if is_merged:
-        for product in find_products(network, lambda: trial_logits(network)):
-            product.merge()
+        merge_products(network, lambda: trial_logits(network))
     network.fixed_shapes = is_compiled
     layers = SessionLayers(network)
     static = StaticStep(network, 2 * max(_CAPACITIES)) if is_compiled else None

@@ -54,8 +54,8 @@ def serve() -> None:
                 if command == "cut":
                     break
                 if command == "slow":
-                    usual, wire.delay_seconds = wire.delay_seconds, 0.02
-                    loop.call_later(3, setattr, wire, "delay_seconds", usual)
+                    wire.delay_seconds = 0.02
+                    loop.call_later(3, setattr, wire, "delay_seconds", float(sys.argv[2]))
                 else:
                     asyncio.ensure_future(wire.hold(1e6))  # noqa: RUF006
         os._exit(0)

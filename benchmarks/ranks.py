@@ -118,7 +118,7 @@ class Strike:
     def __init__(self, stack: Stack, fault: str, step: str, rank: int) -> None:
         self.step = step
         self.ended_seconds = self.back_seconds = 0.0
-        self._fault, self._rank = fault, rank
+        self._signal, self._rank = SIGNALS[fault], rank
         self._stack = stack
         self._processes: list[psutil.Process] = []
         self._began_at = 0.0
@@ -128,7 +128,7 @@ class Strike:
         """Send the signal, and begin to measure."""
         self._processes = [psutil.Process(child.pid) for child in ranks_of(self._stack)]
         self._began_at = time.perf_counter()
-        self._processes[self._rank].send_signal(SIGNALS[self._fault])
+        self._processes[self._rank].send_signal(self._signal)
         self.ending = asyncio.ensure_future(self._wait_for_end())
 
     def on_round(self, count: int) -> None:

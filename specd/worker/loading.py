@@ -23,6 +23,7 @@ from specd.worker.engine.shared_rows import SLOTS, Sharing
 from specd.worker.heads.head import Head
 from specd.worker.model.adapter_files import AdapterFiles, read_adapters
 from specd.worker.model.calibration import (
+    BATCHED_SIZES,
     PROPOSALS,
     Calibration,
     Workload,
@@ -49,7 +50,6 @@ log = structlog.get_logger()
 _TILES_ON_GPU = (16, 32, 64, 128, 256)
 # The most seconds for the first passes of each width and length of buffers, and for those of several sessions.
 _REHEARSAL_SECONDS = 8.0
-_SHARED_WIDTHS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _rehearse_sharing(model: LoadedModel, sharing: Sharing) -> Steps[None]:
         while len(caches) < num_sessions:
             caches.append(bare_cache(model.network, batches=model.batches, static=model.static, sharing=sharing))
             yield Evaluate(forward([Feed(caches[-1], mx.zeros(1, mx.uint32))]))
-        for width in _SHARED_WIDTHS:
+        for width in BATCHED_SIZES:
             if time.perf_counter() < ends_at:
                 yield from measure(caches, Workload((width,)), width)
     caches.clear()

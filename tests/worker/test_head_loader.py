@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from specd.errors import StartupError
 from specd.vocabulary import OWN_HEAD
-from specd.worker.engine.merged_products import find_products
+from specd.worker.engine.merged_products import merge_products
 from specd.worker.heads.head import Head
 from specd.worker.heads.trials import head_logits
 from specd.worker.layers.session_layers import SessionLayers
@@ -129,10 +129,7 @@ def test_a_head_gives_the_references_logits_with_merged_products(family: str, tm
     target = save_target(tmp_path / "target", family)
     head = raw_head(target.text)
     loaded = load(target, LAYOUTS["mtp.safetensors"](target, head))
-    products = find_products(loaded, lambda: head_logits(loaded, batches=False))
-    assert products
-    for product in products:
-        product.merge()
+    assert merge_products(loaded, lambda: head_logits(loaded, batches=False))
     assert difference(loaded, target, head) < 1e-4
 
 

@@ -14,7 +14,7 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from specd.worker.engine.forward import agree, bare_cache, enable_batches, forward
 from specd.worker.engine.jobs import Feed
-from specd.worker.engine.merged_products import find_products, merge_products
+from specd.worker.engine.merged_products import merge_products, merge_where_faster
 from specd.worker.engine.static_step import StaticStep
 from tests.worker.families import make_fresh
 from tests.worker.models import TINY_VOCABULARY_SIZE
@@ -92,10 +92,9 @@ def test_parts_keep_their_weights_and_the_memory_stays_the_same() -> None:
     mx.eval(network.parameters(), x)
     mx.clear_cache()
     before, weight = mx.get_active_memory(), np.array(network.second.weight)
-    products = find_products(network, lambda: network(x, x))
+    products = merge_products(network, lambda: network(x, x))
     assert abs(mx.get_active_memory() + mx.get_cache_memory() - before) < weight.nbytes // 4
     np.testing.assert_array_equal(np.array(network.second.weight), weight)
-    products[0].merge()
     products[0].take_apart()
     assert type(network.second) is nn.Linear
 
@@ -172,17 +171,14 @@ def test_merged_products_are_kept_if_they_are_right_and_faster(
         were_merged.append(type(network.first) is not nn.Linear)
         return next(times)
 
-    merge_products(network, logits, measured)
+    merge_where_faster(network, logits, measured)
     assert were_merged == [False, True] * (len(were_merged) // 2)
     assert (type(network.first) is not nn.Linear) is is_kept
     _assert_same(network(x, x), expected)
 
 
 def _merge(network: Any, *inputs: Any) -> int:
-    products = find_products(network, lambda: network(*inputs))
-    for product in products:
-        product.merge()
-    return len(products)
+    return len(merge_products(network, lambda: network(*inputs)))
 
 
 def _assert_same(outputs: Sequence[mx.array], expected: Sequence[mx.array]) -> None:

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 
 from specd.worker.engine.forward import TrialPass, agree, bare_cache, forward, trial_logits
 from specd.worker.engine.jobs import Feed
-from specd.worker.engine.merged_products import merge_products
+from specd.worker.engine.merged_products import merge_where_faster
 from specd.worker.engine.shared_rows import Sharing
 from specd.worker.engine.static_step import StaticStep
 
@@ -39,7 +39,7 @@ def choose_forms(
     Each is used where it gives the logits of mlx-lm's own form and is faster. No device or family is known by its name:
     kernels that are planned for each length, as in cuDNN, make the trial of mlx-lm's own form slow.
     """
-    merge_products(network, lambda: trial_logits(network, batches=batches), lambda: _decode_seconds(network))
+    merge_where_faster(network, lambda: trial_logits(network, batches=batches), lambda: _decode_seconds(network))
     own = trial_logits(network, _TRIAL, batches=batches)
     own_seconds = _verify_seconds(network)
     network.fixed_shapes = True

@@ -35,8 +35,8 @@ class MergedProduct:
     """
 
     def __init__(self, parts: Sequence[Module]) -> None:
-        """Merge layers for which `_form` is the same. Their calls stay apart until `merge`."""
-        self._parts = parts
+        """Merge layers for which `_form` is the same."""
+        self._parts, self._plain = parts, type(parts[0])
         self._whole: Any = copy.copy(parts[0])
         *self._ends, _ = accumulate(len(part["weight"]) for part in parts)
         for name in _arrays(parts[0]):
@@ -47,17 +47,19 @@ class MergedProduct:
         mx.clear_cache()  # has the weights that were merged
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}  # of the parts that were not called with this input yet
+        for i, part in enumerate(parts):
+            part.output = partial(self._output, i)
+        self.merge()
 
     def merge(self) -> None:
         """Let the parts take their outputs from the product."""
-        for i, part in enumerate(self._parts):
-            part.output = partial(self._output, i)
-            part.__class__ = _part(getattr(type(part), "apart", type(part)))
+        for part in self._parts:
+            part.__class__ = _part(self._plain)
 
     def take_apart(self) -> None:
         """Let each part compute its own product."""
         for part in self._parts:
-            part.__class__ = getattr(type(part), "apart", type(part))
+            part.__class__ = self._plain
 
     def _output(self, i: int, x: mx.array) -> mx.array:
         """Return the output [..., outputs] of part `i` for an input [..., inputs]."""
@@ -70,14 +72,14 @@ class MergedProduct:
         return output
 
 
-def merge_products(network: Module, logits: Callable[[], mx.array], seconds: Callable[[], float]) -> None:
+def merge_where_faster(network: Module, logits: Callable[[], mx.array], seconds: Callable[[], float]) -> None:
     """Merge the products of a network, if its logits stay the same and its passes become faster.
 
     `logits` computes some, lazily, and `seconds` measures a pass. Call it after all replacements of linear layers.
     """
     expected = logits()
     mx.eval(expected)
-    products = find_products(network, logits)
+    products = merge_products(network, logits)
     if not products:
         return
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -101,10 +103,10 @@ def merge_products(network: Module, logits: Callable[[], mx.array], seconds: Cal
     )
 
 
-def find_products(network: Module, compute: Callable[[], object]) -> list[MergedProduct]:
-    """Merge the weights of layers that get the same input, and return the products; the calls stay apart.
+def merge_products(network: Module, compute: Callable[[], object]) -> list[MergedProduct]:
+    """Merge the linear layers of a network that get the same input, and return their products.
 
-    `compute` describes passes of the network, from which the inputs are seen: no layer is known by its name.
+    `compute` describes passes of the network, which show the inputs: no layer is known by its name.
     """
     by_input: dict[int, dict[int, Module]] = defaultdict(dict)
     inputs = []  # so that no other input gets the place of one in memory
@@ -145,9 +147,7 @@ def _arrays(module: Module) -> list[str]:
 
 @cache
 def _part(plain: Any) -> Any:
-    kind = intercepted(plain, _call_part)
-    kind.apart = plain
-    return kind
+    return intercepted(plain, _call_part)
 
 
 def _call_part(module: Any, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:

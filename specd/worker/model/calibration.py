@@ -65,7 +65,7 @@ class Calibration:
 VERIFIES = Workload((1, 8, 4, 2, 16, 5, 3, 6, 9, 12, 7, 10, 33, 24))
 PROPOSALS = Workload((1, 8, 4, 2), proposes=True)
 
-_BATCHED_SIZES = frozenset((1, 2, 4, 8))
+BATCHED_SIZES = (1, 2, 4, 8)  # of passes for several sessions
 _SESSIONS = (1, 2, 4, 16)
 _PASSES = 4
 _TURNS = 2  # wait for another process that measures, for this many calibration times
@@ -132,7 +132,7 @@ def measure_curves(
     for i, sessions in enumerate(several if model.batches else several[:1], start=1):
         while len(caches) < sessions:
             caches.append((yield from _begin(model, cached_len)))
-        sizes = [size for size in fitting if sessions == 1 or size in _BATCHED_SIZES]
+        sizes = [size for size in fitting if sessions == 1 or size in BATCHED_SIZES]
         # Half of the remaining time, because the costs of single sessions decide most plans.
         until = started_at + seconds * (1 - 0.5**i)
         curve = yield from _measure_curve(caches[:sessions], workload, sizes, until)

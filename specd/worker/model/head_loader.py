@@ -24,7 +24,7 @@ from specd.vocabulary import OWN_HEAD
 from specd.worker.cpu import openblas
 from specd.worker.cpu.optimize import optimize
 from specd.worker.engine.forward import agree
-from specd.worker.engine.merged_products import merge_products
+from specd.worker.engine.merged_products import merge_where_faster
 from specd.worker.heads.head import Head
 from specd.worker.heads.head_layout import HeadLayout
 from specd.worker.heads.hidden import HiddenStates
@@ -260,12 +260,15 @@ def _merge_products(head: Head) -> None:
     if not isinstance(head, PairHead):
         return
 
+    def logits() -> mx.array:
+        return head_logits(head, batches=False)
+
     def seconds() -> float:
         begun_at = time.perf_counter()
-        mx.eval(head_logits(head, batches=False))
+        mx.eval(logits())
         return time.perf_counter() - begun_at
 
-    merge_products(head, lambda: head_logits(head, batches=False), seconds)
+    merge_where_faster(head, logits, seconds)
 
 
 def _quantization(path: str, part: Module, tensors: Tensors) -> bool | dict[str, Any]:
