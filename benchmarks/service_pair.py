@@ -30,6 +30,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--target", default=EMBEDDED_TARGET)
     parser.add_argument("--draft", default=EMBEDDED_DRAFT)
     parser.add_argument("-k", type=int, default=3, help="the fixed number of draft tokens")
+    parser.add_argument("--cells", nargs="*", help="only these cells, as the table names them")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "unseen" / "held_out")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -63,6 +64,8 @@ async def _measure(stacks: Mapping[str, Stack], options: argparse.Namespace) -> 
             clients[name] = await running.enter_async_context(AsyncClient(stack.address))
         for sessions, temperature, k in itertools.product((1, 4, 8), (0.0, 1.0), (options.k, None)):
             cell = Cell("good", sessions, temperature)
+            if options.cells and _name(cell, k) not in options.cells:
+                continue
             results[_name(cell, k)] = result = await _turns(clients, cell, k, prompts, options.turns)
             console().print(f"{_name(cell, k)}: {result['ratio']:.3f}", highlight=False)
     return results

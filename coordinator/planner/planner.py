@@ -105,11 +105,11 @@ class Planner:
         return window.seconds_by_match
 
     def window(self) -> Window | None:
-        """Return the present window, a new one when the last is over or sessions have come or gone."""
+        """Return the present window, a new one when the last is over."""
         last = self._window
         if self.costs.target() is None:
             return None
-        if last is None or self.running.num_rounds >= last.ends_at or self.running.num_changes != last.num_changes:
+        if last is None or self.running.is_over(last):
             if last is not None and (rounds := last.num_rounds):
                 last.seconds = last.measured_seconds / rounds
                 n, drafted = last.num_active, last.num_drafted > 0
@@ -128,14 +128,15 @@ class Planner:
         k = self._best_k[size] = best if rates[best] >= LEAST_GAIN * rates[present] else present
         if last is None:
             self._trial_at = now + _FIRST_TRIAL_ROUNDS * seconds[0]
-        elif last.is_trial and last.num_changes == running.num_changes:  # the same texts
+        elif last.is_trial and running.are_those_of(last):  # the same texts
             self._pay_for_trial(rates[min(last.k, len(rates) - 1)] / rates[k], last.seconds)
         if is_trial := now >= self._trial_at:
             self._num_trials += 1
             best, k = k, self._other_k(k, rates)
             self._pay_for_trial(rates[k] / rates[best], seconds[k])
         ends_at = running.num_rounds + n * min(WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        return Window(k, lengths[k], tokens[k], seconds[k], n, running.num_changes, ends_at, is_trial)
+        num_begun, num_ended = running.num_begun, running.num_ended
+        return Window(k, lengths[k], tokens[k], seconds[k], n, num_begun, num_ended, ends_at, is_trial)
 
     def _pay_for_trial(self, part: float, seconds: float) -> None:
         """Delay the next trial, after one with this part of the best speed and such rounds."""

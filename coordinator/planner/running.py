@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from coordinator.planner.acceptance import Proposals
-from coordinator.planner.window import WINDOW_ROUNDS
+from coordinator.planner.window import WINDOW_ROUNDS, Window
 
 
 class RunningSession(Protocol):
@@ -30,17 +30,31 @@ class Running:
 
     def __init__(self) -> None:
         self.sessions: dict[RunningSession, None] = {}
-        self.num_rounds = self.num_changes = 0
+        self.num_rounds = self.num_begun = self.num_ended = 0
+        self._ended_at = 0  # the number of rounds when the last session ended
 
     def add(self, session: RunningSession) -> None:
         """Count a session."""
         self.sessions[session] = None
-        self.num_changes += 1
+        self.num_begun += 1
 
     def remove(self, session: RunningSession) -> None:
         """Count a session no longer."""
         self.sessions.pop(session, None)
-        self.num_changes += 1
+        self.num_ended += 1
+        self._ended_at = self.num_rounds
+
+    def is_over(self, window: Window) -> bool:
+        """Return whether a window is over: by its rounds, or because sessions have come or gone.
+
+        The place of a session that ended is left free for two rounds of the others, because a waiting one takes it.
+        """
+        is_smaller = self.num_ended > window.num_ended and self.num_rounds >= self._ended_at + 2 * len(self.sessions)
+        return self.num_rounds >= window.ends_at or self.num_begun > window.num_begun or is_smaller
+
+    def are_those_of(self, window: Window) -> bool:
+        """Return whether the sessions are those with which the window began."""
+        return (self.num_begun, self.num_ended) == (window.num_begun, window.num_ended)
 
     def active(self) -> list[RunningSession]:
         """Return the sessions that take part in rounds now: neither paused nor stalled."""

@@ -160,6 +160,7 @@ class SessionPlanner:
         is_typical = (
             num_new <= MOST_NEW_TOKENS
             and not verdict.was_retried
+            and self.shared.running.are_those_of(window)
             and not any(each.is_prefilling for each in self.shared.running.sessions)
         )
         if is_typical:

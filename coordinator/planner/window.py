@@ -20,7 +20,8 @@ class Window:
     tokens: float
     seconds: float
     num_active: int
-    num_changes: int  # sessions that had come or gone when it began, in all
+    num_begun: int  # sessions, in all, when it began
+    num_ended: int
     ends_at: int  # number of rounds of all sessions
     is_trial: bool
     num_rounds: int = 0

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 from coordinator.core import Commit, Exchange, Match, Part, Plan, Proposal, Round, Verdict
 from coordinator.planner.planner import Planner
@@ -75,23 +74,29 @@ class Simulation:
         """Run sessions of so many tokens, so many at once; returns tokens per second. A given k is not planned."""
         self.now, started_at, total = self.now, self.now, 0
         waiting = list(range(num_sessions))
-        running: dict[int, tuple[Any, int]] = {}
+        running: dict[int, tuple[SessionPlanner, int]] = {}
+        plans: dict[int, Plan] = {}
         while waiting or running:
             while waiting and len(running) < at_once:
+                i = waiting.pop(0)
                 session = SessionPlanner(self.planner, Sampling(), sources, client="", asks_ahead=self.world.asks_ahead)
-                running[waiting.pop(0)] = (session, tokens)
-            plans = {i: session.plan(self._matches(i)).within(left) for i, (session, left) in running.items()}
+                running[i] = (session, tokens)
+            for i in running.keys() - plans.keys():  # their first rounds, which are not simulated, end together
+                plans[i] = running[i][0].plan(self._matches(i)).within(tokens)
             rounds = self._round(plans)
             if self.world.asks_ahead:
                 asked = {i: session.ahead() for i, (session, _) in running.items()}
                 self._ahead = {i: self._propose(self.world.acceptance(i), plan) for i, plan in asked.items()}
+            # As in a coordinator, a session plans its next round before another one's last round is observed.
             for i, round_ in rounds.items():
                 session, left = running[i]
-                session.observe(plans[i], round_)
+                session.observe(plans.pop(i), round_)
                 emitted = self._num_emitted[i] = len(round_.commit.token_ids)
                 total += emitted
                 running[i] = (session, left - emitted)
-                if left - emitted <= 0:
+                if left > emitted:
+                    plans[i] = session.plan(self._matches(i)).within(left - emitted)
+                else:
                     session.close()
                     del running[i]
         return total / (self.now - started_at)
