@@ -187,7 +187,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Result]:
         service = Service(Path(running.enter_context(tempfile.TemporaryDirectory(prefix="specd-"))))
         await service.start_workers(running)
         for cell in CELLS:
-            if options.cells and str(cell) not in options.cells:
+            if str(cell) not in options.cells:
                 continue
             runs = [run for run in options.runs if cell.draft == "good" or run != "long"]
             for run, result in (await compare(service, cell, runs, prompts, options.k, options.turns)).items():
@@ -202,7 +202,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Result]:
 def main() -> None:
     """Measure, print a table, write JSON; fail if the planner loses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="*", help="only these cells, as the table names them")
+    cells = [str(cell) for cell in CELLS]
+    parser.add_argument("--cells", nargs="+", choices=cells, default=cells, help="only these cells")
     parser.add_argument("--runs", nargs="*", choices=[*RUNS], default=[*RUNS])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("-k", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5, 7], help="the fixed numbers of tokens")

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from specd.settings import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specd.supervisor import Stack
 
 NUM_REQUESTS, MAX_TOKENS = 16, 64
+CELLS = [Cell("good", *each) for each in itertools.product((1, 4, 8), (0.0, 1.0))]
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -30,7 +32,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--target", default=EMBEDDED_TARGET)
     parser.add_argument("--draft", default=EMBEDDED_DRAFT)
     parser.add_argument("-k", type=int, default=3, help="the fixed number of draft tokens")
-    parser.add_argument("--cells", nargs="*", help="only these cells, as the table names them")
+    parser.add_argument("--cells", nargs="+", help="only these cells, such as '8 sessions, T = 1, k chosen'")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "unseen" / "held_out")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -41,7 +43,11 @@ def compare(stacks: Mapping[str, Stack], options: argparse.Namespace) -> int:
     """Measure two services, print a table of the second beside the first, and return the exit code."""
     os.environ.setdefault("SPECD_LOG_LEVEL", "warning")
     first, second = stacks
-    results = asyncio.run(_measure(stacks, options))
+    cells = {_name(cell, k): (cell, k) for cell, k in itertools.product(CELLS, (options.k, None))}
+    if unknown := set(options.cells or ()) - cells.keys():
+        sys.exit(f"no cells {sorted(unknown)}; there are: {', '.join(map(repr, cells))}")
+    chosen = {name: cells[name] for name in options.cells or cells}
+    results = asyncio.run(_measure(stacks, options, chosen))
     table = new_table("tokens/s", [first, second, "ratio", "tokens"])
     for name, cell in results.items():
         medians = (f"{median(cell['rates'][each]):.0f}" for each in stacks)
@@ -53,7 +59,9 @@ def compare(stacks: Mapping[str, Stack], options: argparse.Namespace) -> int:
     return 0 if all(cell["same_tokens"] for cell in results.values()) else 1
 
 
-async def _measure(stacks: Mapping[str, Stack], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+async def _measure(
+    stacks: Mapping[str, Stack], options: argparse.Namespace, cells: Mapping[str, tuple[Cell, int | None]]
+) -> dict[str, dict[str, Any]]:
     """Return by cell the tokens per second of each turn by service, and whether the tokens were the same."""
     prompts = list(load_prompts(options.prompts).values())
     results: dict[str, dict[str, Any]] = {}
@@ -62,12 +70,9 @@ async def _measure(stacks: Mapping[str, Stack], options: argparse.Namespace) -> 
         for name, stack in stacks.items():
             await running.enter_async_context(stack)
             clients[name] = await running.enter_async_context(AsyncClient(stack.address))
-        for sessions, temperature, k in itertools.product((1, 4, 8), (0.0, 1.0), (options.k, None)):
-            cell = Cell("good", sessions, temperature)
-            if options.cells and _name(cell, k) not in options.cells:
-                continue
-            results[_name(cell, k)] = result = await _turns(clients, cell, k, prompts, options.turns)
-            console().print(f"{_name(cell, k)}: {result['ratio']:.3f}", highlight=False)
+        for name, (cell, k) in cells.items():
+            results[name] = result = await _turns(clients, cell, k, prompts, options.turns)
+            console().print(f"{name}: {result['ratio']:.3f}", highlight=False)
     return results
 
 

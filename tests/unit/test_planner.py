@@ -187,6 +187,24 @@ def test_a_session_in_the_place_of_another_begins_a_window_and_an_end_alone_does
     assert rounds(3) == [3, 2, 2], "no other session came"
 
 
+def test_rounds_of_fewer_sessions_than_the_window_is_for_teach_no_costs() -> None:
+    planner = Simulation(World()).planner
+    sessions = [SessionPlanner(planner, Sampling(), DRAFT_ALONE, client="") for _ in range(2)]
+    plans = [session.plan() for session in sessions]
+    for _ in range(32):
+        for i, session in enumerate(sessions):
+            session.observe(plans[i], round_of(plans[i].limit(TokenSource.DRAFT), 0))
+            plans[i] = session.plan()
+    (staying, ended), plan = sessions, plans[0]
+    before = planner.costs.seconds(2, 4)
+    ended.close()
+    staying.observe(plan, round_of(plan.limit(TokenSource.DRAFT), 0, seconds=5.0))
+    for _ in range(4):
+        staying.observe(staying.plan(), round_of(0, 0))
+    assert staying.runs_alone
+    assert planner.costs.seconds(2, 4) == pytest.approx(before, rel=0.05)
+
+
 def test_sessions_that_run_together_have_one_k() -> None:
     simulation = Simulation(World(lambda i: 0.9 if i % 2 else 0.1))
     simulation.run(num_sessions=8, at_once=4, tokens=96)
