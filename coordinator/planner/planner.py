@@ -91,18 +91,20 @@ class Planner:
             known[num_sessions] = min(drafting, self.costs.seconds(num_sessions, 0))
         return known[num_sessions]
 
-    def seconds_by_match(self, window: Window) -> list[float]:
+    def seconds_by_match(self, window: Window, num_claimed: int = 0) -> list[float]:
         """Return by length the seconds that a session's matched tokens cost, in a round that others share.
 
-        They are those of the round, and what the matched tokens add to it for all sessions.
+        They are those of the round, and what the matched tokens add to it for all sessions. Kernels compute rows in
+        blocks, and a row that is computed anyway serves one session. So the matched tokens of this session come after
+        `num_claimed` matched tokens that others have planned for the same step.
         """
-        if not window.seconds_by_match:
-            n = window.num_active
-            others = window.length if n > 1 else 0.0
-            lengths = range(MAX_NUM_DRAFT_TOKENS + 1)
-            seconds = [self.costs.seconds(n, others, max(length - others, 0.0) / n) for length in lengths]
-            window.seconds_by_match = [seconds[0] + n * (each - seconds[0]) for each in seconds]
-        return window.seconds_by_match
+        n, most = window.num_active, MAX_NUM_DRAFT_TOKENS
+        if not window.seconds_by_rows:
+            drafted = window.length if n > 1 else 0.0
+            window.seconds_by_rows = [self.costs.seconds(n, drafted, rows / n) for rows in range(2 * most + 1)]
+        seconds, first = window.seconds_by_rows, min(num_claimed, most)
+        rows = (first + max(length - window.num_replaced, 0) for length in range(most + 1))
+        return [seconds[0] + n * (seconds[each] - seconds[first]) for each in rows]
 
     def window(self) -> Window | None:
         """Return the present window, a new one when the last is over."""
@@ -135,8 +137,17 @@ class Planner:
             best, k = k, self._other_k(k, rates)
             self._pay_for_trial(rates[k] / rates[best], seconds[k])
         ends_at = running.num_rounds + n * min(WINDOW_ROUNDS, 1 + self.num_rounds // n)
-        num_begun, num_ended = running.num_begun, running.num_ended
-        return Window(k, lengths[k], tokens[k], seconds[k], n, num_begun, num_ended, ends_at, is_trial)
+        return Window(
+            k,
+            length=lengths[k],
+            tokens=tokens[k],
+            seconds=seconds[k],
+            num_active=n,
+            num_begun=running.num_begun,
+            num_ended=running.num_ended,
+            ends_at=ends_at,
+            is_trial=is_trial,
+        )
 
     def _pay_for_trial(self, part: float, seconds: float) -> None:
         """Delay the next trial, after one with this part of the best speed and such rounds."""

@@ -9,11 +9,16 @@ from coordinator.planner.window import WINDOW_ROUNDS, Window
 
 
 class RunningSession(Protocol):
-    """A session that plans rounds. `planned_at` is the number of rounds of all sessions when it last did."""
+    """A session that plans rounds. `planned_at` is the number of rounds of all sessions when it last did.
+
+    The round that it has planned adds `num_claimed` matched tokens to a step. The one before ended at `ended_at`.
+    """
 
     client: str
     is_prefilling: bool
     planned_at: int
+    num_claimed: int
+    ended_at: float
 
     def is_paused(self) -> bool:
         """Return whether it waits for its client, or has yielded to others."""
@@ -55,6 +60,10 @@ class Running:
     def are_those_of(self, window: Window) -> bool:
         """Return whether the sessions are those with which the window began."""
         return (self.num_begun, self.num_ended) == (window.num_begun, window.num_ended)
+
+    def claimed_since(self, time: float) -> int:
+        """Return the matched tokens that sessions have planned after a round that ended since then, in seconds."""
+        return sum(each.num_claimed for each in self.sessions if each.ended_at > time)
 
     def active(self) -> list[RunningSession]:
         """Return the sessions that take part in rounds now: neither paused nor stalled."""

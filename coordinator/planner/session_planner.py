@@ -56,6 +56,7 @@ class SessionPlanner:
     def _join(self, shared: Planner) -> None:
         self.shared = shared
         self.is_prefilling = True
+        self.num_claimed, self.ended_at, self._last_seconds = 0, 0.0, 0.0
         self.planned_at = shared.running.num_rounds  # the number of rounds of all sessions when it last planned
         client = shared.join(self)
         self._paces, self._pools = client.paces, {} if self._learns_alone else client.pools
@@ -103,6 +104,14 @@ class SessionPlanner:
 
     def plan(self, matches: Sequence[Match] = ()) -> Plan:
         """Plan the next round, for which sources have these matches."""
+        plan = self._choose(matches)
+        if plan.limits.keys() - {TokenSource.DRAFT} and (window := self._window) is not None:
+            num_replaced = 0 if plan.limit(TokenSource.DRAFT) else window.num_replaced
+            matched = sum(limit for source, limit in plan.limits.items() if source is not TokenSource.DRAFT)
+            self.num_claimed = max(matched - num_replaced, 0)
+        return plan
+
+    def _choose(self, matches: Sequence[Match]) -> Plan:
         self.planned_at = self.shared.running.num_rounds
         before, self._window = self._window, self.shared.window()
         window, k = self._window, self._sources.k
@@ -152,6 +161,7 @@ class SessionPlanner:
         self.shared.num_rounds += 1
         self.shared.running.num_rounds += 1
         self.is_prefilling = False
+        self.num_claimed, self.ended_at, self._last_seconds = 0, round_.ended_at, round_.seconds
         drafted, verdict, window = round_.proposal.drafted, round_.verdict, self._window
         self.has_fault, num_drafted = bool(drafted.fault), len(drafted.token_ids)
         if window is None or self.has_fault:
@@ -193,7 +203,8 @@ class SessionPlanner:
         They cost only their verification, in a step that is shared with the other sessions' tokens. A round is worth
         its tokens less those that a session emits elsewhere in its time (Dinkelbach, 1967: what maximises a ratio).
         """
-        rate, seconds = self._tokens_per_second(window), self.shared.seconds_by_match(window)
+        rate = self._tokens_per_second(window)
+        seconds = self.shared.seconds_by_match(window, self._claimed_by_others())
         best, plan = -math.inf, Plan()
         for match in matches:
             rates = self._of_matches_like(match)
@@ -217,6 +228,13 @@ class SessionPlanner:
         self._of_match = self._of_matches_like(matches[0])
         return Plan({matches[0].source: 1})
 
+    def _claimed_by_others(self) -> int:
+        """Return how many matched tokens others have planned for the step of the round to plan.
+
+        The rounds of a step end together, and their sessions plan one after the other.
+        """
+        return self.shared.running.claimed_since(self.ended_at - self._last_seconds / 2)
+
     def _count_follower(self, *, is_match: bool) -> None:
         """Count whether a match is the better choice in this round, by whether one was in the round before."""
         if self._follows is not None:
@@ -231,7 +249,7 @@ class SessionPlanner:
         source, evidence = matches[0].source, matches[0].evidence
         rates = self._of_match = self._rates(f"agreed {evidence}", _FIRST_ACCEPTANCE)
         rates.forget()
-        seconds = self.shared.seconds_by_match(window)[round(window.length) :]
+        seconds = self.shared.seconds_by_match(window, self._claimed_by_others())[round(window.length) :]
         length, _ = _best_length(rates, self._tokens_per_second(window), seconds)
         return replace(plan, limits={**plan.limits, source: length}) if length else plan
 

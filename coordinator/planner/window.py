@@ -29,5 +29,10 @@ class Window:
     measured_seconds: float = 0.0
     expected_seconds: float = 0.0  # of the rounds that were measured, by their numbers of draft tokens
     # Computed when they are first asked for: costs change only between windows.
-    seconds_by_match: list[float] = field(default_factory=list)
+    seconds_by_rows: list[float] = field(default_factory=list)  # of matched tokens in a shared round
     seconds_per_token: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_replaced(self) -> int:
+        """The number of draft tokens that a session's matched tokens replace, beside sessions that draft."""
+        return round(self.length) if self.num_active > 1 else 0

@@ -171,3 +171,28 @@ def test_matched_tokens_of_one_session_fill_the_rows_that_are_computed_anyway() 
     for num_tokens, expected in ((1, 0), (3, 3), (9, 4)):
         plan = sessions[0].plan([Match(TokenSource.LOOKUP, [1] * num_tokens, 1)])
         assert plan.limit(TokenSource.LOOKUP) == expected
+
+
+def test_a_row_that_is_computed_anyway_is_for_one_session_of_a_step() -> None:
+    """Seven sessions leave one of eight rows free, and all of them have matches, half of which are right."""
+    rows = {1: 0.008, 4: 0.008, 5: 0.010, 8: 0.010, 9: 0.014, 12: 0.014, 13: 0.018, 16: 0.018}
+    target = StepCosts({1: rows, 7: {1: 0.010, 2: 0.018}})
+    planner = Planner(RoundCosts(lambda: target, lambda: None))
+    sessions = [SessionPlanner(planner, Sampling(), Sources((TokenSource.LOOKUP,)), client="") for _ in range(7)]
+    plans, num_tried = [Plan()] * 7, 0
+
+    def continued(i: int, ended_at: float) -> int:
+        """End the round of a session, and return the number of matched tokens in its next one."""
+        nonlocal num_tried
+        k = plans[i].limit(TokenSource.LOOKUP)
+        num_tried += k
+        round_ = round_with_match(k, k * num_tried % 2)
+        sessions[i].observe(plans[i], replace(round_, started_at=ended_at - 0.01, ended_at=ended_at))
+        plans[i] = sessions[i].plan([Match(TokenSource.LOOKUP, [1], 1)])
+        return plans[i].limit(TokenSource.LOOKUP)
+
+    for session in sessions:
+        session.plan()
+    for number in range(1, 13):
+        assert [continued(i, number * 0.01) for i in range(7)] == [1, 0, 0, 0, 0, 0, 0]
+    assert continued(6, 0.127) == 1, "the others are in a step that began before"
